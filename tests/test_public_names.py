@@ -15,7 +15,7 @@ from tests.conftest import THIRD_PARTY
 
 PUBLIC = (
     "zoo", "zoo.audio", "zoo.checkpoints", "zoo.cost", "zoo.exporters", "zoo.nn", "zoo.plots", "zoo.spectrogram",
-    "zoo.testing", "zoo.training", "zoo_export", "zoo_runtime", "zoo_runtime.formula",
+    "zoo.testing", "zoo.training", "zoo_export", "zoo_runtime", "zoo_runtime.batch", "zoo_runtime.formula",
 )  # fmt: skip
 """Modules for plugins, whose names in ``__all__`` are public."""
 OURS = ("zoo", "zoo_export", "zoo_plugins", "zoo_runtime")

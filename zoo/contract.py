@@ -21,6 +21,7 @@ __all__ = [
     "Command",
     "Dataset",
     "Dim",
+    "Engine",
     "Exporter",
     "Graph",
     "Importer",
@@ -936,6 +937,23 @@ class Tracker:
         """Raise ``ValueError`` for a malformed field."""
         _check_name("tracker", self.name)
         _check_reference("start", self.start)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Engine:
+    """A way to run the shards of a batch on several workers, ``zoo run --engine NAME``, by reference."""
+
+    name: str
+    """NAME in ``--engine``."""
+    run: str
+    """``module:function``, called with a :class:`zoo_runtime.batch.Plan`, the shards that are not done, and the number
+    of workers or None; returns an iterable of a :class:`zoo_runtime.batch.Done` for each shard, in any order, as soon
+    as it is done. Its workers call :func:`zoo_runtime.batch.run_shard`. Its module must not import torch."""
+
+    def check(self) -> None:
+        """Raise ``ValueError`` for a malformed field."""
+        _check_name("engine", self.name)
+        _check_reference("run", self.run)
 
 
 def _check_name(kind: str, name: object) -> None:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pluggy
 
-from zoo.contract import Architecture, Command, Dataset, Exporter, Importer, Objective, Task, Tracker
+from zoo.contract import Architecture, Command, Dataset, Engine, Exporter, Importer, Objective, Task, Tracker
 
 __all__ = ["OLDEST_API", "ZOO_API", "hookimpl", "hookspec"]
 
@@ -74,3 +74,8 @@ def zoo_datasets() -> Sequence[Dataset]:  # type: ignore[empty-body]
 @hookspec
 def zoo_trackers() -> Sequence[Tracker]:  # type: ignore[empty-body]
     """Trackers of experiments, by reference."""
+
+
+@hookspec
+def zoo_engines() -> Sequence[Engine]:  # type: ignore[empty-body]
+    """Ways to run batches on several workers, by reference."""

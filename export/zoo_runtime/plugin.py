@@ -122,3 +122,11 @@ def zoo_commands() -> Sequence[zoo.Command]:
         zoo.Command(name="serve", help=serve, command="zoo_runtime.cli.serve:command", section="Use"),
         zoo.Command(name="doctor", help=doctor, command="zoo_runtime.cli.doctor:command", section="Inspect and extend"),
     ]
+
+
+@zoo.hookimpl
+def zoo_engines() -> Sequence[zoo.Engine]:
+    return [
+        zoo.Engine(name="local", run="zoo_runtime.batch.local:run"),
+        zoo.Engine(name="ray", run="zoo_runtime.batch.ray_engine:run"),
+    ]

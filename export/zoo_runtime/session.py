@@ -66,7 +66,7 @@ if TYPE_CHECKING:
     from zoo.tokenizers.chat import ChatTemplate
     from zoo.tokenizers.tokenizer import Tokenizer
 
-__all__ = ["Session", "load_session"]
+__all__ = ["Session", "chosen_provider", "find_export", "load_session"]
 
 _WINDOW = 1024
 """Number of inputs that are read, sorted by length and batched together."""
@@ -119,22 +119,12 @@ def load_session(
     """
     directory = Path(directory)
     stored = ModelDirectory.open(directory)
-    if provider == "auto":
-        problem = loading_problem("cuda")
-        provider = "cpu" if problem else "cuda"
-        if problem:
-            warnings.warn(f"running on the CPU ({problem}): {directory}: --provider auto", ZooWarning, stacklevel=2)
-    elif provider not in PROVIDERS:
-        raise UsageError(f"unknown provider {provider!r}", None, nearest(provider, [*PROVIDERS, "auto"]))
+    provider = chosen_provider(provider, directory)
     if threads is not None and not 1 <= threads <= system.MAX_THREADS:
         raise UsageError(f"threads must be from 1 to {system.MAX_THREADS}, got {threads}")
     if memory not in get_args(Memory):
         raise UsageError(f"unknown memory {memory!r}", None, nearest(memory, get_args(Memory)))
-    if task is not None:
-        required = _runner_class(task, stored.spec.task)[1].variant
-        variant = required if variant is None and dtype is None else variant
-    precision = None if dtype is None else dtype_name(dtype)
-    export = _choose_export(stored, provider, precision, variant)
+    export = find_export(stored, provider=provider, dtype=dtype, variant=variant, task=task)
     export.check()
     check_dtype(export.dtype, provider, directory)
     if not unverified:
@@ -176,6 +166,34 @@ def _report_cpu_nodes(session: Session) -> None:
         if found:
             operators = ", ".join(f"{count} x {operator}" for operator, count in sorted(found.items()))
             warnings.warn(f"running partly on the CPU ({operators}): {path}", ZooWarning, stacklevel=3)
+
+
+def chosen_provider(provider: Provider | Literal["auto"], directory: Path) -> Provider:
+    """Return a provider, or the one that ``auto`` stands for on this machine: CUDA if it loads, else the CPU."""
+    if provider == "auto":
+        problem = loading_problem("cuda")
+        if problem is None:
+            return "cuda"
+        warnings.warn(f"running on the CPU ({problem}): {directory}: --provider auto", ZooWarning, stacklevel=3)
+        return "cpu"
+    if provider not in PROVIDERS:
+        raise UsageError(f"unknown provider {provider!r}", None, nearest(provider, [*PROVIDERS, "auto"]))
+    return provider
+
+
+def find_export(
+    stored: ModelDirectory,
+    *,
+    provider: Provider,
+    dtype: str | torch.dtype | None = None,
+    variant: str | None = None,
+    task: str | None = None,
+) -> Export:
+    """Return the export that :func:`load_session` opens. It may not exist, or not be verified."""
+    if task is not None:
+        required = _runner_class(task, stored.spec.task)[1].variant
+        variant = required if variant is None and dtype is None else variant
+    return _choose_export(stored, provider, None if dtype is None else dtype_name(dtype), variant)
 
 
 def _choose_export(stored: ModelDirectory, provider: Provider, dtype: str | None, variant: str | None) -> Export:

@@ -65,6 +65,7 @@ def test_frozen_plugin_loads_without_warnings(zoo) -> None:
         "objectives": [],
         "datasets": [],
         "trackers": [],
+        "engines": [],
         "commands": ["api1-greet"],
     }
 

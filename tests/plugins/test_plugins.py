@@ -146,6 +146,7 @@ def test_valid_plugin_is_listed_built_and_loaded(install, zoo) -> None:
             "objectives": [],
             "datasets": [],
             "trackers": [],
+            "engines": [],
             "commands": [],
         },
     }

@@ -14,7 +14,7 @@ from importlib.metadata import Distribution, distributions
 from pathlib import Path
 from typing import Literal
 
-from zoo.contract import Architecture, Command, Dataset, Exporter, Importer, Objective, Task, Tracker
+from zoo.contract import Architecture, Command, Dataset, Engine, Exporter, Importer, Objective, Task, Tracker
 from zoo.errors import PluginError, ZooError, ZooWarning, missing_package
 from zoo.plugins.presets import Preset
 
@@ -86,6 +86,7 @@ class Plugin:
     objectives: Sequence[Objective] = ()
     datasets: Sequence[Dataset] = ()
     trackers: Sequence[Tracker] = ()
+    engines: Sequence[Engine] = ()
     commands: Sequence[Command] = ()
     presets: Mapping[str, Preset] = field(default_factory=dict)
     preset_files: Sequence[Path] = ()

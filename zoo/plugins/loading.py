@@ -25,7 +25,7 @@ from typing import Any
 import pluggy
 
 from zoo import hookspecs, memo
-from zoo.contract import Architecture, Command, Dataset, Exporter, Importer, Objective, Task, Tracker
+from zoo.contract import Architecture, Command, Dataset, Engine, Exporter, Importer, Objective, Task, Tracker
 from zoo.errors import PluginError, UsageError, ZooError
 from zoo.hookspecs import OLDEST_API, ZOO_API
 from zoo.plugins import isolation
@@ -42,6 +42,7 @@ CONTRIBUTIONS: Mapping[str, type[Any]] = {
     "objectives": Objective,
     "datasets": Dataset,
     "trackers": Tracker,
+    "engines": Engine,
     "commands": Command,
 }
 """Contributions of plugins besides presets; each has the hook ``zoo_NAME``."""
@@ -50,7 +51,7 @@ HEAVY = ("torch", "onnx", "onnxruntime")
 VARIABLE = "ZOO_PLUGIN_SECONDS"
 """The environment variable with the time limit for loading a plugin, in seconds."""
 _SECONDS = 20.0
-_SCHEMA = 3
+_SCHEMA = 4
 
 
 def read(plugins: Sequence[Plugin], *, retry: bool = False) -> None:

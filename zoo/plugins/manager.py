@@ -12,7 +12,18 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from zoo.contract import RESERVED_COMMANDS, Architecture, Command, Dataset, Exporter, Importer, Objective, Task, Tracker
+from zoo.contract import (
+    RESERVED_COMMANDS,
+    Architecture,
+    Command,
+    Dataset,
+    Engine,
+    Exporter,
+    Importer,
+    Objective,
+    Task,
+    Tracker,
+)
 from zoo.errors import PluginError, UsageError, Wording, argument, nearest
 from zoo.plugins import loading
 from zoo.plugins.discovery import Plugin, ZooWarning, discover
@@ -20,7 +31,7 @@ from zoo.plugins.presets import known_provider
 
 __all__ = ["Plugins", "Selection", "active", "clash", "select"]
 
-Named = TypeVar("Named", bound=Command | Dataset | Exporter | Objective | Task | Tracker)
+Named = TypeVar("Named", bound=Command | Dataset | Engine | Exporter | Objective | Task | Tracker)
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,6 +222,15 @@ class Plugins:
         """
         provided = [(plugin, item) for plugin in self.loaded() for item in plugin.trackers]
         return self._named(provided, name, "tracker", f"no plugin provides the tracker {name!r}", argument("tracker"))
+
+    def engine(self, name: str) -> tuple[Plugin, Engine]:
+        """Return an engine of batches.
+
+        Raises :class:`UsageError` if there is none, and :class:`PluginError` if there are several, or if there is none
+        but a plugin is broken or disabled.
+        """
+        provided = [(plugin, item) for plugin in self.loaded() for item in plugin.engines]
+        return self._named(provided, name, "engine", f"no plugin provides the engine {name!r}", argument("engine"))
 
     def commands(self) -> list[tuple[Plugin, Command]]:
         """Return the commands of all plugins."""

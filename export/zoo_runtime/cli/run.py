@@ -14,8 +14,9 @@ from zoo.cli.options import THREADS, json_option
 from zoo.cli.progress import is_shown
 from zoo.cli.report import emit_json
 from zoo.errors import ArtifactError, UsageError
+from zoo_runtime.chats import as_chat, parse_chat
 from zoo_runtime.cli.answers import Report, described, open_stream, print_answers, print_stream, show_counts
-from zoo_runtime.cli.chats import as_chat, parse_chat
+from zoo_runtime.cli.batches import check_batch, is_batch, run_batches
 from zoo_runtime.cli.figures import AnswerFigure
 from zoo_runtime.cli.inputs import adapted, count_inputs, parse_input, read_inputs
 
@@ -50,17 +51,21 @@ def generation_options(command: Any) -> Any:
 @click.argument("directory", type=click.Path(path_type=Path))
 @click.argument("texts", metavar="[TEXT]...", nargs=-1)
 @click.option(
-    "--input", "input_file", metavar="FILE", help="Inputs: one text per line, .jsonl, .csv or .parquet; - for stdin."
-)
+    "--input", "input_file", metavar="FILE",
+    help="Inputs: one text per line, .jsonl, .csv or .parquet; - for stdin. A folder, a pattern or a URL is a batch.",
+)  # fmt: skip
 @click.option("--column", help="Column of inputs in a file with columns.  [default: text; messages with --chat]")
 @click.option("--pair-column", metavar="NAME", help="Column of second texts, for tasks on pairs.")
 @click.option("--id-column", help="Column of ids.  [default: id if present, else row numbers]")
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="Write results to a .jsonl or .parquet file.")
+@click.option("-o", "--output", "output_name", metavar="PATH",
+              help="Write results to a .jsonl or .parquet file; those of a batch to a folder.")  # fmt: skip
+@click.option("--engine", metavar="NAME", help="Engine that runs the files of a batch: local, ray.  [default: local]")
+@click.option("--workers", type=click.IntRange(min=1), help="Workers for a batch.  [default: as the cores allow]")
 @click.option("--training-data", metavar="FILE", type=click.Path(path_type=Path),
               help="For augment: write rows of inputs and variants to a .jsonl, .csv or .parquet file.")  # fmt: skip
 @click.option("--figure", type=click.Path(path_type=Path), metavar="FILE",
               help="Plot the probabilities in the answers, as those of --task next-token: .svg or .png.")  # fmt: skip
-@click.option("--resume", is_flag=True, help="Continue an interrupted run with the same .jsonl output.")
+@click.option("--resume", is_flag=True, help="Continue an interrupted run with the same output, .jsonl or a folder.")
 @click.option("--force", is_flag=True, help="Replace an existing output once the new one is complete.")
 @click.option("--pair", "pairs", nargs=2, metavar="TEXT TEXT", multiple=True, help="An input of two texts.")
 @click.option("--ids", "id_lists", metavar="1,2,3", multiple=True, help="An input as token ids; a pair as 1,2/3,4.")
@@ -111,7 +116,9 @@ def command(
     column: str | None,
     pair_column: str | None,
     id_column: str | None,
-    output: Path | None,
+    output_name: str | None,
+    engine: str | None,
+    workers: int | None,
     training_data: Path | None,
     figure: Path | None,
     resume: bool,
@@ -149,6 +156,23 @@ def command(
     if "json_schema" in options:
         options["json_schema"] = _read_text(options["json_schema"], "--json-schema")
     column = column or ("messages" if chat else "text")
+    provider_options = dict(map(_parse_option, provider_texts))
+    if adapters and rest["variant"] is rest["dtype"] is None:
+        rest["variant"] = ADAPTERS
+    if engine is not None or workers is not None or (input_file is not None and is_batch(input_file)):
+        given_apart = {
+            "TEXT": texts, "--pair": pairs, "--ids": id_lists, "--training-data": training_data, "--figure": figure,
+            "--force": force, "--json": as_json, "--stream": stream, "a second --adapter": adapters[1:],
+        }  # fmt: skip
+        check_batch(input_file, output_name, [name for name, value in given_apart.items() if value])
+        run_batches(
+            directory, str(input_file), str(output_name), engine=engine or "local", workers=workers, resume=resume,
+            session={**rest, "tokenizer": tokenizer, "provider_options": provider_options, "chat": chat},
+            task=task, settings=settings, options=options, column=column, id_column=id_column,
+            pair_column=pair_column, adapter=next(iter(adapters), None), batch_size=batch_size,
+        )  # fmt: skip
+        return
+    output = None if output_name is None else Path(output_name)
     if training_data is not None and (output is not None or as_json or resume):
         raise UsageError("gives the only output", "--training-data", "leave out --output, --json and --resume")
     target = training_data or output
@@ -176,9 +200,6 @@ def command(
     inputs = read_inputs(given, input_file, column, id_column, pair_column, keep=keep)
     if chat and not given:
         inputs = map(as_chat, inputs)
-    if adapters and rest["variant"] is rest["dtype"] is None:
-        rest["variant"] = ADAPTERS
-    provider_options = dict(map(_parse_option, provider_texts))
     with load_session(
         directory, tokenizer=tokenizer, task=task, provider_options=provider_options, chat=chat, **rest
     ) as session:

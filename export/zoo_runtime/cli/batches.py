@@ -1,0 +1,97 @@
+"""Batches of ``zoo run``: many files of inputs, run by several workers into a folder."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import click
+
+from zoo import plugins
+from zoo.cli.options import is_quiet
+from zoo.cli.progress import show_progress
+from zoo.errors import ArtifactError, UsageError
+from zoo.version import __version__
+from zoo_runtime.batch.inputs import is_batch
+
+__all__ = ["check_batch", "is_batch", "run_batches"]
+
+
+def check_batch(inputs: str | None, output: str | None, others: Sequence[str]) -> None:
+    """Raise :class:`UsageError` for options that a batch lacks, or does not have."""
+    if inputs in (None, "-") or output is None:
+        raise UsageError("a batch needs files and a folder", "--input, --output", "name both")
+    if others:
+        raise UsageError("not for a batch", ", ".join(others), "leave it out")
+    if Path(output).suffix.lower() in (".jsonl", ".ndjson", ".parquet") and not Path(output).is_dir():
+        raise UsageError("the results of a batch are files in a folder", f"--output {output}", "name a folder")
+
+
+def run_batches(
+    directory: Path,
+    inputs: str,
+    output: str,
+    *,
+    engine: str,
+    workers: int | None,
+    resume: bool,
+    session: Mapping[str, Any],
+    **options: Any,
+) -> None:
+    """Run a batch, and report it.
+
+    Raises :class:`ArtifactError` if inputs or whole files have failed.
+    """
+    from zoo_runtime.batch import Plan, run_batch
+    from zoo_runtime.batch.plan import plain_selection
+    from zoo_runtime.batch.shards import model_digest
+    from zoo_runtime.batch.urls import is_url, local
+    from zoo_runtime.generation.text import printable
+    from zoo_runtime.onnx_runtime import ort
+    from zoo_runtime.session import chosen_provider
+
+    session = {name: value for name, value in session.items() if value is not None}
+    session["provider"] = chosen_provider(session["provider"], directory)
+    session["threads"] = session.get("threads") or 1
+    if "tokenizer" in session:
+        session["tokenizer"] = os.path.abspath(session["tokenizer"])  # noqa: PTH100  (resolve() follows links)
+    place = Path(directory).absolute()
+    plan = Plan(
+        directory=str(place),
+        model=model_digest(place, session, options.get("task")),
+        output=output if is_url(output) else str(Path(local(output)).absolute()),
+        session=session,
+        versions=_versions(ort.__version__),
+        selection=plain_selection(plugins.active().selection),
+        **options,
+    )
+
+    def warn(text: str) -> None:
+        click.echo(f"warning: {printable(text)}", err=True)
+
+    with show_progress("running files") as show:
+        summary = run_batch(plan, inputs, engine=engine, workers=workers, resume=resume, warn=warn, show=show)
+    kept = f", {summary.kept} of them from an earlier run" if summary.kept else ""
+    if not is_quiet():
+        click.echo(f"{output}: {summary.rows - summary.failed} results of {_files(summary.shards)}{kept}", err=True)
+    if summary.lost:
+        what = f"{len(summary.lost)} of {_files(summary.shards)} failed"
+        raise ArtifactError(what, inputs, "see the warnings above; --resume runs them again")
+    if summary.failed:
+        raise ArtifactError(f"{summary.failed} of {summary.rows} inputs failed", directory, "see the warnings above")
+
+
+def _files(count: int) -> str:
+    return "1 file" if count == 1 else f"{count} files"
+
+
+def _versions(onnxruntime: str) -> dict[str, str]:
+    """Return the versions of packages that compute and write results."""
+    found = {"attention-zoo": __version__, "onnxruntime": onnxruntime}
+    with contextlib.suppress(PackageNotFoundError):
+        found["pyarrow"] = version("pyarrow")
+    return found

@@ -1,0 +1,352 @@
+"""Batches with the local engine: the bytes of single runs, whatever the number of workers, and whatever is killed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.conftest import full, nth_call
+from tests.runtime.batch.conftest import files, kill_some, manifest, start
+from zoo import system
+from zoo_runtime.batch import local
+from zoo_runtime.batch.shards import _open
+
+pa = pytest.importorskip("pyarrow")
+pq = pytest.importorskip("pyarrow.parquet")
+
+Exported = Callable[..., Path]
+Zoo = Callable[..., Any]
+Corpus = Callable[..., Path]
+Here = Callable[..., None]
+
+
+@pytest.fixture
+def bert(exported_model: Exported) -> Path:
+    return exported_model("bert-tiny")
+
+
+def single_runs(zoo: Zoo, model: Path, source: Path, names: dict[str, str]) -> dict[str, bytes]:
+    """Run each file by itself; ``names`` are those of the inputs and of their results."""
+    found = {}
+    for name, target in names.items():
+        ran = zoo("run", model, "--input", source / name, "-o", f"alone-{target}")
+        assert ran.status == 0, ran.err
+        found[target] = Path(f"alone-{target}").read_bytes()
+    return found
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_results_are_those_of_single_runs(bert: Path, zoo: Zoo, corpus: Corpus, workers: int) -> None:
+    source = corpus(2)
+    (source / "lines.txt").write_text("one\ntwo\n")
+    (source / "_SUCCESS").touch()
+    pq.write_table(pa.table({"id": ["a", "b"], "text": ["time", "flies"]}), source / "p.parquet")
+    ran = zoo("run", bert, "--input", source, "--output", "out", "--workers", workers)
+    assert (ran.status, ran.err) == (0, "out: 10 results of 4 files\n")
+    names = {"s0.jsonl": "s0.jsonl", "s1.jsonl": "s1.jsonl", "lines.txt": "lines.jsonl", "p.parquet": "p.parquet"}
+    assert files(Path("out")) == single_runs(zoo, bert, source, names)
+    lines = {line["results"]: line for line in manifest(Path("out"))}
+    assert lines.keys() == set(names.values())
+    for name, data in files(Path("out")).items():
+        assert (lines[name]["sha256"], lines[name]["bytes"]) == (hashlib.sha256(data).hexdigest(), len(data))
+    assert (lines["lines.jsonl"]["input"], lines["lines.jsonl"]["rows"]) == ("lines.txt", 2)
+
+
+def test_options_apply_to_every_file(exported_model: Exported, zoo: Zoo, corpus: Corpus, here: Here) -> None:
+    here()
+    options = ("--max-new-tokens", 2, "--option", "top_k=5", "--temperature", 0.8, "--seed", 3, "--stop", "q")
+    source, gpt = corpus(2, 2), exported_model("gpt-tiny")
+    ran = zoo("run", gpt, "--input", f"{source}/*1.jsonl", "--output", "out", *options, "--engine", "here")
+    assert ran.status == 0, ran.err
+    assert zoo("run", gpt, "--input", source / "s1.jsonl", "-o", "alone.jsonl", *options).status == 0
+    assert files(Path("out")) == {"s1.jsonl": Path("alone.jsonl").read_bytes()}
+
+
+def test_bad_rows_are_reported_each_time(bert: Path, zoo: Zoo, corpus: Corpus, here: Here) -> None:
+    here()
+    source = corpus(2)
+    with (source / "s1.jsonl").open("a") as file:
+        file.write('{"id": 1}\n{"id": 2, "text": ""}\n{"id": 3, "text": 4}\n')
+    ran = zoo("run", bert, "--input", source, "--output", "out", "--engine", "here")
+    warnings = [line for line in ran.err.splitlines() if line.startswith("warning: ")]
+    assert ran.status == 3
+    assert ran.err.endswith(f"error: 3 of 9 inputs failed: {bert}: see the warnings above\n")
+    alone = zoo("run", bert, "--input", source / "s1.jsonl", "-o", "alone.jsonl")
+    expected = [line.removeprefix("warning: ") for line in alone.err.splitlines() if line.startswith("warning: ")]
+    assert len(expected) == 3
+    found = [line.removeprefix("warning: ").removeprefix("in/s1.jsonl: ") for line in warnings]
+    assert found == [line.replace(f"{source}/", "in/") for line in expected]
+    assert files(Path("out"))["s1.jsonl"] == Path("alone.jsonl").read_bytes()
+    again = zoo("run", bert, "--input", source, "--output", "out", "--engine", "here", "--resume")
+    assert again.status == 3
+    assert "s1.jsonl: 3 of 6 inputs failed in an earlier run" in again.err
+
+
+def test_damaged_file_does_not_stop_the_others(bert: Path, zoo: Zoo, corpus: Corpus, here: Here) -> None:
+    here()
+    source = corpus(2)
+    (source / "bad.parquet").write_bytes(b"PAR1")
+    ran = zoo("run", bert, "--input", source, "--output", "out", "--engine", "here")
+    assert ran.status == 3
+    assert "warning: not a parquet file" in ran.err
+    assert "error: 1 of 3 files failed" in ran.err
+    assert sorted(files(Path("out"))) == ["s0.jsonl", "s1.jsonl"]
+
+
+def test_resume_opens_no_finished_file(bert: Path, zoo: Zoo, corpus: Corpus, here: Here, monkeypatch) -> None:
+    """A file that changed, and one whose results are missing, are run again; other files are not even opened."""
+    here()
+    source = corpus(4)
+    assert zoo("run", bert, "--input", source, "--output", "out", "--engine", "here").status == 0
+    before, stat = files(Path("out")), (source / "s0.jsonl").stat()
+    (source / "s0.jsonl").write_bytes(b"\0" * stat.st_size)  # a reader would fail
+    os.utime(source / "s0.jsonl", ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    (source / "s1.jsonl").write_text('{"id": 1, "text": "new"}\n')
+    Path("out/s2.jsonl").unlink()
+    ran = zoo("run", bert, "--input", source, "--output", "out", "--engine", "here", "--resume")
+    assert ran.status == 0, ran.err
+    assert [line.rpartition("/")[2] for line in ran.err.splitlines() if "run again" in line] == ["s1.jsonl", "s2.jsonl"]
+    assert ran.err.endswith("out: 10 results of 4 files, 2 of them from an earlier run\n")
+    after = files(Path("out"))
+    assert {name for name in before if before[name] != after[name]} == {"s1.jsonl"}
+    assert [line["results"] for line in manifest(Path("out"))][4:] == ["s1.jsonl", "s2.jsonl"]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (("--memory", "mapped"), "other options (session: memory=fast, now memory=mapped)"),
+        (("--batch-size", "2"), "other options (batch_size: None, now 2)"),
+        (("--threads", "2"), "other options (session: threads=1, now threads=2)"),
+        (("--task", "sentence-embedding"), "other options (task: None, now sentence-embedding)"),
+    ],
+)
+def test_other_options_do_not_resume(
+    bert: Path,
+    zoo: Zoo,
+    corpus: Corpus,
+    here: Here,
+    snapshot: Any,
+    change: tuple[str, str],
+    message: str,
+) -> None:
+    here()
+    base = ("run", bert, "--input", corpus(1), "--output", "out", "--engine", "here")
+    assert zoo(*base).status == 0
+    before = snapshot()
+    zoo(*base, *change, "--resume").failed(2, message, "repeat the options")
+    assert snapshot() == before
+
+
+def test_other_model_does_not_resume(exported_copy: Exported, zoo: Zoo, corpus: Corpus, here: Here, seal: Any) -> None:
+    """Not even one with new evidence for the same graph."""
+    here()
+    copy = exported_copy("bert-tiny")
+    base = ("run", copy, "--input", corpus(1), "--output", "out", "--engine", "here")
+    assert zoo(*base).status == 0
+    evidence = json.loads((copy / "parity.json").read_text())
+    (copy / "parity.json").write_text(json.dumps(evidence | {"note": "compared again"}))
+    seal(copy)
+    zoo(*base, "--resume").failed(2, "another model")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "message"),
+    [
+        (("--input", "in/*.csv"), 3, "no files: --input in/*.csv"),
+        (("--input", "none/"), 3, "no files: --input none/"),
+        (("--input", "in", "--output", "in"), 2, "into the folder of inputs"),
+        (("--input", "in", "--output", "in/out"), 2, "into the folder of inputs"),
+        (("--input", "in/*.jsonl", "--output", "in"), 2, "among the inputs"),
+        (("--input", "*/s0.jsonl"), 2, "would both become s0.jsonl"),
+        (("--input", "other"), 3, "not a file of inputs (x.md)"),
+        (("--input", "nested"), 3, "not a file of inputs (deeper)"),
+        (("--input", "in", "--output", "file"), 2, "is not a folder"),
+        (("--input", "in", "--output", "file/out"), 6, "cannot write (Not a directory)"),
+        (("--input", "in", "--output", "full"), 2, "already has files: --output"),
+        (("--input", "in", "--output", "full", "--resume"), 3, "not those of a batch"),
+        (("--input", "in", "--output", "out.jsonl"), 2, "files in a folder"),
+        (("--input", "in", "--force"), 2, "not for a batch: --force"),
+        (("--input", "in", "--json"), 2, "not for a batch: --json"),
+        (("--input", "in", "text"), 2, "not for a batch: TEXT"),
+        (("--input", "in", "--engine", "dask"), 2, "no plugin provides the engine 'dask'"),
+        (("--workers", "2"), 2, "a batch needs files and a folder"),
+        (("--input", "in", "--column", "body", "--engine", "here"), 3, "inputs failed"),
+        (("--input", "in", "--option", "nonsense=1", "--engine", "here"), 2, "nonsense"),
+        (("--input", "nope://x/*.jsonl"), 2, "fsspec cannot open it"),
+    ],
+)
+def test_invalid_batches_write_nothing(
+    bert: Path,
+    zoo: Zoo,
+    corpus: Corpus,
+    here: Here,
+    snapshot: Any,
+    arguments: Any,
+    status: int,
+    message: str,
+) -> None:
+    here()
+    corpus(2)
+    corpus(1, folder="second")
+    Path("file").touch()
+    for folder, name in (("other", "x.md"), ("nested/deeper", "s.jsonl"), ("full", "s0.jsonl")):
+        Path(folder).mkdir(parents=True)
+        (Path(folder) / name).write_text("{}\n")
+    before = snapshot()
+    output = () if "--output" in arguments or arguments[0] == "--workers" else ("--output", "out")
+    ran = zoo("run", bert, *arguments, *output)
+    assert ran.status == status, ran.err
+    assert message in ran.err
+    assert ran.err.splitlines()[-1].startswith("error: ")
+    if "--engine" not in arguments:
+        assert snapshot() == before
+
+
+def test_two_runs_do_not_share_a_folder(bert: Path, zoo: Zoo, corpus: Corpus) -> None:
+    source = corpus(1)
+    Path("out").mkdir()
+    release = system.try_lock(Path("out"))
+    assert release is not None
+    zoo("run", bert, "--input", source, "--output", "out").failed(6, "another run is writing to it")
+    release()
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        ("def run(plan, shards, workers):\n    return []", "did not run"),
+        ("def run(plan, shards, workers):\n    return [run_shard(plan, shards[0])]", "did not run"),
+        ("def run(plan, shards, workers):\n    return [run_shard(plan, shards[0])] * 2", "or twice"),
+        ("def run(plan, shards, workers):\n    return [Done(target='s0.jsonl', size=9)]", "did not write s0.jsonl"),
+        ("def run(plan, shards, workers):\n    return [Done(target='other')]", "which it was not to run"),
+        ("def run(plan, shards, workers):\n    return [1]", "returned int"),
+        ("def run(plan, shards, workers):\n    raise OSError('no cluster')", "no cluster"),
+        ("def run(plan, shards, workers):\n    yield run_shard(plan, shards[0])\n    1 / 0", "division by zero"),
+    ],
+)
+def test_engine_that_lies_is_a_plugin_error(
+    bert: Path, zoo: Zoo, corpus: Corpus, here: Here, code: str, message: str
+) -> None:
+    """What it did run is kept."""
+    here(f"from zoo_runtime.batch import Done, run_shard\n\n\n{code}\n")
+    base = ("run", bert, "--input", corpus(2), "--output", "out")
+    zoo(*base, "--engine", "here").failed(5, "zoo-here", message)
+    assert len(manifest(Path("out"))) == ("run_shard" in code)
+    assert set(files(Path("out"))) == {line["results"] for line in manifest(Path("out"))}
+
+
+@pytest.mark.parametrize("call", ["fsync", "replace"])
+def test_failure_to_commit_leaves_no_temporary_file(
+    bert: Path, zoo: Zoo, corpus: Corpus, here: Here, call: str
+) -> None:
+    here()
+    base = ("run", bert, "--input", corpus(2), "--output", "out", "--engine", "here")
+    # The first calls write the manifest, and the first shard.
+    with nth_call(call, {"fsync": 8, "replace": 2}[call], full):
+        zoo(*base).failed(6, "cannot write (No space left on device)")
+    assert set(files(Path("out"))) == {line["results"] for line in manifest(Path("out"))}
+    assert len(files(Path("out"))) < 2
+    assert zoo(*base, "--resume").status == 0
+    assert len(files(Path("out"))) == 2
+
+
+def test_torn_line_of_the_manifest_is_run_again(bert: Path, zoo: Zoo, corpus: Corpus, here: Here) -> None:
+    here()
+    base = ("run", bert, "--input", corpus(2), "--output", "out", "--engine", "here")
+    assert zoo(*base).status == 0
+    path = Path("out/_zoo.manifest")
+    before = path.read_bytes()
+    path.write_bytes(before[:-9])
+    assert zoo(*base, "--resume").err == "out: 6 results of 2 files, 1 of them from an earlier run\n"
+    assert path.read_bytes() == before
+    path.write_bytes(before.replace(b'"bytes"', b'"bites"'))
+    zoo(*base, "--resume").failed(3, "the manifest is damaged in line 2")
+    path.write_bytes(before)
+    Path("out/s0.jsonl").write_text("edited")
+    zoo(*base, "--resume").failed(3, "out/s0.jsonl: remove it", "was changed")
+
+
+def test_model_that_changes_during_a_run_is_refused(
+    exported_copy: Exported, zoo: Zoo, corpus: Corpus, here: Any
+) -> None:
+    """As on a machine with another model directory of the same name."""
+    here("import dataclasses\nfrom zoo_runtime.batch import run_shard\n\n\ndef run(plan, shards, workers):\n"
+         "    yield run_shard(dataclasses.replace(plan, model='0' * 64), shards[0])\n")  # fmt: skip
+    ran = zoo("run", exported_copy("bert-tiny"), "--input", corpus(1), "--output", "out", "--engine", "here")
+    ran.failed(2, "the model changed")
+
+
+def test_error_of_a_worker_ends_the_run(bert: Path, zoo: Zoo, corpus: Corpus) -> None:
+    base = ("run", bert, "--input", corpus(2), "--output", "out", "--workers", 2)
+    zoo(*base, "--option", "nonsense=1").failed(2, "nonsense")
+    assert psutil.Process().children() == []
+
+
+def test_shard_that_kills_its_workers_fails(bert: Path, zoo: Zoo, corpus: Corpus, install: Any, monkeypatch) -> None:
+    """The others are run."""
+    monkeypatch.setattr(local, "ATTEMPTS", 2)
+    head = "import zoo\n\nZOO_API = 1\n\n\n@zoo.hookimpl\ndef zoo_tasks():\n"
+    task = 'zoo.Task(name="deadly", run="{module}_task:Deadly", serves=("feature-extraction",))'
+    code = """\
+import os
+from zoo_runtime.tasks.text import Features
+
+
+class Deadly(Features):
+    def answer(self, items):
+        if any(len(item.ids) > 20 for item in items):
+            os.kill(os.getpid(), 9)
+        return super().answer(items)
+"""
+    folder = install("zoo-deadly", f"{head}    return [{task}]\n", files={"{module}_task.py": code})
+    monkeypatch.setenv("PYTHONPATH", str(folder))
+    source = corpus(2)
+    (source / "deadly.jsonl").write_text(json.dumps({"text": "x" * 25}) + "\n")
+    ran = zoo("run", bert, "--input", source, "--output", "out", "--task", "deadly", "--workers", 1)
+    assert ran.status == 3
+    assert "2 workers died (signal 9)" in ran.err
+    assert sorted(files(Path("out"))) == ["s0.jsonl", "s1.jsonl"]
+
+
+def workers(run: subprocess.Popen[str]) -> list[psutil.Process]:
+    return psutil.Process(run.pid).children()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="kills by signal")
+@pytest.mark.parametrize(
+    ("shards", "rows", "kills"), [(8, 1000, 2), pytest.param(60, 1000, 20, marks=pytest.mark.slow)]
+)
+def test_killed_workers_and_a_killed_run_lose_nothing(
+    bert: Path, zoo: Zoo, corpus: Corpus, shards: int, rows: int, kills: int
+) -> None:
+    source = corpus(shards, rows)
+    run = start(bert, source, "--workers", "2")
+    assert kill_some(run, workers, kills, seed=shards, done=1) == kills
+    kept = len(manifest(Path("out")))
+    assert kept < shards
+    ran = zoo("run", bert, "--input", source, "--output", "out", "--workers", 2, "--resume")
+    assert ran.status == 0, ran.err
+    assert f"{kept} of them from an earlier run" in ran.err or not kept
+    assert len(manifest(Path("out"))) == shards
+    names = {f"s{number}.jsonl": f"s{number}.jsonl" for number in range(0, shards, max(1, shards // 4))}
+    expected, found = single_runs(zoo, bert, source, names), files(Path("out"))
+    assert {name: found[name] for name in expected} == expected
+    assert len(found) == shards
+    digests = {line["results"]: line["sha256"] for line in manifest(Path("out"))}
+    assert digests == {name: hashlib.sha256(data).hexdigest() for name, data in found.items()}
+
+
+@pytest.fixture(autouse=True)
+def opened_anew() -> Any:
+    yield
+    _open.cache_clear()
