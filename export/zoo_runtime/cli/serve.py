@@ -13,15 +13,17 @@ import click
 
 from zoo.cli.options import THREADS
 from zoo.errors import MissingPackageError, UsageError, ZooWarning
+from zoo_runtime.server.config import OPTIONS, ServeConfig, read_config
 
 _KEY = "ZOO_API_KEY"
 
 
 @click.command("serve")
-@click.argument("directories", metavar="DIRECTORY...", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.argument("directories", metavar="[DIRECTORY]...", nargs=-1, type=click.Path(path_type=Path))
+@click.option("--config", type=click.Path(path_type=Path), help="TOML file with models and settings; flags win.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="Port; 0 for a free one.")
-@click.option("--api-key-file", type=click.Path(path_type=Path),
+@click.option("--api-key-file", type=click.Path(),
               help=f"File with the key that requests must have.  [default: the variable {_KEY}, if set]")  # fmt: skip
 @click.option("--queue", type=click.IntRange(min=1), default=256, show_default=True,
               help="Inputs that wait for a model; further requests get status 429.")  # fmt: skip
@@ -33,6 +35,8 @@ _KEY = "ZOO_API_KEY"
               help="Seconds for an answer.")  # fmt: skip
 @click.option("--drain-seconds", type=click.IntRange(min=0), default=30, show_default=True,
               help="Seconds after SIGTERM in which requests may finish.")  # fmt: skip
+@click.option("--prefix-cache-bytes", type=click.IntRange(min=0), default=0, show_default=True,
+              help="Memory of each model for common beginnings of prompts, which are read once.")  # fmt: skip
 @click.option("--dtype", type=click.Choice(["float32", "float16", "bfloat16", "int8", "int4"]), help="Precision.")
 @click.option("--variant", metavar="NAME", help="Export to run.  [default: serving if it exists, else the best]")
 @click.option("--provider", type=click.Choice(["cpu", "cuda", "auto"]), default="cpu", show_default=True,
@@ -41,47 +45,62 @@ _KEY = "ZOO_API_KEY"
 @click.option("--memory", type=click.Choice(["fast", "mapped"]), default="fast", show_default=True,
               help="Repack weights for speed, or use the memory-mapped file.")  # fmt: skip
 @click.option("--unverified", is_flag=True, help="Allow exports that are not verified.")
-def command(
-    directories: tuple[Path, ...],
-    host: str,
-    port: int,
-    api_key_file: Path | None,
-    queue: int,
-    max_tokens: int,
-    max_body: int,
-    timeout: float,
-    drain_seconds: int,
-    **options: Any,
-) -> None:
-    """Answer requests over HTTP, in the protocol of OpenAI, with the exported models in each DIRECTORY.
+@click.pass_context
+def command(context: click.Context, /, directories: tuple[Path, ...], config: Path | None, **flags: Any) -> None:
+    """Answer requests over HTTP with the exported models in each DIRECTORY.
 
-    A model is named after its directory. Decoders exported with --profile serving answer many requests at a time.
+    The protocols are that of OpenAI and the Open Inference Protocol. A model is named after its directory. Decoders
+    exported with --profile serving answer many requests at a time. After SIGHUP, models that have changed are loaded
+    again.
     """
     try:
-        from zoo_runtime.server.app import Limits
+        from zoo_runtime.server.models import ModelSettings, Place
         from zoo_runtime.server.observe import log_to
         from zoo_runtime.server.run import serve
+        from zoo_runtime.server.service import Limits
     except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] not in ("prometheus_client", "starlette", "uvicorn"):
+        if (error.name or "").partition(".")[0] not in ("prometheus_client", "pydantic", "starlette", "uvicorn"):
             raise
         raise MissingPackageError(
             f"{error.name} is not installed", None, 'pip install "attention-zoo[serve]"'
         ) from error
-    key = _read_key(api_key_file)
-    if key is None and not _is_loopback(host):
-        what = f"everyone who reaches {host} can use the models: set --api-key-file or {_KEY}"
+    if not directories and config is None:
+        raise UsageError("no models are given", None, "name their directories, or a file with --config")
+    given = {name: value for name, value in flags.items() if _is_given(context, name)}
+
+    def read() -> tuple[ServeConfig, list[Place]]:
+        """Read the configuration anew."""
+        stated, models = ({}, {}) if config is None else read_config(config)
+        chosen = ServeConfig.from_dict(stated | given, config)
+        if directories:
+            options = chosen.options()
+            return chosen, [Place(folder.resolve().name, folder, options) for folder in directories]
+        if not models:
+            raise UsageError("no models are given", config, "write [models.NAME] tables")
+        own = {name: value for name, value in given.items() if name in OPTIONS}
+        return chosen, [
+            Place(name, Path(model.path), chosen.options(model) | own) for name, model in models.items()
+        ]  # fmt: skip
+
+    chosen, _ = read()
+    key = _read_key(None if chosen.api_key_file is None else Path(chosen.api_key_file))
+    if key is None and not _is_loopback(chosen.host):
+        what = f"everyone who reaches {chosen.host} can use the models: set --api-key-file or {_KEY}"
         warnings.warn(what, ZooWarning, stacklevel=2)
     log_to(sys.stderr)
     serve(
-        directories,
-        host=host,
-        port=port,
+        lambda: read()[1],
+        host=chosen.host,
+        port=chosen.port,
         api_key=key,
-        queue=queue,
-        drain_seconds=drain_seconds,
-        limits=Limits(body=max_body, tokens=max_tokens, seconds=timeout),
-        options=options,
+        drain_seconds=chosen.drain_seconds,
+        limits=Limits(body=chosen.max_body, tokens=chosen.max_tokens, seconds=chosen.timeout),
+        settings=ModelSettings(queue=chosen.queue, prefix_bytes=chosen.prefix_cache_bytes),
     )
+
+
+def _is_given(context: click.Context, name: str) -> bool:
+    return context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
 
 
 def _read_key(path: Path | None) -> str | None:

@@ -1,7 +1,8 @@
 """The engine of models and tasks without rows of their own: one input after another.
 
-The results of a batch differ in their last bits from those of its inputs alone, because matrix products of other sizes
-add in another order. So these inputs are not batched: an answer would depend on who shares the batch.
+Nothing makes the results of a batch equal those of its inputs alone. Kernels choose the order of additions by the sizes
+of a product, so the last bits may differ, and int8 exports, which quantize activations by the largest value in the
+batch, differ at every size. So these inputs are not batched: an answer would depend on who shares the batch.
 """
 
 from __future__ import annotations

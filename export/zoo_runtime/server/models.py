@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from zoo.artifact import SERVING, Export, ModelDirectory
+from zoo.artifact import MANIFEST, SERVING, Export, ModelDirectory
 from zoo.errors import ArtifactError, MissingPackageError, UsageError, ZooError, nearest
 from zoo.tokenizers.chat import ChatTemplate, read_chat_template
 from zoo.tokenizers.inputs import TextInputs
@@ -17,12 +19,13 @@ from zoo.tokenizers.tokenizer import model_tokenizer
 from zoo_runtime.runner import Runner
 from zoo_runtime.server.alone import AloneEngine
 from zoo_runtime.server.errors import RequestError, as_request_error
+from zoo_runtime.server.prefixes import Prefixes
 from zoo_runtime.server.rows import RowEngine, batches_rows
 from zoo_runtime.server.work import Engine
 from zoo_runtime.session import Session, load_session
 from zoo_runtime.tasks.generate import Generate
 
-__all__ = ["Served", "find_model", "open_models"]
+__all__ = ["Changes", "ModelSettings", "Models", "Place", "Served", "find_model"]
 
 _GENERATION = ("text-generation", "text2text-generation")
 _EMBEDDING = "sentence-embedding"
@@ -30,68 +33,195 @@ _RUNNERS = 64
 """Number of runners that are kept, each for other options."""
 
 
-def open_models(directories: Sequence[Path], limit: int, **options: Any) -> dict[str, Served]:
-    """Open models, by the names of their directories.
+@dataclass(frozen=True)
+class Place:
+    """A model to serve.
 
     Args:
-        directories: model directories.
-        limit: maximum number of inputs that wait for each engine.
+        name: its name in requests.
+        directory: the model directory.
         options: see :func:`zoo_runtime.load_session`.
-
-    Raises:
-        UsageError: two directories have one name.
-        ZooError: see :func:`zoo_runtime.load_session`.
     """
-    found: dict[str, Served] = {}
-    try:
-        for directory in directories:
-            name = directory.resolve().name
-            if name in found:
-                raise UsageError(f"two models are named {name!r}", directory, "rename one of the directories")
-            found[name] = Served(name, directory, limit, **options)
-    except BaseException:
-        for served in found.values():
+
+    name: str
+    directory: Path
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def version(self) -> str:
+        """Digest of the manifest, which lists all files; empty if there is none."""
+        try:
+            return hashlib.sha256((self.directory / MANIFEST).read_bytes()).hexdigest()
+        except OSError:
+            return ""
+
+
+class Models(Mapping[str, "Served"]):
+    """Open models by name, which can be exchanged while they answer requests.
+
+    A request holds its model. One that is exchanged or no longer served is closed once no request holds it.
+
+    Args:
+        settings: settings of all models.
+    """
+
+    def __init__(self, settings: ModelSettings) -> None:
+        self.settings = settings
+        self._models: Mapping[str, Served] = {}
+        """Replaced as a whole, so that it can be read in any thread."""
+        self._changing = threading.Lock()
+
+    def __getitem__(self, name: str) -> Served:
+        return self._models[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._models)
+
+    def __len__(self) -> int:
+        return len(self._models)
+
+    def hold(self, name: str) -> Served:
+        """Return a model that stays open until it is released: see :func:`find_model`."""
+        while not (served := find_model(self._models, name)).hold():
+            pass  # exchanged since it was found
+        return served
+
+    def replace(self, places: Sequence[Place]) -> Changes:
+        """Serve these models instead of the present ones. Those that have not changed stay open.
+
+        New models are opened first: if one cannot be opened, all stays as it was.
+
+        Raises:
+            UsageError: two models have one name.
+            ZooError: see :func:`zoo_runtime.load_session`.
+        """
+        with self._changing:
+            found: dict[str, Served] = {}
+            opened: list[Served] = []
+            try:
+                for place in places:
+                    if place.name in found:
+                        what = f"two models are named {place.name!r}"
+                        raise UsageError(what, place.directory, "rename one of the directories")
+                    served = self._models.get(place.name)
+                    if served is None or served.place != place or served.version != place.version:
+                        served = Served(place, self.settings)
+                        opened.append(served)
+                    found[place.name] = served
+            except BaseException:
+                for served in opened:
+                    served.close()
+                raise
+            before, self._models = self._models, found
+        for name, served in before.items():
+            if found.get(name) is not served:
+                served.retire()
+        return Changes(
+            loaded=[served.name for served in opened if served.name not in before],
+            exchanged=[served.name for served in opened if served.name in before],
+            unloaded=[name for name in before if name not in found],
+        )
+
+    def close(self) -> None:
+        """Close all models. No request may hold one."""
+        before, self._models = self._models, {}
+        for served in before.values():
             served.close()
-        raise
-    return found
+
+
+@dataclass(frozen=True)
+class Changes:
+    """Names of models that have changed."""
+
+    loaded: Sequence[str]
+    exchanged: Sequence[str]
+    unloaded: Sequence[str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSettings:
+    """Settings of all models."""
+
+    queue: int = 256
+    """Maximum number of inputs that wait for each engine."""
+    prefix_bytes: int = 0
+    """Memory for the pasts of common beginnings of prompts, of each model; 0 for none."""
 
 
 class Served:
     """One open model. An export for serving is preferred to others.
 
     Args:
-        name: its name in requests.
-        directory: the model directory.
-        limit: maximum number of inputs that wait for each engine.
-        options: see :func:`zoo_runtime.load_session`.
+        place: its name and directory.
+        settings: settings of all models.
     """
 
-    def __init__(self, name: str, directory: Path, limit: int, variant: str | None = None, **options: Any) -> None:
-        if variant is None and Export(ModelDirectory.open(directory), SERVING).exists:
-            variant = SERVING
-        self.name = name
-        self.session: Session = load_session(directory, variant=variant, **options)
+    def __init__(self, place: Place, settings: ModelSettings) -> None:
+        self.place, self.name, self.version = place, place.name, place.version
+        directory, options = place.directory, dict(place.options)
+        if options.get("variant") is None and Export(ModelDirectory.open(directory), SERVING).exists:
+            options["variant"] = SERVING
+        self.session: Session = load_session(directory, **options)
         self.created = int(time.time())
         self._runners: dict[Any, Runner[Any]] = {}
         self._lock = threading.Lock()
+        self._holders, self._retired = 0, False
         self.task = self.session.task
         self.generates, self.embeds = self.task in _GENERATION, False
         with suppress(ZooError):
             self.runner(_EMBEDDING, {})
             self.embeds = True
         self.template = self._template(directory)
-        self._alone = AloneEngine(f"queue of {name}", limit)
+        self._alone = AloneEngine(f"queue of {self.name}", settings.queue)
         self._rows: RowEngine | None = None
         if self.generates and batches_rows(self.runner(None, {"num_beams": 1})):
-            self._rows = RowEngine(self.session, limit)
+            self._rows = RowEngine(self.session, settings.queue, settings.prefix_bytes)
         for engine in self.engines:
             engine.start()
+
+    @property
+    def prefixes(self) -> Prefixes | None:
+        """Common beginnings of prompts, if they are kept."""
+        return self._rows.prefixes if self._rows is not None else None
 
     def close(self) -> None:
         """End the engines, and close the session."""
         for engine in self.engines:
             engine.close()
         self.session.close()
+
+    def hold(self) -> bool:
+        """Keep the model open for a request. Return False if it is closed already."""
+        with self._lock:
+            if self._retired and not self._holders:
+                return False
+            self._holders += 1
+            return True
+
+    def release(self) -> None:
+        """End what :meth:`hold` has begun."""
+        with self._lock:
+            self._holders -= 1
+            closes = self._retired and not self._holders
+        if closes:
+            self._close_soon()
+
+    def retire(self) -> None:
+        """Close the model once no request holds it."""
+        with self._lock:
+            self._retired = True
+            closes = not self._holders
+        if closes:
+            self._close_soon()
+
+    def _close_soon(self) -> None:
+        """Close the model in a thread, since its engines may be in the middle of a step."""
+        threading.Thread(target=self.close, name=f"end of {self.name}").start()
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether its engines run."""
+        return all(engine.is_alive for engine in self.engines)
 
     @property
     def positions(self) -> int | None:

@@ -5,19 +5,23 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Mapping
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TextIO
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+from starlette.routing import compile_path
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from zoo_runtime.server.models import Served
 
-__all__ = ["FACTS", "LEFT", "Lines", "Metrics", "Observed", "log", "log_to"]
+__all__ = ["FACTS", "HELD", "LEFT", "Lines", "Metrics", "Observed", "log", "log_to"]
 
 FACTS = "zoo.facts"
 """Key of the scope of a request, for what its handler adds to the log."""
+HELD = "zoo.held"
+"""Key of the scope of a request, for the list of models that are released when it ends."""
 LEFT = 499
 """Status in the log and the metrics of a request whose client left."""
 _SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100)
@@ -77,19 +81,31 @@ class Metrics:
         )
         self.prompt_tokens = Counter("zoo_prompt_tokens", "Tokens read.", ("model",), registry=self.registry)
         self.tokens = Counter("zoo_generated_tokens", "Tokens generated.", ("model",), registry=self.registry)
-        waiting = Gauge("zoo_waiting", "Inputs that wait.", ("model",), registry=self.registry)
-        running = Gauge("zoo_running", "Inputs that are being answered.", ("model",), registry=self.registry)
-        for name, served in models.items():
-            waiting.labels(name).set_function(partial(_total, served, "waiting"))
-            running.labels(name).set_function(partial(_total, served, "running"))
+        self.registry.register(_Queues(models))
 
     def text(self) -> bytes:
         """Return all metrics in Prometheus's text format."""
         return generate_latest(self.registry)
 
 
-def _total(served: Served, name: str) -> float:
-    return float(sum(getattr(engine, name) for engine in served.engines))
+class _Queues(Collector):
+    """Measures the queues of the models that are open when the metrics are read."""
+
+    def __init__(self, models: Mapping[str, Served]) -> None:
+        self.models = models
+
+    def collect(self) -> Iterator[Metric]:
+        waiting = GaugeMetricFamily("zoo_waiting", "Inputs that wait.", labels=("model",))
+        running = GaugeMetricFamily("zoo_running", "Inputs that are being answered.", labels=("model",))
+        size = GaugeMetricFamily("zoo_prefix_bytes", "Memory of kept beginnings of prompts.", labels=("model",))
+        reused = CounterMetricFamily("zoo_prefix_tokens", "Tokens of prompts not read anew.", labels=("model",))
+        for name, served in self.models.items():
+            waiting.add_metric((name,), sum(engine.waiting for engine in served.engines))
+            running.add_metric((name,), sum(engine.running for engine in served.engines))
+            if served.prefixes is not None:
+                size.add_metric((name,), served.prefixes.used)
+                reused.add_metric((name,), served.prefixes.reused)
+        yield from (waiting, running, size, reused)
 
 
 class Observed:
@@ -98,18 +114,21 @@ class Observed:
     Args:
         app: the application.
         metrics: the counters.
-        routes: the paths that are counted by themselves.
+        routes: the paths of the routes, with parameters in braces.
     """
 
-    def __init__(self, app: ASGIApp, metrics: Metrics, routes: frozenset[str]) -> None:
-        self.app, self.metrics, self.routes = app, metrics, routes
+    def __init__(self, app: ASGIApp, metrics: Metrics, routes: Sequence[str]) -> None:
+        self.app, self.metrics = app, metrics
+        self.routes = {path for path in routes if "{" not in path}
+        self.patterns = [(path, compile_path(path)[0]) for path in routes if "{" in path]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
         facts: dict[str, Any] = {}
-        scope[FACTS] = facts
+        held: list[Served] = []
+        scope[FACTS], scope[HELD] = facts, held
         begun, status = time.monotonic(), 500
 
         async def observing(message: Message) -> None:
@@ -121,6 +140,8 @@ class Observed:
         try:
             await self.app(scope, receive, observing)
         finally:
+            for served in held:
+                served.release()
             seconds = time.monotonic() - begun
             status = facts.pop("status", status)
             route = self._route(scope["path"])
@@ -138,4 +159,4 @@ class Observed:
         """Return the label of a path, of which there are few."""
         if path in self.routes:
             return path
-        return "/v1/tasks" if path.startswith("/v1/tasks/") else "other"
+        return next((known for known, pattern in self.patterns if pattern.match(path)), "other")

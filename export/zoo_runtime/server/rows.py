@@ -16,6 +16,7 @@ from zoo_runtime.generation.choices import Array, Choices, Continuation
 from zoo_runtime.generation.opening import encode_rows, serving_sizes
 from zoo_runtime.generation.text import GrowingText
 from zoo_runtime.runner import Runner
+from zoo_runtime.server.prefixes import Prefixes
 from zoo_runtime.server.work import Engine, Event, Work, as_error
 from zoo_runtime.session import Session
 from zoo_runtime.tasks.generate import Continue, Generate, Translate
@@ -52,12 +53,19 @@ class RowEngine(Engine):
     Each step reads a portion of every row's unread tokens, in at most one call of ``prefill`` and one of the decoder,
     and chooses the next token of the rows whose prompt has been read. So a long prompt delays the other texts by one
     call of ``prefill`` per step, not by all of its length.
+
+    Args:
+        session: an export for serving.
+        limit: maximum number of inputs that wait.
+        prefix_bytes: memory for common beginnings of prompts; 0 for none.
     """
 
-    def __init__(self, session: Session, limit: int) -> None:
+    def __init__(self, session: Session, limit: int, prefix_bytes: int = 0) -> None:
         super().__init__(f"rows of {session.path.name}", limit)
         self.session, self.sizes = session, serving_sizes(session)
         self.rows = session.open_rows()
+        self.prefixes = Prefixes(self.rows, prefix_bytes) if prefix_bytes else None
+        """Common beginnings of prompts, if they are kept."""
         self._texts: dict[int, _Text] = {}
         self.steps = 0
         """Number of steps so far."""
@@ -101,10 +109,12 @@ class RowEngine(Engine):
             row.seed = (work.seed, row.number)
         constants: dict[str, Array] = {}
         if self.rows.constants:
-            known = encode_rows(self.session, runner.feed([work.item]), self.sizes)
-            constants = {name: known[name][0] for name in self.rows.constants}
+            encoded = encode_rows(self.session, runner.feed([work.item]), self.sizes)
+            constants = {name: encoded[name][0] for name in self.rows.constants}
         self.rows.start(place, constants)
-        self._texts[place] = _Text(work, runner, row, growing, list(runner.prompt(work.item)))
+        prompt = list(runner.prompt(work.item))
+        known = 0 if self.prefixes is None else self.prefixes.start(place, prompt)
+        self._texts[place] = _Text(work, runner, row, growing, prompt[known:])
 
     def _step(self) -> None:
         for place in [place for place, text in self._texts.items() if text.work.cancelled]:
@@ -123,7 +133,10 @@ class RowEngine(Engine):
             text.unread = text.unread[len(portions[place]) :]
             if isinstance(logits, ArtifactError):
                 self._leave(place, Event(error=logits))
-            elif not text.unread:
+                continue
+            if self.prefixes is not None:
+                self.prefixes.add(place, portions[place])
+            if not text.unread:
                 choosers[id(text.runner)] = text.runner.choose
                 ready.setdefault(id(text.runner), []).append((place, logits[-1].astype(np.float32)))
         for key, rows in ready.items():

@@ -5,16 +5,16 @@ from __future__ import annotations
 import asyncio
 import signal
 import socket
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
 
 import uvicorn
 
 from zoo.errors import UsageError, ZooError
-from zoo_runtime.server.app import Limits, make_app
-from zoo_runtime.server.models import open_models
+from zoo_runtime.server.app import make_app
+from zoo_runtime.server.models import Models, ModelSettings, Place
 from zoo_runtime.server.observe import log
+from zoo_runtime.server.service import Limits
 
 __all__ = ["serve"]
 
@@ -22,35 +22,35 @@ _BACKLOG = 2048
 
 
 def serve(
-    directories: Sequence[Path],
+    places: Callable[[], Sequence[Place]],
     *,
     host: str,
     port: int,
     api_key: str | None,
-    queue: int,
     drain_seconds: int,
     limits: Limits,
-    options: Mapping[str, Any],
+    settings: ModelSettings,
 ) -> None:
     """Serve models until SIGTERM or SIGINT, then finish the requests that have begun.
 
+    After SIGHUP, models that have changed are exchanged, and others are loaded or unloaded.
+
     Args:
-        directories: model directories.
+        places: returns the models to serve; called at the start and after SIGHUP.
         host: address to listen on.
         port: port, or 0 for a free one.
         api_key: the key of requests, if any.
-        queue: maximum number of inputs that wait, of each model.
         drain_seconds: time after a signal in which requests may finish.
         limits: limits of a request.
-        options: see :func:`zoo_runtime.load_session`.
+        settings: settings of all models.
 
     Raises:
         UsageError: the address cannot be used.
         ZooError: a model cannot be opened.
     """
-    listener = _listen(host, port)
+    listener, models = _listen(host, port), Models(settings)
     try:
-        models = open_models(directories, queue, **options)
+        models.replace(places())
     except ZooError:
         listener.close()
         raise
@@ -68,25 +68,42 @@ def serve(
     try:
         address = listener.getsockname()
         name = f"[{address[0]}]" if ":" in address[0] else address[0]
-        asyncio.run(_Server(config, f"http://{name}:{address[1]}", list(models)).serve([listener]))
+        asyncio.run(_Server(config, f"http://{name}:{address[1]}", models, places).serve([listener]))
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-        for served in models.values():
-            served.close()
+        models.close()
     log("stopped")
 
 
 class _Server(uvicorn.Server):
-    """A server that logs when it listens, and when it stops."""
+    """A server that logs when it listens and when it stops, and exchanges models after SIGHUP."""
 
-    def __init__(self, config: uvicorn.Config, url: str, models: list[str]) -> None:
+    def __init__(self, config: uvicorn.Config, url: str, models: Models, places: Callable[[], Sequence[Place]]) -> None:
         super().__init__(config)
-        self._url, self._models = url, models
+        self._url, self._models, self._places = url, models, places
+        self._reloads = set[asyncio.Task[None]]()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
-        log("listening", url=self._url, models=self._models)
+        if hasattr(signal, "SIGHUP"):  # Windows has none
+            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._reload)
+        log("listening", url=self._url, models=list(self._models))
+
+    def _reload(self) -> None:
+        """Exchange models in a thread, while requests are answered."""
+        task = asyncio.ensure_future(asyncio.to_thread(self._replace))
+        self._reloads.add(task)
+        task.add_done_callback(self._reloads.discard)
+
+    def _replace(self) -> None:
+        try:
+            changes = self._models.replace(self._places())
+        except Exception as error:  # of a plugin, too: the present models are still served
+            reason = error.command_line if isinstance(error, ZooError) else type(error).__name__
+            log("reload failed", error=reason)
+        else:
+            log("reloaded", **asdict(changes))
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         log("stopping", requests=len(self.server_state.tasks))

@@ -181,6 +181,37 @@ class Rows:
             buffer.write(row, content)
         self.lengths[row], self._broken[row] = state.length, state.broken
 
+    @property
+    def chunk(self) -> int:
+        """Number of tokens that one call of ``prefill`` reads, at most."""
+        return self._prefill.size
+
+    def save_part(self, row: int, start: int) -> list[Array]:
+        """Return copies of the keys and values of a row's tokens from ``start`` on, and of its states."""
+        growing, end = {past.name for past, _ in self.graph.growing_pairs()}, int(self.lengths[row])
+        return [
+            (buffer.read()[row][:, start:end] if name in growing else buffer.read()[row]).copy()
+            for name, buffer in self._pasts.items()
+        ]
+
+    def restore_parts(self, row: int, parts: Sequence[Sequence[Array]]) -> None:
+        """Continue a row, which has just been started, with saved parts of one text that follow each other."""
+        growing = {past.name for past, _ in self.graph.growing_pairs()}
+        for place, (name, buffer) in enumerate(self._pasts.items()):
+            arrays = [part[place] for part in parts]
+            if name not in growing:
+                buffer.write(row, arrays[-1])
+                continue
+            content = buffer.read()[row].copy()
+            whole = np.concatenate(arrays, axis=1)
+            content[:, : whole.shape[1]] = whole
+            buffer.write(row, content)
+        self.lengths[row] = len(parts) * self.chunk
+
+    def is_sound(self, row: int) -> bool:
+        """Whether all numbers of a row are finite."""
+        return not self._broken[row]
+
     def room(self, row: int) -> int | None:
         """Return how many more tokens fit into a row; None if any number does."""
         return None if self.limit is None else self.limit - int(self.lengths[row])

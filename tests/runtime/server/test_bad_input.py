@@ -83,13 +83,13 @@ def test_body_that_is_no_json_object(http: httpx.Client, body: bytes) -> None:
         ({"prompt": ["a"] * 1000}, "invalid_value", "prompt"),
         ({"temperature": "hot"}, "invalid_type", "temperature"),
         ({"temperature": True}, "invalid_type", "temperature"),
-        ({"temperature": -1}, "invalid_value", None),
-        ({"temperature": 1, "top_p": 7}, "invalid_value", None),
-        ({"max_tokens": 0}, "invalid_value", None),
+        ({"temperature": -1}, "invalid_value", "temperature"),
+        ({"temperature": 1, "top_p": 7}, "invalid_value", "top_p"),
+        ({"max_tokens": 0}, "invalid_value", "max_tokens"),
         ({"max_tokens": 10**9}, "invalid_value", "max_tokens"),
-        ({"n": 0}, "invalid_value", None),
-        ({"n": 10**6}, "invalid_value", None),
-        ({"seed": -1}, "invalid_value", None),
+        ({"n": 0}, "invalid_value", "n"),
+        ({"n": 10**6}, "invalid_value", "n"),
+        ({"seed": -1}, "invalid_value", "seed"),
         ({"stop": 1}, "invalid_type", "stop"),
         ({"stop": [""]}, "invalid_value", None),
         ({"stream": "yes"}, "invalid_type", "stream"),
@@ -98,10 +98,12 @@ def test_body_that_is_no_json_object(http: httpx.Client, body: bytes) -> None:
         ({"logit_bias": {"a": 1}}, "invalid_value", "logit_bias"),
         ({"logit_bias": {"5": "x"}}, "invalid_type", "logit_bias"),
         ({"logit_bias": {"99999999": 1}}, "invalid_value", None),
-        ({"response_format": {"type": "json_schema"}}, "invalid_value", "response_format"),
+        ({"response_format": {"type": "json_schema"}}, "missing_field", "response_format"),
+        ({"response_format": {"type": "xml"}}, "invalid_value", "response_format"),
+        ({"stream_options": {"usage": True}}, "unknown_field", "stream_options"),
         ({"regex": "("}, "invalid_value", None),
-        ({"presence_penalty": 1}, "invalid_value", None),
-        ({"echo": True}, "invalid_type", "echo"),
+        ({"presence_penalty": 1}, "invalid_value", "presence_penalty"),
+        ({"echo": True}, "invalid_value", "echo"),
         ({"draft": "/etc"}, "unknown_field", "draft"),
         ({"num_beams": 1000}, "unknown_field", "num_beams"),
         ({"tempratur": 1}, "unknown_field", "tempratur"),
@@ -132,7 +134,7 @@ def test_wrong_model(http: httpx.Client, encoder: Path, translator: Path) -> Non
 def test_wrong_messages(http: httpx.Client, messages: list[Any]) -> None:
     response = http.post(CHATS, json={"model": "writer", "messages": messages})
     assert response.status_code == 400
-    assert response.json()["error"]["param"] == "messages"
+    assert response.json()["error"]["param"].startswith("messages")
 
 
 def test_wrong_input_of_embeddings(http: httpx.Client, encoder: Path) -> None:
@@ -144,7 +146,8 @@ def test_wrong_input_of_embeddings(http: httpx.Client, encoder: Path) -> None:
 
 
 def test_wrong_route_method_and_type(http: httpx.Client) -> None:
-    refused(http.get("/v1/nothing"), 404, "unknown_route")
+    for path in ("/v1/nothing", "/v1/models/", "/v1/models/%2F"):
+        refused(http.get(path), 404, "unknown_route")
     refused(http.get(COMPLETIONS), 405, "wrong_method")
     refused(http.post(COMPLETIONS, content=json.dumps(asked()), headers={"content-type": "text/plain"}), 415,
             "invalid_content_type")  # fmt: skip

@@ -1,0 +1,113 @@
+"""The configuration of the server: a TOML file, and the flags of ``zoo serve``."""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Literal
+
+from zoo.config import Settings
+from zoo.errors import UsageError
+
+__all__ = ["OPTIONS", "ModelConfig", "ServeConfig", "read_config"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig(Settings):
+    """How a model is opened. Unset options are those of the server."""
+
+    path: str = ""
+    """The model directory, relative to the configuration file."""
+    dtype: Literal["float32", "float16", "bfloat16", "int8", "int4"] | None = None
+    """Precision."""
+    variant: str | None = None
+    """Export to run; by default that for serving if it exists, else the best."""
+    provider: Literal["cpu", "cuda", "auto"] | None = None
+    """Execution provider."""
+    threads: int | None = None
+    """Threads per operator."""
+    memory: Literal["fast", "mapped"] | None = None
+    """Repack weights for speed, or use the memory-mapped file."""
+    unverified: bool | None = None
+    """Allow exports that are not verified."""
+
+    def __post_init__(self) -> None:
+        self.require_positive("threads")
+
+
+OPTIONS = tuple(field.name for field in fields(ModelConfig) if field.name != "path")
+"""Options of :func:`zoo_runtime.load_session`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeConfig(Settings):
+    """Settings of the server. Those that :class:`ModelConfig` also has are for all models."""
+
+    host: str = "127.0.0.1"
+    """Address to listen on."""
+    port: int = 8000
+    """Port; 0 for a free one."""
+    api_key_file: str | None = None
+    """File with the key that requests must have."""
+    queue: int = 256
+    """Inputs that wait for a model."""
+    max_tokens: int = 4096
+    """New tokens of a text that a request may ask for."""
+    max_body: int = 4 * 2**20
+    """Bytes of a request's body."""
+    timeout: float = 600.0
+    """Seconds for an answer."""
+    drain_seconds: int = 30
+    """Seconds after SIGTERM in which requests may finish."""
+    prefix_cache_bytes: int = 0
+    """Memory of each model for the pasts of common beginnings of prompts; 0 for none."""
+    dtype: Literal["float32", "float16", "bfloat16", "int8", "int4"] | None = None
+    variant: str | None = None
+    provider: Literal["cpu", "cuda", "auto"] = "cpu"
+    threads: int | None = None
+    memory: Literal["fast", "mapped"] = "fast"
+    unverified: bool = False
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port <= 65535:
+            raise ValueError(f"port must be from 0 to 65535, got {self.port}")
+        self.require_positive("queue", "max_tokens", "max_body", "timeout", "threads")
+        for name in ("drain_seconds", "prefix_cache_bytes"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
+
+    def options(self, model: ModelConfig | None = None) -> dict[str, Any]:
+        """Return the options of :func:`zoo_runtime.load_session` for a model."""
+        own = {name: getattr(model, name) for name in OPTIONS if getattr(model, name, None) is not None}
+        return {name: getattr(self, name) for name in OPTIONS} | own
+
+
+def read_config(path: Path) -> tuple[dict[str, Any], dict[str, ModelConfig]]:
+    """Return the settings in a configuration file, and its models by name.
+
+    Raises :class:`UsageError` for a file that cannot be read, an unknown key or a wrong value.
+    """
+    try:
+        with path.open("rb") as file:
+            given = tomllib.load(file)
+    except OSError as error:
+        raise UsageError(f"cannot be read ({error.strerror})", path) from error
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"not TOML ({error})", path) from error
+    tables = given.pop("models", {})
+    if not isinstance(tables, dict) or not all(isinstance(table, dict) for table in tables.values()):
+        raise UsageError("models must be tables, such as [models.NAME]", path)
+    settings = ServeConfig.from_dict(given, path)
+    if settings.api_key_file is not None:
+        given["api_key_file"] = str(path.parent / settings.api_key_file)
+    models = {}
+    for name, table in tables.items():
+        where = f"{path} [models.{name}]"
+        if "path" not in table:
+            raise UsageError("path is missing", where, 'write path = "DIRECTORY"')
+        if not name or "/" in name:
+            raise UsageError(f"{name!r} is not a name for requests", where, "leave out slashes")
+        model = ModelConfig.from_dict(table, where)
+        models[name] = ModelConfig.from_dict({**table, "path": str(path.parent / model.path)}, where)
+    return given, models

@@ -1,0 +1,4 @@
+"""The protocol of OpenAI: ``bodies.py`` and ``shapes.py`` are its requests and answers, ``routes.py`` its routes.
+
+``generate.py`` answers requests for generated text, whole or as streams.
+"""

@@ -1,0 +1,86 @@
+"""Operations: the routes of the server, declared once for the application and for its OpenAPI document."""
+
+from __future__ import annotations
+
+import math
+import secrets
+import traceback
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from zoo.errors import ZooError
+from zoo_runtime.server.bodies import Body
+from zoo_runtime.server.errors import RequestError, as_request_error
+from zoo_runtime.server.observe import FACTS, LEFT, log
+from zoo_runtime.server.responses import LeftError
+from zoo_runtime.server.work import FullError
+
+__all__ = ["Failed", "Handler", "Operation", "route"]
+
+Handler = Callable[[Request], Awaitable[Response]]
+Failed = Callable[[RequestError], Response]
+"""Makes the response of a request that is not answered, in the shape of a protocol."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Operation:
+    """A route with one method."""
+
+    method: Literal["GET", "POST"]
+    path: str
+    """The path, with parameters in braces."""
+    handler: Handler
+    summary: str
+    body: type[Body] | None = None
+    """The body, if there is one."""
+    binary: bool = False
+    """Whether the body may also be binary."""
+    answers: Mapping[str, Mapping[str, Any]] | None = None
+    """JSON schemas of the answer, by content type; by default any JSON object."""
+    public: bool = False
+    """Whether it can be used without a key."""
+
+
+def route(operation: Operation, failed: Failed, key: bytes | None) -> Route:
+    """Return the route of an operation, whose exceptions become errors of the protocol, and which checks the key.
+
+    Args:
+        operation: its declaration.
+        failed: the errors of its protocol.
+        key: the value of the header ``authorization`` that requests must have, if any.
+    """
+
+    async def call(request: Request) -> Response:
+        try:
+            if not operation.public:
+                _check_key(request, key)
+            return await operation.handler(request)
+        except RequestError as error:
+            return failed(error)
+        except FullError as error:
+            wait = {"retry-after": str(math.ceil(error.seconds))}
+            return failed(RequestError(429, "the queue is full, try again later", "queue_full", headers=wait))
+        except ZooError as error:
+            return failed(as_request_error(error))
+        except (LeftError, ClientDisconnect):
+            request.scope[FACTS]["status"] = LEFT
+            return Response(status_code=LEFT)
+        except Exception as error:
+            frames = traceback.extract_tb(error.__traceback__)
+            places = [f"{frame.filename}:{frame.lineno}" for frame in frames[-5:]]
+            log("exception", kind=type(error).__name__, places=places)
+            return failed(RequestError(500, "internal error", "internal_error"))
+
+    return Route(operation.path, call, methods=[operation.method])
+
+
+def _check_key(request: Request, key: bytes | None) -> None:
+    given = request.headers.get("authorization", "").encode("latin-1")
+    if key is not None and not secrets.compare_digest(given, key):
+        headers = {"www-authenticate": "Bearer"}
+        raise RequestError(401, "a valid API key is needed", "invalid_api_key", headers=headers)

@@ -1,0 +1,131 @@
+"""What the routes of all protocols share: reading bodies, finding models, and waiting for results."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+
+from zoo.errors import ZooError
+from zoo_runtime.runner import Runner
+from zoo_runtime.server.errors import RequestError, server_error
+from zoo_runtime.server.models import Models, Served
+from zoo_runtime.server.observe import FACTS, HELD
+from zoo_runtime.server.responses import Events, while_connected
+from zoo_runtime.server.work import Work
+
+__all__ = ["Limits", "Service"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """Limits of a request."""
+
+    body: int = 4 * 2**20
+    """Bytes of a body."""
+    tokens: int = 4096
+    """New tokens of a text."""
+    seconds: float = 600.0
+    """Time for an answer."""
+    body_seconds: float = 30.0
+    """Time for a client to send its body."""
+
+
+@dataclass(frozen=True)
+class Service:
+    """The open models, and the limits of a request."""
+
+    models: Models
+    limits: Limits
+
+    async def read_json(self, request: Request) -> bytes:
+        """Read a body in JSON. Raises :class:`RequestError` if it has another type, is too long or too slow."""
+        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if kind != "application/json":  # pages of other origins cannot send this type without asking
+            raise RequestError(415, "the content type must be application/json", "invalid_content_type")
+        return await self.read(request)
+
+    async def read(self, request: Request) -> bytes:
+        """Read a body. Raises :class:`RequestError` if it is too long or too slow; the rest of it is not read."""
+        close = {"connection": "close"}
+        refusal = RequestError(413, f"the body has more than {self.limits.body} bytes", "body_too_large", headers=close)
+        if request.headers.get("content-length", "0").rjust(20, "0") > str(self.limits.body).rjust(20, "0"):
+            raise refusal
+        data = bytearray()
+        try:
+            async with asyncio.timeout(self.limits.body_seconds):
+                async for part in request.stream():
+                    data += part
+                    if len(data) > self.limits.body:
+                        raise refusal
+        except TimeoutError:
+            raise RequestError(408, "the body did not arrive in time", "timeout", headers=close) from None
+        return bytes(data)
+
+    def find(self, request: Request, name: str) -> Served:
+        """Return a model, which stays open until the request ends. Raises :class:`RequestError` if there is none."""
+        served = self.models.hold(name)
+        request.scope[HELD].append(served)
+        request.scope[FACTS]["model"] = served.name
+        return served
+
+    async def answer(
+        self, request: Request, served: Served, runner: Runner[Any], inputs: Sequence[Any], param: str
+    ) -> list[dict[str, Any]]:
+        """Return the results of a task."""
+        self.check_count(served, runner, len(inputs), param)
+
+        def read() -> list[Any]:
+            return [served.read(runner, value, number, param) for number, value in enumerate(inputs, 1)]
+
+        return await self.results(request, served, runner, await run_in_threadpool(read))
+
+    async def results(
+        self,
+        request: Request,
+        served: Served,
+        runner: Runner[Any],
+        items: Sequence[Any],
+        failure: Callable[[ZooError], RequestError] = server_error,
+    ) -> list[dict[str, Any]]:
+        """Return the results of a task for inputs that its runner has read; ``failure`` makes its errors."""
+        events = Events()
+        works = [Work(runner, item, events.deliver(place)) for place, item in enumerate(items)]
+        served.engine(runner).submit(works)
+        return await self.collect(request, works, events, failure)
+
+    def check_count(self, served: Served, runner: Runner[Any], count: int, param: str) -> None:
+        """Raise :class:`RequestError` if inputs can never be answered together."""
+        if not count:
+            raise RequestError(400, "there is no input", "invalid_value", param)
+        if count > (most := served.engine(runner).most):
+            raise RequestError(400, f"at most {most} inputs can be answered together", "invalid_value", param)
+
+    async def collect(
+        self,
+        request: Request,
+        works: Sequence[Work],
+        events: Events,
+        failure: Callable[[ZooError], RequestError] = server_error,
+    ) -> list[dict[str, Any]]:
+        """Wait for the results of works, and cancel them if the client leaves or the time is over."""
+        results: list[dict[str, Any]] = [{} for _ in works]
+
+        async def receive() -> None:
+            for _ in works:
+                index, event = await events.next()
+                if event.error is not None:
+                    raise failure(event.error)
+                assert event.result is not None
+                results[index] = event.result
+
+        try:
+            await while_connected(request, receive(), self.limits.seconds)
+        finally:
+            for work in works:
+                work.cancel()
+        return results
