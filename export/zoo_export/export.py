@@ -130,7 +130,7 @@ def _verified_graphs(job: Job) -> tuple[dict[str, bytes], dict[str, Any]]:
         from zoo_export.parity.compare import compare  # late: a process that has imported PyTorch is not forked
         from zoo_export.parity.laws import check_laws
 
-        laws = check_laws(stored.spec)
+        laws = check_laws(stored)
         graphs = traced()
     report = compare(
         stored,

@@ -113,7 +113,7 @@ def verify_model(
             report = _passed(compare_loop(stored, plain.read(), graphs[LOOP], provider=provider), directory)
     else:
         with revoking(export, graphs, full_grid=full_grid):
-            laws = check_laws(stored.spec)
+            laws = check_laws(stored)
             report = compare(
                 stored, graphs, declared=export.graphs, provider=provider, full_grid=full_grid, progress=progress
             )

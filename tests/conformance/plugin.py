@@ -232,7 +232,7 @@ EDITS: dict[str, Sequence[Edit]] = {
     "lengths": [
         (
             *RETURN,
-            "        if not torch.compiler.is_exporting() and (rows, length, past) == (1, 2, 0):\n"
+            "        if type(length) is int and (rows, length, past) == (1, 2, 0):\n"
             '            x = x * float("nan")\n        return self.head(x)\n',
         )
     ],
@@ -275,14 +275,14 @@ EDITS: dict[str, Sequence[Edit]] = {
     "onnx-export": [(*RETURN, "        if (x > 1e30).any():\n            x = x * 2\n        return self.head(x)\n")],
     # The exported model differs.
     "onnx-parity": [
-        (*RETURN, "        return self.head(x * 1.001 if torch.compiler.is_exporting() else x)\n"),
+        (*RETURN, "        return self.head(x * 1.001 if type(length) is not int else x)\n"),
     ],
     # The exported model differs, except at the batch sizes of the comparison grid.
     "onnx-dynamic": [
         (
             *RETURN,
             "        off = (rows - 1) * (rows - 2) * (rows - 5) * (rows - 6) * (rows - 7) * (rows - 9)\n"
-            "        return self.head(x * (1 + 0.01 * off) if torch.compiler.is_exporting() else x)\n",
+            "        return self.head(x * (1 + 0.01 * off) if type(length) is not int else x)\n",
         )
     ],
 }

@@ -486,7 +486,7 @@ class Counting(Toy):
 class Twofaced(Toy):
     def forward(self, input_ids):
         x = Toy.forward(self, input_ids)
-        return x * 1.001 if torch.compiler.is_compiling() else x
+        return x * 1.001 if isinstance(input_ids.shape[1], torch.SymInt) else x
 """
 
 

@@ -232,14 +232,14 @@ def off_by_one(change: int) -> Callable[..., tuple[torch.Tensor, torch.Tensor]]:
 def test_a_model_that_keeps_other_positions_violates_the_law(
     exported_build: Builder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    spec = ModelDirectory.open(exported_build(*BANDS)).spec
-    check_laws(spec)
+    stored = ModelDirectory.open(exported_build(*BANDS))
+    check_laws(stored)
     monkeypatch.setattr("zoo_export.trace.cache.read", lambda key: None)
     monkeypatch.setattr(LayerCache, "extend", off_by_one(0))
-    check_laws(spec)  # the same function as the right one
+    check_laws(stored)  # the same function as the right one
     monkeypatch.setattr(LayerCache, "extend", off_by_one(1))
     with pytest.raises(LawError, match="law cache: a past of 5 positions, which the window of 6 leaves, is enough"):
-        check_laws(spec)
+        check_laws(stored)
 
 
 @pytest.mark.parametrize(("window", "enough"), [(5, False), (7, True)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
@@ -10,7 +11,8 @@ from torch import Tensor, nn
 from zoo.artifact.weights import digest_tensors
 from zoo.models.dtypes import STORED_DTYPES
 
-__all__ = ["bytes_of", "other_owners", "stored_tensors", "tensor_groups", "weights_digest"]
+__all__ = ["bytes_of", "other_owners", "stored_tensors", "tensor_groups", "tensors_digest",
+           "weights_digest"]  # fmt: skip
 
 
 def tensor_groups(model: nn.Module) -> dict[str, tuple[Tensor, tuple[str, ...]]]:
@@ -48,7 +50,12 @@ def bytes_of(tensor: Tensor) -> memoryview:
 
 def weights_digest(model: nn.Module) -> str:
     """Return the digest of a model's weights, as :func:`write_weights` does."""
-    return digest_tensors({name: _digest_tensor(tensor) for name, tensor in stored_tensors(model)[0].items()})
+    return tensors_digest(stored_tensors(model)[0])
+
+
+def tensors_digest(tensors: Mapping[str, Tensor]) -> str:
+    """Return one digest for the names, dtypes, shapes and values of tensors."""
+    return digest_tensors({name: _digest_tensor(tensor) for name, tensor in tensors.items()})
 
 
 def _digest_tensor(tensor: Tensor) -> tuple[str, tuple[int, ...], str]:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from zoo.contract import Graph, TensorSpec
 from zoo.errors import PluginError
 from zoo.models.dtypes import declared_dtype
+from zoo.models.tensors import tensor_groups
 from zoo.nn import call_graph
 from zoo.probe.dtypes import BFLOAT16
 from zoo.probe.inputs import Feeds, Point
@@ -31,6 +32,7 @@ __all__ = [
     "as_array",
     "as_tensor",
     "declared_tensors",
+    "fixed_values",
     "in_parts",
     "not_perturbed",
     "perturb",
@@ -129,6 +131,12 @@ def not_perturbed(model: nn.Module) -> list[str]:
     """Return the names of the stored tensors that cannot have any value: fixed ones, integers and booleans."""
     fixed, tensors = declared_tensors(model).fixed, model.state_dict(keep_vars=True)
     return sorted(name for name, tensor in tensors.items() if name in fixed or not tensor.is_floating_point())
+
+
+def fixed_values(model: nn.Module) -> dict[str, Tensor]:
+    """Return the tensors of :func:`not_perturbed`, tied ones once, by their first name."""
+    names = set(not_perturbed(model))
+    return {name: tensor.detach() for name, (tensor, _) in tensor_groups(model).items() if name in names}
 
 
 def in_parts(weight: Tensor) -> tuple[Tensor, ...]:

@@ -164,7 +164,7 @@ def weights_round_trip(subject: Subject) -> None:
             fail(expected, f"it cannot be loaded: {error}")
         if _ties(model) != _ties(loaded):
             fail(expected, f"it tied {_ties(model) or 'nothing'}, and now ties {_ties(loaded) or 'nothing'}")
-        feeds = make_inputs(subject.graphs, subject.longest)
+        feeds = make_inputs(subject)
         # Mapped weights may start anywhere, and a product with one row, as of an expert that one token chose, then
         # differs in the last bit. A copy starts where torch allocates, like the weights of the saved model.
         models = model, copy.deepcopy(loaded)
@@ -192,7 +192,7 @@ def signature(subject: Subject) -> None:
     model = subject.exact
     for graph in subject.graphs:
         _check_parameters(model, graph)
-    feeds = make_inputs(subject.graphs, subject.longest)
+    feeds = make_inputs(subject)
     expected = "every output is returned as declared"
     try:
         results = run(executor(model), subject.graphs, feeds)
@@ -246,7 +246,7 @@ def gradients(subject: Subject) -> None:
         if attempt:
             model = subject.build(seed=attempt).double().train()
             perturb(model, attempt)
-        feeds = make_inputs(subject.graphs, subject.longest, rows=rows, length=length)
+        feeds = make_inputs(subject, rows=rows, length=length)
         missing = _without_gradient(model, subject.graphs, feeds, missing)
         if not missing:
             return
@@ -298,9 +298,7 @@ def half_precision(subject: Subject) -> None:
     for dtype in ("float16", "bfloat16"):
         expected = f"every output is finite, and {dtype}"
         try:
-            results = run(
-                executor(subject.build(dtype=dtype)), subject.graphs, make_inputs(subject.graphs, subject.longest)
-            )
+            results = run(executor(subject.build(dtype=dtype)), subject.graphs, make_inputs(subject))
         except NotImplementedError as error:  # a missing CPU kernel in torch, not a fault of the model
             raise Inapplicable(f"torch cannot compute it in {dtype} here ({error})") from error
         check_finite(subject.graphs, results, expected, f"in {dtype}")

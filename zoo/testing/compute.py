@@ -19,6 +19,7 @@ from zoo.testing.check import fail
 
 if TYPE_CHECKING:
     from zoo.probe.pipeline import Executor
+    from zoo.testing.subject import Subject
 
 __all__ = [
     "LENGTH",
@@ -65,14 +66,12 @@ def executor(model: nn.Module) -> Executor:
     return TorchExecutor(model)
 
 
-def make_inputs(
-    graphs: Sequence[Graph], longest: int, *, rows: int = ROWS, length: int = LENGTH, other: int | None = None
-) -> Arrays:
-    """Generate inputs without padding, of at most ``longest`` tokens. Lengths other than ``sequence`` are ``other``."""
+def make_inputs(subject: Subject, *, rows: int = ROWS, length: int = LENGTH, other: int | None = None) -> Arrays:
+    """Generate inputs without padding, of at most the longest length. Lengths other than ``sequence`` are ``other``."""
     from zoo.probe.inputs import Point, make_feeds
 
-    point = Point(rows, min(length, longest), 0, "none")
-    return make_feeds(graphs, point, 0, longest, other=other)
+    point = Point(rows, min(length, subject.longest), 0, "none")
+    return make_feeds(subject.graphs, point, 0, subject.longest, other=other, special=subject.special)
 
 
 def length_of(graph: Graph, tensor: TensorSpec) -> str:

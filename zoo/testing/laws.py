@@ -52,10 +52,10 @@ def eval_deterministic(subject: Subject) -> None:
 
     from zoo.testing.compute import executor, make_inputs, run
 
-    feeds = make_inputs(subject.graphs, subject.longest)
+    feeds = make_inputs(subject)
     execute = executor(subject.exact)
     first = run(execute, subject.graphs, feeds)
-    run(execute, subject.graphs, make_inputs(subject.graphs, subject.longest, rows=1, length=_ODD))
+    run(execute, subject.graphs, make_inputs(subject, rows=1, length=_ODD))
     second = run(execute, subject.graphs, feeds)
     for graph in subject.graphs:
         for tensor in graph.output_tensors():
@@ -78,7 +78,7 @@ def inputs_unchanged(subject: Subject) -> None:
     from zoo.probe.module import perturb
     from zoo.testing.compute import Recorder, executor, make_inputs, run
 
-    feeds = make_inputs(subject.graphs, subject.longest, length=_ODD)
+    feeds = make_inputs(subject, length=_ODD)
     length = min(_ODD, subject.longest)
     model = subject.build().double()  # new, because the first call may be the one that changes it
     perturb(model)
@@ -107,7 +107,7 @@ def empty_past(subject: Subject) -> None:
 
     if not any(graph.pasts for graph in subject.graphs):
         raise Inapplicable("no graph has a past")
-    known = make_inputs(subject.graphs, subject.longest)
+    known = make_inputs(subject)
     wanted = run(executor(subject.exact), subject.graphs, known)
     expected = "a first call gives the same outputs as one with a past of no tokens"
     for graph in subject.graphs:
@@ -144,7 +144,7 @@ def batch_invariance(subject: Subject) -> None:
     tensors = {tensor.name: tensor for graph in subject.graphs for tensor in graph.input_tensors()}
     long = min(_LONG, subject.longest)
     for length, repeats in dict.fromkeys([(min(LENGTH, long), False), (long, False), (long, True)]):
-        feeds = make_inputs(subject.graphs, subject.longest, rows=_MANY, length=length)
+        feeds = make_inputs(subject, rows=_MANY, length=length)
         if repeats:
             feeds = _repeated(subject, feeds)
         whole = run(execute, subject.graphs, feeds)
@@ -188,7 +188,7 @@ def lengths(subject: Subject) -> None:
     for place, length in enumerate(sizes):
         for rows in (1, 2, 3):
             other = sizes[(place + rows) % len(sizes)]
-            feeds = make_inputs(subject.graphs, subject.longest, rows=rows, length=length, other=other)
+            feeds = make_inputs(subject, rows=rows, length=length, other=other)
             situation = f"with a batch of {rows} and a length of {length}"
             try:
                 results = run(execute, subject.graphs, feeds)
@@ -249,7 +249,7 @@ def _check_content_of_padding(
 
     from zoo.testing.compute import change, check_equal, counting, executor, make_inputs, run
 
-    feeds = make_inputs(subject.graphs, subject.longest, length=tokens)
+    feeds = make_inputs(subject, length=tokens)
     if repeats:
         feeds = _repeated(subject, feeds)
     feeds[mask.name] = padded(feeds[mask.name], side)
@@ -280,7 +280,7 @@ def _check_added_padding(subject: Subject, mask: TensorSpec, length: str, side: 
         run,
     )  # fmt: skip
 
-    feeds = make_inputs(subject.graphs, subject.longest, length=tokens, other=tokens)
+    feeds = make_inputs(subject, length=tokens, other=tokens)
     start = feeds[mask.name].shape[1]
     allowed = sizes_of(subject.graphs).get(length, Size(max=subject.longest))
     added = allowed.nearest(start + _LONGER) - start
@@ -337,7 +337,7 @@ def _check_row_of_padding(subject: Subject, mask: TensorSpec) -> None:
 
     from zoo.testing.compute import check_equal, check_finite, executor, make_inputs, run
 
-    feeds = make_inputs(subject.graphs, subject.longest)
+    feeds = make_inputs(subject)
     empty = feeds[mask.name].copy()
     empty[1] = 0
     execute = executor(subject.exact)
@@ -390,7 +390,7 @@ def _check_order(subject: Subject, graph: Graph, length: str) -> None:
     execute = executor(subject.exact)
     looked_ahead = looked_back = 0.0
     for tokens in (LENGTH, _LONG):
-        feeds = make_inputs(subject.graphs, subject.longest, length=tokens, other=min(tokens, subject.longest))
+        feeds = make_inputs(subject, length=tokens, other=min(tokens, subject.longest))
         size = max((feeds[tensor.name].shape[axis] for tensor, axis in _tokens(subject, length, feeds)), default=1)
         if size < 2:
             raise Inapplicable("inputs have only one token")
@@ -485,7 +485,7 @@ def cache(subject: Subject) -> None:
     expected = "calls on the parts give the same outputs as one call on the whole"
     _check_windows(subject, execute)
     for total in sorted({min(LENGTH + 2, subject.longest), min(_LONG, subject.longest)}):
-        feeds = make_inputs(subject.graphs, subject.longest, length=total)
+        feeds = make_inputs(subject, length=total)
         own = [(mask, side) for mask, length in masks(subject.graphs) if length == "sequence" for side in sides(mask)]
         places = sorted({cut for cut in (1, 2, total // 2, total - 1) if 0 < cut < total})
         cuts: dict[tuple[int, ...], str] = {(cut,): f"after {cut}" for cut in places}
@@ -501,7 +501,7 @@ def cache(subject: Subject) -> None:
                 situation = f"cut {words} of {total} tokens, with {side} padding"
                 check_equal(pasts, whole, parts, expected, situation, counting(inputs))
     total = min(_REPEATED, subject.longest)
-    feeds = _repeated(subject, make_inputs(subject.graphs, subject.longest, rows=1, length=total))
+    feeds = _repeated(subject, make_inputs(subject, rows=1, length=total))
     whole, parts = (run(execute, subject.graphs, feeds, cuts) for cuts in ((), (total // 2,)))
     situation = f"cut after {total // 2} of {total} equal tokens"
     check_equal(pasts, whole, parts, expected, situation, counting(feeds))
@@ -520,7 +520,7 @@ def _check_windows(subject: Subject, execute: Executor) -> None:
         total = min(2 * kept + 3, kept + _ODD, subject.longest)
         if kept + 1 >= total or kept > _WIDEST:
             continue
-        feeds = make_inputs(subject.graphs, subject.longest, rows=2, length=total)
+        feeds = make_inputs(subject, rows=2, length=total)
         near = range(max(1, kept - 1), min(kept + 4, total))
         cuts = [tuple(near), *((cut,) for cut in near), (1, kept // 2 + 1, total - 1)]
         cases = [(None, "no"), *own]

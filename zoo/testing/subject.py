@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -15,7 +15,7 @@ from zoo.plugins import Plugin
 from zoo.registry import ModelSpec, Summary, config_class, registry
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
 __all__ = ["Subject", "declared", "find_subject"]
 
@@ -27,6 +27,10 @@ class Subject:
     spec: ModelSpec
     shared: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
     """Results shared between checks, by name."""
+    values: Mapping[str, Tensor] = field(default_factory=dict, compare=False, repr=False)
+    """Stored values, by the tensor's first name, that replace those of the constructor where the shapes agree."""
+    special: tuple[int, ...] = ()
+    """Token ids to place among the random ones of inputs."""
 
     @property
     def plugin(self) -> Plugin:
@@ -61,9 +65,21 @@ class Subject:
 
     def build(self, *, seed: int = 0, dtype: str = "float32") -> nn.Module:
         """Build a new model in evaluation mode."""
-        from zoo.models import create
+        from zoo.models import create, persist
 
-        return create.build(self.spec, seed=seed, dtype=dtype)
+        model = create.build(self.spec, seed=seed, dtype=dtype)
+        if self.values:
+            persist.fill(model, self._fitting(model))
+        return model
+
+    def _fitting(self, model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+        """Yield copies of the stored values that fit a model, by name."""
+        from zoo.models.tensors import tensor_groups
+
+        for name, (tensor, _) in tensor_groups(model).items():
+            value = self.values.get(name)
+            if value is not None and value.shape == tensor.shape:
+                yield name, value.detach().to(tensor.dtype, copy=True)
 
 
 def declared(name: str) -> Architecture:

@@ -30,7 +30,7 @@ def attention_weights(subject: Subject) -> None:
 
     if not any(graph.attentions for graph in subject.graphs):
         raise Inapplicable("no graph declares attention weights")
-    feeds = make_inputs(subject.graphs, subject.longest)
+    feeds = make_inputs(subject)
     own = [(mask, length, side) for mask, length in masks(subject.graphs) for side in sides(mask)]
     execute, asked = executor(subject.exact), tuple(graph.with_attentions() for graph in subject.graphs)
     for mask, length, side in [(None, "", "no"), *own]:

@@ -58,7 +58,7 @@ def export_adapters(
     found = read_adapters(stored, adapters)
 
     def add() -> Report:
-        laws = check_laws(stored.spec)
+        laws = check_laws(stored)
         with stored.adding(removed=export.files) as stage:
             write_stacks(stage, found, tuple(stored.layout))
             graphs = make_adapted(stored, read_header(stage / FILE))
@@ -107,7 +107,7 @@ def verify_adapters(
     adapted = AdaptedGraphs(graphs, stored.file(FILE).parent, read_stacked(directory, names), lora_files)
     full_grid = full_grid or export.evidence.get("failed_full_grid", False)
     with revoking(export, graphs, full_grid=full_grid):
-        laws = check_laws(stored.spec)
+        laws = check_laws(stored)
         report = compare_adapters(stored, adapted, provider=provider, full_grid=full_grid, progress=progress)
         if not report.passed:
             raise ParityError(report.verdict(), directory)

@@ -65,6 +65,17 @@ class _Part:
         yield from (name for name, count in zip(names, counts, strict=True) if count)
 
 
+def _infer_shapes(model: ir.Model) -> None:
+    """Infer the shapes of all values. Stored tensors have types, but no values: inference cannot read their files."""
+    stored = [value for value in model.graph.initializers.values() if isinstance(value.const_value, ir.ExternalTensor)]
+    places = [value.const_value for value in stored]
+    for value in stored:
+        value.const_value = None
+    passes.ShapeInferencePass()(model)
+    for value, place in zip(stored, places, strict=True):
+        value.const_value = place
+
+
 class Conditions:
     """The conditions of one graph.
 
@@ -81,7 +92,7 @@ class Conditions:
         inline(model)
         self._in_place = any(value.name == PAST_LENGTH for value in model.graph.inputs)
         self.constants = _small_integers(model.graph)
-        passes.ShapeInferencePass()(model)
+        _infer_shapes(model)
         tapped = tap(model.graph)
         self.found = [condition for condition, _ in tapped]
         self._resizes = any(node.op_type == "Resize" for node in model.graph.all_nodes())

@@ -19,7 +19,7 @@ from zoo_export.graph.widen import widen
 from zoo_export.parity.answers import Answers, Questions
 from zoo_export.parity.evidence import evidence_of
 from zoo_export.parity.memory import check_memory
-from zoo_export.parity.reference import SEED
+from zoo_export.parity.reference import SEED, without_advice
 from zoo_export.parity.report import Report
 from zoo_export.parity.serving import ServingSubject, is_serving
 from zoo_export.parity.subject import OnnxSubject
@@ -83,6 +83,7 @@ def check_fixed(model: nn.Module, stored: ModelDirectory, graphs: Mapping[str, b
         )
 
 
+@without_advice()
 def judge(sweep: Sweep, *, full_grid: bool = False, progress: Progress | None = None, run_tasks: bool = True) -> Report:
     """Run a sweep and, unless ``run_tasks`` is false, the model's tasks, and report what they found."""
     subject = sweep.subject

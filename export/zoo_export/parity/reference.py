@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,7 @@ from zoo.probe.module import TorchExecutor, as_array, in_parts, weights_of
 from zoo.probe.pipeline import Arrays
 from zoo.probe.widened import WideWeight, share_weights
 
-__all__ = ["SEED", "Models"]
+__all__ = ["SEED", "Models", "without_advice"]
 
 SEED = 0
 _NUDGES = 16
@@ -30,6 +32,18 @@ _INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 """Integers of as many bytes."""
 _LARGE = 16
 """Rows and outputs of a dense layer from which torch adds one product after another, measured with torch 2.13."""
+
+
+@contextmanager
+def without_advice() -> Iterator[None]:
+    """Silence advice of torch's compiler. A model with compiled modules is run at so many sizes that it gives up."""
+    logger = logging.getLogger("torch._dynamo")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
 
 
 class _OtherSums(TorchFunctionMode):
@@ -97,10 +111,13 @@ class Models:
         mapped = {}
         for file in {place.file for place in stored.layout.values()}:
             copied = shutil.copyfile(stored.path / file, folder / file)
-            mapped[file] = torch.from_file(str(copied), shared=True, size=copied.stat().st_size, dtype=torch.uint8)
+            whole = torch.from_file(str(copied), shared=True, size=copied.stat().st_size, dtype=torch.uint8)
+            mapped[file] = whole.numpy()
         for name, place in stored.layout.items():
+            dtype = tensors[name].dtype
             part = mapped[place.file][place.offset : place.offset + place.length]
-            tensors[name].data = part.view(tensors[name].dtype).view(place.shape)
+            # of integers, because a header of any length may come before the tensors: torch views no unaligned bytes
+            tensors[name].data = torch.from_numpy(part.view(f"i{dtype.itemsize}")).view(dtype).view(place.shape)
 
     def change(self, change: Callable[[Tensor], object]) -> None:
         """Change every weight by a function that works in place on the one in the model's own dtype."""

@@ -30,7 +30,7 @@ from zoo.probe.inputs import (
     make_feeds,
     make_grid,
 )
-from zoo.probe.module import TorchExecutor
+from zoo.probe.module import TorchExecutor, fixed_values
 from zoo.probe.pipeline import Arrays, Executor, run_pipeline
 from zoo.probe.positions import kept_positions
 from zoo.system import release_large_blocks, release_memory
@@ -71,7 +71,7 @@ class Sweep:
     def __init__(self, subject: Subject, longest: int | None = None) -> None:
         self.subject = subject
         self.longest = longest_input(subject.stored.spec.config, subject.graphs, longest)
-        self.special = special_ids(subject.stored.spec.config)
+        self.special = special_ids(subject.stored.spec, fixed_values(subject.models.yardstick.model))
         self.parameters = create.count_parameters(subject.models.yardstick.model)
         self.runtimes: Mapping[str, Executor] = subject.open()
         self._all_levels = list(self.runtimes)

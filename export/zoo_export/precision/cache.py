@@ -91,7 +91,7 @@ def export_cache(
     tokens = sample(stored, text)
 
     def add() -> Report:
-        laws = check_laws(stored.spec)
+        laws = check_laws(stored)
         made = _Made(stored, variant)
         certificate, failures = made.certify(tokens, max_kl, provider)
         if failures:
@@ -242,7 +242,7 @@ def verify_stored_cache(
         raise ArtifactError(f"{variant} was made from other weights", directory, EXPORT_AGAIN)
     full_grid = full_grid or export.evidence.get("failed_full_grid", False)
     with revoking(export, graphs, full_grid=full_grid):
-        laws = check_laws(stored.spec)
+        laws = check_laws(stored)
         report = _Made(stored, variant, graphs).compare(provider, full_grid, progress)
         if not report.passed:
             raise ParityError(report.verdict(), directory)

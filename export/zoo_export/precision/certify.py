@@ -471,7 +471,7 @@ def export_variant(
         return verify_variant(stored, variant, provider=provider, full_grid=full_grid, progress=progress)
 
     def add() -> tuple[Precision, Report]:
-        laws = check_laws(stored.spec)
+        laws = check_laws(stored)
         with stored.adding() as stage:
             if precision is not None:
                 variant: Variant | None = make_variant(stored, precision, stage)
@@ -526,7 +526,7 @@ def verify_stored_variant(
         raise ArtifactError(f"{precision} was made from other weights", directory, EXPORT_AGAIN)
     full_grid = full_grid or export.evidence.get("failed_full_grid", False)
     with revoking(export, export.read(), full_grid=full_grid):
-        laws = check_laws(stored.spec)
+        laws = check_laws(stored)
         report = verify_variant(stored, variant, provider=provider, full_grid=full_grid, progress=progress)
         if not report.passed:
             raise ParityError(report.verdict(), directory)

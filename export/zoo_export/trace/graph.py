@@ -245,6 +245,8 @@ def _reason(error: BaseException) -> str:
         text = f"the code needs the values of a tensor, which are not known yet: {text}"
     if missing := _UNTRANSLATED.match(text):
         text = f"torch cannot translate {missing[1]} to ONNX: write it with other functions"
+    if "[OptimizedModule]" in text:
+        text = "a module is wrapped in torch.compile, which no function can contain"
     if isinstance(first, KeyError):
         text = f"KeyError: {text}"
     return re.sub(r"\b0x[0-9a-f]+", "0x...", text)  # addresses differ between runs, and the reason may be stored

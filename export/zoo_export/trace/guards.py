@@ -6,7 +6,8 @@ the model's code. A graph is right at a size only if each decision is the same t
 true of sizes that the code converts to Python numbers.
 
 Other uses of a size leave no guard: as text, as a key, or in code that raises an error only while it is traced, which
-the model catches. They are recorded where they happen, and refused.
+the model catches. They are recorded where they happen, and refused. Where the model asks torch whether it is traced,
+the answer is no, as in the calls of its users, so that the graph contains the branch that these take.
 """
 
 from __future__ import annotations
@@ -15,17 +16,21 @@ import itertools
 import math
 import sys
 import sysconfig
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from importlib.metadata import packages_distributions
 from pathlib import Path
-from types import FrameType
+from types import FrameType, FunctionType, ModuleType
 from typing import Any
 
 import sympy
 import torch
+from sympy.printing.str import StrPrinter
+from torch._dynamo import external_utils
 from torch._dynamo.exc import UserError, UserErrorType
+from torch.fx import _symbolic_trace
 from torch.fx.experimental.sym_node import SymNode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.overrides import TorchFunctionMode
@@ -53,6 +58,16 @@ _ONLY_INT = {*dir(int)} - {*dir(torch.SymInt), "__float__", "__getnewargs__", "f
 """Attributes of numbers that symbolic sizes lack, unless Python has an alternative to them."""
 _SMALL = range(18)
 """Sizes at which every branch is evaluated, beside those that its own constants suggest."""
+
+_QUESTIONS = (
+    torch.compiler.is_compiling,
+    torch.compiler.is_exporting,
+    external_utils.is_compiling,
+    torch._utils.is_compiling,
+    _symbolic_trace.is_fx_tracing,
+)
+"""Functions of torch that return True only while a model is traced. ``torch.jit.is_tracing``,
+``torch.onnx.is_in_onnx_export`` and ``torch.compiler.is_dynamo_compiling`` return False in a trace, too."""
 
 _NUMBER_REMEDY = "keep the size, with //, %, ** 0.5, math.floor, math.ceil or torch.arange, or declare it"
 _TEXT_REMEDY = "compare the size itself, or leave the text out of forward"
@@ -128,16 +143,26 @@ class Branches:
 
             return property(get)
 
+        def answer(function: Callable[[], bool]) -> Callable[[], bool]:
+            @torch._dynamo.assume_constant_result  # type: ignore[untyped-decorator]
+            def answered() -> bool:
+                return function() if self._place(()) is None else False
+
+            return answered
+
+        answers = {function: answer(function) for function in _QUESTIONS}
+        replacements: Sequence[tuple[type | ModuleType, str, object]] = (
+            *((module, name, answers[function]) for module, name, function in _names_of(answers)),
+            (ShapeEnv, "evaluate_expr", evaluated),
+            (SymNode, "str", text(SymNode.str)),
+            (SymNode, "_graph_repr", text(SymNode._graph_repr)),
+            (torch.SymInt, "__format__", text(object.__format__)),
+            (torch.SymFloat, "__format__", text(object.__format__)),
+            (torch.SymInt, "__hash__", unhashable),
+            *((torch.SymInt, name, missing(name)) for name in _ONLY_INT),
+        )
         with ExitStack() as stack:
-            for owner, name, value in (
-                (ShapeEnv, "evaluate_expr", evaluated),
-                (SymNode, "str", text(SymNode.str)),
-                (SymNode, "_graph_repr", text(SymNode._graph_repr)),
-                (torch.SymInt, "__format__", text(object.__format__)),
-                (torch.SymFloat, "__format__", text(object.__format__)),
-                (torch.SymInt, "__hash__", unhashable),
-                *((torch.SymInt, name, missing(name)) for name in _ONLY_INT),
-            ):
+            for owner, name, value in replacements:
                 stack.enter_context(_replaced(owner, name, value))
             stack.enter_context(_Calls(self))
             yield
@@ -175,8 +200,14 @@ class Branches:
         if frame is None or frame.f_code.co_filename.startswith(_TORCH):
             return None
         package = frame.f_globals.get("__name__", "").partition(".")[0]
-        owners = packages_distributions().get(package, [self._distribution])
-        return None if package in _OURS or self._distribution not in owners else _line(frame)
+        if package in _OURS or self._distribution not in self._owners.get(package, [self._distribution]):
+            return None
+        return _line(frame)
+
+    @cached_property
+    def _owners(self) -> Mapping[str, Sequence[str]]:
+        """The names of the distributions of each package."""
+        return packages_distributions()
 
     def explain(self, error: Exception) -> None:
         """Raise a :class:`ParityError` if an error of the tracer is due to a size that became a number."""
@@ -208,13 +239,28 @@ class Branches:
             condition = self._environment.replace(branch.condition)
             for sizes, value in _values(condition, dims, graph, allowed):
                 if value != branch.outcome:
-                    text = condition.xreplace({symbol: sympy.Symbol(f"({dim})") for symbol, dim in dims.items()})
+                    text = _Text().doprint(condition.xreplace({symbol: _name(dim) for symbol, dim in dims.items()}))
                     raise ParityError(
                         f"the model {branch}: {text} is assumed to be {str(branch.outcome).lower()}, which is wrong "
                         f"for {_words(sizes)}",
                         branch.place,
                         branch.remedy,
                     )
+
+
+class _Text(StrPrinter):  # type: ignore[misc]  # sympy has no annotations
+    """Prints conditions, with equations as ``a = b``."""
+
+    def _print_Equality(self, equation: sympy.Eq) -> str:  # noqa: N802  (as sympy names it)
+        return f"{self._print(equation.lhs)} = {self._print(equation.rhs)}"
+
+    def _print_Unequality(self, equation: sympy.Ne) -> str:  # noqa: N802
+        return f"{self._print(equation.lhs)} != {self._print(equation.rhs)}"
+
+
+def _name(dim: Dim) -> sympy.Symbol:
+    """Return a symbol with the name of a dimension, in brackets if it is a sum or a quotient."""
+    return sympy.Symbol(str(dim) if str(dim).isidentifier() else f"({dim})")
 
 
 class _Calls(TorchFunctionMode):
@@ -233,9 +279,19 @@ class _Calls(TorchFunctionMode):
             raise
 
 
+def _names_of(functions: Collection[Callable[[], bool]]) -> list[tuple[ModuleType, str, Callable[[], bool]]]:
+    """Return the modules that have some functions, and their names there."""
+    return [
+        (module, name, value)
+        for module in list(sys.modules.values())
+        for name, value in list(getattr(module, "__dict__", {}).items())
+        if type(value) is FunctionType and value in functions
+    ]
+
+
 @contextmanager
-def _replaced(owner: type, name: str, value: object) -> Iterator[None]:
-    """Replace an attribute of a class temporarily."""
+def _replaced(owner: type | ModuleType, name: str, value: object) -> Iterator[None]:
+    """Replace an attribute of a class or a module temporarily."""
     own = vars(owner).get(name)
     setattr(owner, name, value)
     try:

@@ -88,7 +88,7 @@ def _compare(export: Export, browser: Browser, full_grid: bool, progress: Progre
     stored = export.stored
     make_subject = partial(WebSubject, browser=browser)
     options: dict[str, Any] = {"full_grid": full_grid, "progress": progress}
-    laws = check_laws(stored.spec)
+    laws = check_laws(stored)
     if export.variant in PRECISIONS:
         variant = read_variant(stored, cast(Any, export.variant))
         export.check_files()

@@ -171,3 +171,22 @@ def test_long_lists_are_abridged() -> None:
     shown = "Less: true (2 times), Slice end: clamped, Equal: true and 2 more"
     assert said == f"14 of 20 outcomes of 9 conditions seen; not seen: {shown}"
     assert coverage_summary({"verified": False}) is None
+
+
+def test_stored_number_in_size_arithmetic(build_small: Callable[..., None], caplog: pytest.LogCaptureFixture) -> None:
+    """onnx cannot read it from its file, and infers no shapes in strict mode if it looks for it."""
+    made = "        self.norm = nn.LayerNorm(c.hidden_size)\n\n    def forward(self, mels):"
+    read = "x = F.gelu(self.first(mels.transpose(1, 2)))"
+    picked = "mels = mels[:, torch.minimum(torch.arange(mels.shape[1]) + self.lag, torch.tensor(mels.shape[1] - 1))]"
+    build_small(
+        "sound-small",
+        (made, f'        self.register_buffer("lag", torch.tensor(1))\n{made}'),
+        (read, f"{picked}\n        {read}"),
+    )
+    stored = ModelDirectory.open(Path("model"))
+    (graph,) = stored.spec.graphs
+    data = make_graphs(stored)[graph.name]
+    assert any(item.name == "lag" and not item.dims for item in parse(data).graph.initializer)
+    conditions = Conditions(graph, data, stored.path)
+    assert [record.getMessage() for record in caplog.records if "onnx_ir" in record.name] == []
+    assert conditions.found

@@ -172,7 +172,7 @@ def judge_broken(study: Study, seed: int) -> Iterator[tuple[str, str, Verdict]]:
 
 def _verdict(stored: ModelDirectory, options: Options) -> Verdict:
     try:
-        check_laws(stored.spec)
+        check_laws(stored)
         report = compare(stored, make_graphs(stored, options, cached=False))
     except ZooError:
         return "caught"

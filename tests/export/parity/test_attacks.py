@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -114,3 +115,26 @@ def test_sign_of_a_zero_among_the_inputs(build_small: Callable[..., None], zoo: 
     """ONNX defines no ``atan2``: the usual expression for it ignores the sign of a zero."""
     build_small("sound-small", edited("torch.atan2(mels, -mels.flip(-1))"))
     zoo("export", "model", "--onnx").failed(4, "not equal to the model", "nothing was written")
+
+
+@pytest.mark.slow
+def test_compiled_module(build_small: Callable[..., None], zoo: Callable[..., Result]) -> None:
+    """torch's compiler advises on stderr how to run a module at so many sizes and dtypes."""
+    build_small("decoder-small", ("self.mlp = MLP(c)", 'self.mlp = torch.compile(MLP(c), backend="eager")'))
+    result = zoo("export", "model", "--onnx")
+    assert result.status == 0
+    (note,) = result.err.splitlines()
+    assert "exported without functions: a module is wrapped in torch.compile, which no function can contain" in note
+
+
+@pytest.mark.slow
+def test_unaligned_weights(build_small: Callable[..., None], zoo: Callable[..., Result]) -> None:
+    """The header of a safetensors file may have any length."""
+    build_small("decoder-small")
+    assert zoo("export", "model", "--onnx").status == 0
+    file = Path("model/model.safetensors")
+    data = file.read_bytes()
+    end = 8 + int.from_bytes(data[:8], "little")
+    file.write_bytes((end - 8 + 3).to_bytes(8, "little") + data[8:end] + b"   " + data[end:])
+    assert zoo("relink", "model").status == 0
+    assert zoo("verify", "model").status == 0

@@ -5,13 +5,17 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from tempfile import mkdtemp
 
 import pytest
+import torch
 
 from tests.conftest import Result
 from tests.export.parity.small_plugin import DISTRIBUTION, PLUGIN, PRESETS, source
+from zoo.artifact import ModelDirectory
+from zoo.models import create, persist
 from zoo.registry import registry
-from zoo_export.parity.laws import LawError, check_laws
+from zoo_export.parity.laws import LawError, check_laws, special_ids
 
 Zoo = Callable[..., Result]
 Edit = tuple[str, str]
@@ -55,8 +59,13 @@ def declare(install: Callable[..., Path]) -> Callable[..., None]:
     return make
 
 
-def laws(name: str, *settings: str) -> Mapping[str, str]:
-    return check_laws(registry().resolve(name, settings))
+def laws(name: str, *settings: str, **stored: object) -> Mapping[str, str]:
+    """Check the laws of a model. ``stored`` has the values of buffers in its checkpoint."""
+    spec = registry().resolve(name, settings)
+    model = create.build(spec, seed=0, dtype="float32")
+    for buffer, value in stored.items():
+        model.get_buffer(buffer).copy_(torch.as_tensor(value))
+    return check_laws(ModelDirectory.open(persist.save_spec(spec, model, Path(mkdtemp(dir="."), "model"))))
 
 
 def test_expected_failure_excuses_only_what_fails(declare: Callable[..., None]) -> None:
@@ -108,3 +117,88 @@ def test_false_declaration_of_causality(
     declare(*unmixed(causal), *edits)
     with pytest.raises(LawError, match=happened):
         laws("sound-small")
+
+
+ENCODER = "self.distances = nn.Embedding(201, c.num_heads)\n"
+LEAK = (ENCODER, f'{ENCODER}        self.register_buffer("leak", torch.tensor(0))\n')
+READ = "for block in self.blocks:\n            x = block(x, mask, bias=bias)"
+ROWS = (READ, f"x = x + self.leak * x.mean(0)\n        {READ}")
+PADDING = (READ, f"x = x + self.leak * x.mean(1, keepdim=True)\n        {READ}")
+FIXED = ("class Encoder(nn.Module):\n", 'class Encoder(nn.Module):\n    fixed_tensors = ("leak",)\n\n')
+FLOAT = (ENCODER, f'{ENCODER}        self.register_buffer("leak", torch.tensor(0.0))\n')
+
+
+@pytest.mark.parametrize(
+    ("edits", "law"),
+    [
+        pytest.param((LEAK, ROWS), "batch-invariance", id="rows"),
+        pytest.param((LEAK, PADDING), "padding-invariance", id="padding"),
+        pytest.param((FLOAT, FIXED, ROWS), "batch-invariance", id="fixed"),
+    ],
+)
+def test_laws_hold_for_the_stored_values_of_tensors_without_noise(
+    declare: Callable[..., None], edits: Sequence[Edit], law: str
+) -> None:
+    """Noise would show the effect of any other tensor. Outcomes are cached by these values, too."""
+    declare(*edits)
+    assert laws("encoder-small")[law] == "passed"
+    with pytest.raises(LawError, match=f"violates the law {law}"):
+        laws("encoder-small", leak=1)
+
+
+@pytest.mark.parametrize("leak", [0, 1])
+def test_stored_values_of_a_large_model(
+    declare: Callable[..., None], monkeypatch: pytest.MonkeyPatch, leak: int
+) -> None:
+    """They replace those of the layers that the smaller model has, too. A table of all token ids keeps its size."""
+    monkeypatch.setattr("zoo_export.parity.laws._LARGE", 1000)
+    table = 'self.register_buffer("leak", torch.zeros(c.vocab_size, dtype=torch.long))\n'
+    declare(
+        (ENCODER, f"{ENCODER}        {table}"),
+        (READ, f"x = x + self.leak[input_ids, None] * x.mean(0)\n        {READ}"),
+    )
+    values = torch.zeros(30000, dtype=torch.long)
+    values[20000] = leak
+    if not leak:
+        assert laws("encoder-small", leak=values)["batch-invariance"] == "passed"
+        return
+    with pytest.raises(LawError, match="violates the law batch-invariance"):
+        laws("encoder-small", leak=values)
+
+
+LARGE = ("vocab_size: int = 100", "vocab_size: int = 20000")
+DECODER = "self.rotary = RotaryPositions(c.hidden_size // c.num_heads)\n"
+TABLE = 'self.register_buffer("marks", (torch.arange(c.vocab_size) == 4337).long())\n'
+EMBED = "x = self.embedding(input_ids)\n        rotation"
+COUNTED = "x = self.embedding(input_ids) * (1 + (marks * kept).cumsum(1).unsqueeze(-1))"
+COUNT = (
+    f"marks = self.marks[input_ids]\n        kept = attention_mask[:, -length:] if attention_mask is not None else 1\n"
+    f"        {COUNTED}\n        rotation"
+)
+
+
+def test_laws_meet_token_ids_that_a_stored_table_marks(declare: Callable[..., None]) -> None:
+    """One id of 20,000, whose effect a later call forgets, is among random ids once in a thousand texts."""
+    declare((DECODER, f"{DECODER}        {TABLE}"), (EMBED, COUNT), LARGE)
+    with pytest.raises(LawError, match="violates the law cache"):
+        laws("decoder-small")
+
+
+def test_special_ids_of_tables(declare: Callable[..., None]) -> None:
+    declare(LARGE)
+    spec = registry().resolve("decoder-small")
+    plain = special_ids(spec, {})
+    table = torch.zeros(20000, 2, dtype=torch.long)
+    table[4337, 1] = 1
+    for marks in (table, table.T, table[:, 1].bool(), table[:, 1].bfloat16()):
+        assert {*special_ids(spec, {"marks": marks})} == {*plain, 4337}
+    table[10000:] += 2
+    table[12345, 0] = 7
+    found = {*special_ids(spec, {"marks": table})} - {*plain}
+    assert {4337, 12345} <= found
+    assert len(found) == 64
+    assert {0, 9999} <= {*found, *plain}  # evenly chosen
+    assert (
+        special_ids(spec, {"one": torch.ones(20000), "other": torch.zeros(30000), "scalar": torch.tensor(4337)})
+        == plain
+    )

@@ -14,6 +14,7 @@ from types import ModuleType
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.compiler import is_exporting as renamed
 
 from tests.export.parity.small_plugin import DISTRIBUTION, MODEL, PLUGIN, source
 from tests.export.trace.test_blocks import traced
@@ -172,7 +173,7 @@ USES = {
     text: "turns a size into text",
     caught_set: "looks up a size in a set",
     caught_value: "catches an error of tracing (GuardOnDataDependentSymNode: Could not guard",
-    half: "turns a size that is declared free into a number: TruncToInt(0.5*ToFloat((tokens))) is assumed to be",
+    half: "turns a size that is declared free into a number: TruncToInt(0.5*ToFloat(tokens)) is assumed to be",
     text_of_sizes: "turns a size into text",
     formatted: "turns a size into text",
     percent: "turns a size into text",
@@ -245,3 +246,40 @@ def test_library_may_catch_errors_of_tracing(monkeypatch: pytest.MonkeyPatch, tm
     monkeypatch.setitem(sys.modules, "cachelib", library)
     monkeypatch.setattr("zoo_export.trace.guards.packages_distributions", lambda: {"cachelib": ["zoo-cachelib"]})
     traced(Model(library.double).eval(), monkeypatch, GRAPH)
+
+
+QUESTIONS: dict[str, Callable[[], bool]] = {
+    # those that are True in a trace come first
+    "compiling": lambda: torch.compiler.is_compiling(),
+    "another name": lambda: renamed(),
+    "exporting": lambda: torch.compiler.is_exporting(),
+    "dynamo": lambda: torch._dynamo.is_compiling(),
+    "utils": lambda: torch._utils.is_compiling(),
+    "fx": lambda: torch.fx._symbolic_trace.is_fx_tracing(),
+    "compiling by dynamo": lambda: torch.compiler.is_dynamo_compiling(),
+    "onnx": lambda: torch.onnx.is_in_onnx_export(),
+    "jit": lambda: torch.jit.is_tracing(),
+    "script": lambda: torch.jit.is_scripting(),
+}
+
+
+@pytest.mark.slow_after(2)
+@pytest.mark.parametrize("question", QUESTIONS.values(), ids=QUESTIONS)
+def test_model_is_not_told_that_it_is_traced(question: Callable[[], bool], monkeypatch: pytest.MonkeyPatch) -> None:
+    def asking(x: Tensor) -> Tensor:
+        return 2 * x if not question() and x.shape[1] == 45 else x
+
+    with pytest.raises(ParityError, match="free: tokens = 45 is assumed to be false, which is wrong for tokens 45"):
+        traced(Model(asking).eval(), monkeypatch, GRAPH)
+    assert torch.compiler.is_exporting is renamed
+
+
+def test_library_is_told_that_it_is_traced(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    library = ModuleType("asklib")
+    code = "from torch.compiler import is_compiling\ntold = []\n"
+    code += "def double(x):\n    told.append(is_compiling())\n    return 2 * x"
+    exec(compile(code, str(tmp_path / "asklib.py"), "exec"), vars(library))
+    monkeypatch.setitem(sys.modules, "asklib", library)
+    monkeypatch.setattr("zoo_export.trace.guards.packages_distributions", lambda: {"asklib": ["zoo-asklib"]})
+    traced(Model(library.double).eval(), monkeypatch, GRAPH)
+    assert library.told[-1]
