@@ -87,8 +87,7 @@ def command(
         ("--storage-uri", storage_uri, ["kserve"]),
     ):
         if value is not None and layout not in layouts:
-            what = f"{name} is for {' and '.join(f'--layout {known}' for known in layouts)}"
-            raise UsageError(what, f"--layout {layout}", "leave it out")
+            raise UsageError(f"{name} is for --layout {', '.join(layouts)}", f"--layout {layout}", "leave it out")
     job = Job(
         directory=directory, target=target, model_type=model_type, max_shard_size=max_shard_size, variant=variant,
         storage_uri=storage_uri, force=force,

@@ -122,10 +122,8 @@ def test_refusals(
     command = ("publish", source, "page", "--layout", "web")
     zoo(*command, "--variant", "bfloat16").failed(2, "pages cannot run the variant bfloat16", "cpu, int8, int4")
     zoo(*command, "--variant", "int8").failed(3, "not exported for int8", "zoo quantize")
-    zoo(*command, "--model-type", "bert").failed(
-        2, "--model-type is for --layout hub and --layout transformers-js: --layout web"
-    )
-    zoo(*command[:3], "--layout", "hub", "--variant", "int8").failed(2, "--variant is for --layout web: --layout hub")
+    zoo(*command, "--model-type", "bert").failed(2, "--model-type is for --layout hub, transformers-js: --layout web")
+    zoo(*command[:3], "--layout", "hub", "--variant", "int8").failed(2, "--variant is for --layout web, genai")
     monkeypatch.setattr(web, "_LARGEST", 1000)
     zoo(*command).failed(2, "do not fit into the 4.3 GB of a page", "publish --variant int4")
     monkeypatch.undo()
