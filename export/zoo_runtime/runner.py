@@ -292,6 +292,8 @@ class TextRunner(Runner[Tokens]):
     """Whether an input may be a :class:`Pair`."""
     padding: Side = "right"
     """The side on which :meth:`feed` is asked to pad."""
+    can_truncate = True
+    """Whether the caller has an option that truncates texts, which errors may name."""
 
     def __init__(self, session: Context, chosen: Any) -> None:
         super().__init__(session, chosen)
@@ -398,7 +400,7 @@ class TextRunner(Runner[Tokens]):
     def _check(self, item: Tokens) -> None:
         """Raise :class:`ArtifactError` unless the model can read an item."""
         where, limits = f"input {item.number}", self.session.input_limits
-        self.inputs.check(item.ids, item.types, where, is_text=item.encoding is not None)
+        self.inputs.check(item.ids, item.types, where, is_text=item.encoding is not None and self.can_truncate)
         for name, limit in limits.items():
             if len(item.ids) > limit:
                 what = f"{len(item.ids)} tokens do not fit into buffers for {limit}"

@@ -460,7 +460,9 @@ def test_models_and_inputs_without_a_page(
     zoo("show", folder, "--attention", "a", "-o", "page.svg").failed(2, "suffix .html")
     zoo("show", folder, "--attention", "a", "--figure", "a.svg", *page).failed(2, "both --attention and --figure")
     zoo("show", folder, "--attention", "a", "--generate", "2", *page).failed(2, "the model generates no text")
-    zoo("show", folder, "--attention", "a" * 99, *page).failed(3, "input 1")
+    long = zoo("show", folder, "--attention", "a" * 99, *page).failed(3, "99 tokens exceed", "input 1: shorten it\n")
+    assert "truncate" not in long
+    zoo("run", folder, "--task", "attentions", "a" * 99).failed(3, "shorten it, or pass --truncate")
     zoo("show", "bert-tiny", "--attention", "a", *page).failed(2, "for a model directory", "zoo build bert-tiny")
     zoo("show", plain, "--attention", "a", *page).failed(3, "not exported", "--attentions")
     zoo("show", built("clip-tiny"), "--attention", "a", *page).failed(2, "no task shows the attention")

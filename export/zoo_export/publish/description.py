@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from types import NoneType
+from typing import Any, get_args, get_origin
 
 from zoo.artifact import GENERATION
 from zoo.contract import Graph
@@ -15,7 +16,7 @@ from zoo.probe.pipeline import decoder_inputs
 from zoo_runtime import Session
 from zoo_runtime.buffers import PAST_LENGTH
 from zoo_runtime.executor import LOGITS_TO_KEEP
-from zoo_runtime.generation.options import Generation
+from zoo_runtime.generation.options import NOT_NEGATIVE, POSITIVE, Generation
 from zoo_runtime.runner import Runner, TextRunner
 from zoo_runtime.tasks.classification import class_names, problem_type
 from zoo_runtime.tasks.generate import Generate
@@ -71,6 +72,9 @@ def describe_task(session: Session) -> dict[str, Any]:
         "truncate": None,
         "length": None,
         "padId": 0,
+        "pairs": getattr(runner, "takes_pairs", False),
+        **_rules(isinstance(runner, Generate)),
+        "vocabulary": vocabulary_of(session) if isinstance(runner, Generate) else None,
         "segments": 0,
         "prefix": getattr(runner, "prefix", ""),
         "generation": _generation(session, runner) if isinstance(runner, Generate) else None,
@@ -141,6 +145,25 @@ def _generation(session: Session, runner: Generate) -> dict[str, Any]:
     if lost:
         session.warn(f"the page ignores {', '.join(lost)} of {GENERATION}: its texts differ from those of zoo run")
     return {key: chosen[key] for key in _OPTIONS}
+
+
+def _rules(generates: bool) -> dict[str, Any]:
+    """Return the type and the bound of each option that pages support, and the names of the others."""
+    if not generates:
+        return {"rules": {}, "unsupported": []}
+    bounds = dict.fromkeys(POSITIVE, "positive") | dict.fromkeys(NOT_NEGATIVE, "not negative")
+    supported = (*_OPTIONS, "seed")
+    types = Generation.field_types()
+    rules = {name: {"type": _type_name(types[name]), "bound": bounds.get(name)} for name in supported}
+    return {"rules": rules, "unsupported": sorted(types.keys() - rules)}
+
+
+def _type_name(kind: Any) -> str:
+    """Return the name of a type in messages, such as ``int or none`` or ``list of str``."""
+    if get_origin(kind) is tuple:
+        return f"list of {get_args(kind)[0].__name__}"
+    names = ("none" if part is NoneType else part.__name__ for part in get_args(kind) or (kind,))
+    return " or ".join(names)
 
 
 def _samples(session: Session, runner: TextRunner) -> list[dict[str, Any]]:

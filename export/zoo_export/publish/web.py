@@ -43,15 +43,19 @@ _MODULES = {
     "index.html",
     "page.css",
     "page.js",
+    "start.js",
     "zoo.js",
     "worker.js",
     "errors.js",
     "files.js",
     "numbers.js",
+    "options.js",
     "tasks.js",
 }
 _COMMENT = re.compile(r"^[ \t]*/\*\*(?:(?!\*/)[\s\S])*\*/\n|^[ \t]*//[^\n]*\n| ?/\*\*(?:(?!\*/)[\s\S])*\*/(?= )", re.M)
 """A comment in a module: a whole line or more, or a type before an expression."""
+_BLANK = re.compile(r"^[ \t\n]+| // [^\n\"'`]*$", re.M)
+"""Indentation, blank lines, and comments that end a line."""
 _SLOT = re.compile(r"\{\{(\w+)\}\}")
 
 
@@ -276,12 +280,14 @@ def _copy_tokenizers(stage: Path, package: Package) -> str:
 
 
 def _write_site(stage: Path, manifest: Mapping[str, Any]) -> None:
-    """Write the page and the modules that its task needs, without their comments."""
+    """Write the page and the modules that its task needs, without their comments and indentation."""
     source = resources("zoo_export.publish").joinpath("site")
-    needed = {"generation": "generate.js", "tokenizer": "text.js", "image": "image.js"}
+    needed = {"tokenizer": "text.js", "image": "image.js"}
+    modules = _MODULES | {module for field, module in needed.items() if manifest[field] is not None}
+    modules.add("answers.js" if manifest["generation"] is None else "generate.js")
     slots = {"title": html.escape(manifest["title"]), "description": html.escape(manifest["description"])}
-    for name in sorted(_MODULES | {module for field, module in needed.items() if manifest[field] is not None}):
+    for name in sorted(modules):
         text = source.joinpath(name).read_text(encoding="utf-8")
         if name.endswith(".js"):
-            text = _COMMENT.sub("", text)
+            text = _BLANK.sub("", _COMMENT.sub("", text))
         (stage / name).write_text(_SLOT.sub(lambda slot: slots[slot[1]], text), encoding="utf-8")

@@ -11,7 +11,7 @@ from zoo.config import Settings
 from zoo.errors import UsageError
 from zoo_runtime.generation.bias import bias_settings, read_bias
 
-__all__ = ["CONSTRAINTS", "MOST_BEAMS", "NEW_TOKENS", "Generation"]
+__all__ = ["CONSTRAINTS", "MOST_BEAMS", "NEW_TOKENS", "NOT_NEGATIVE", "POSITIVE", "Generation"]
 
 CONSTRAINTS = ("json_schema", "regex", "grammar")
 """Options that constrain texts; at most one is set."""
@@ -19,6 +19,10 @@ MOST_BEAMS = 1024
 """Largest number of beams: the time of a step grows with it."""
 NEW_TOKENS = 32
 """Default number of new tokens."""
+POSITIVE = ("max_new_tokens", "max_length", "repetition_penalty", "top_k", "top_p", "num_beams", "draft_tokens")
+"""Options that must be positive, if they are set."""
+NOT_NEGATIVE = ("temperature", "min_new_tokens", "min_length", "no_repeat_ngram_size", "seed", "prompt_lookup")
+"""Options that must not be negative."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,9 +103,8 @@ class Generation(Settings):
 
     def __post_init__(self) -> None:
         self.default("max_new_tokens", NEW_TOKENS if self.max_length is None else self.max_length)
-        self.require_positive("max_new_tokens", "max_length", "repetition_penalty", "top_k", "top_p", "num_beams")
-        self.require_positive("draft_tokens")
-        for name in ("temperature", "min_new_tokens", "min_length", "no_repeat_ngram_size", "seed", "prompt_lookup"):
+        self.require_positive(*POSITIVE)
+        for name in NOT_NEGATIVE:
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
         if self.num_beams > MOST_BEAMS:

@@ -56,6 +56,7 @@ def record_text(
     with load_session(directory, task="attentions", unverified=unverified) as session:
         runner = session.runner(layers=tuple(layers), heads=tuple(heads), queries_keys=queries_keys)
         assert isinstance(runner, Attentions)
+        runner.can_truncate = False
         several = len(session.graphs) > 1
         value = Pair(*inputs) if len(inputs) == 2 else inputs[0]
         generated = _generate(session, runner, value, generate) if generate else None

@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +20,15 @@ import pytest
 
 from tests.conftest import ROOT
 from tests.exported import LIVELY, change_weights
+from zoo.artifact import ModelDirectory, write_json
+from zoo.errors import UsageError
 from zoo.models import create, persist
 from zoo.registry import registry
 from zoo_export import export_model
 from zoo_export.web.browser import _DEVICE_FLAGS, _SOFTWARE, FLAGS
 from zoo_export.web.install import find_browser
 from zoo_runtime import load_session
+from zoo_runtime.generation.options import Generation
 
 Exported = Callable[..., Path]
 PATIENCE = 300_000
@@ -101,7 +105,7 @@ def loads(page: Any) -> Any:
 
 def done(page: Any) -> str:
     """Wait for the end of a run, and return the result."""
-    page.wait_for_selector("#run:not(:disabled)")
+    page.wait_for_selector("#run:not([aria-disabled])")
     return str(page.inner_text("#output"))
 
 
@@ -253,7 +257,7 @@ def test_page_writes_a_text(lively: Path, publish: Any, serve: Any, tab: Any) ->
 def problem(page: Any) -> str:
     """Try to load, and return what the page says."""
     shows(page).click("#load")
-    page.wait_for_selector("#load:not(:disabled)")
+    page.wait_for_selector("#load:not([aria-disabled])")
     page.wait_for_selector("#problem", state="visible")
     return str(page.inner_text("#problem"))
 
@@ -287,7 +291,7 @@ def test_foreign_tokens_need_consent(small: Path, publish: Any, serve: Any, tab:
     loads(page)
 
 
-NETWORK = "Failed to load resource"
+NETWORK = "Failed to load resource|Failed to load module script"
 
 
 @pytest.mark.slow_after(1)
@@ -386,14 +390,15 @@ def test_generation_can_be_cancelled(lively: Path, publish: Any, serve: Any, tab
           const whole = await session.run("hello", { max_new_tokens: 12 });
           session.close();
           const closed = await session.run("hello").catch((error) => error);
-          return { name: error.name, count: pieces.length, streamed, whole: whole.generated, closed: closed.message };
+          const said = [closed.name, closed.message];
+          return { name: error.name, count: pieces.length, streamed, whole: whole.generated, closed: said };
         }"""
     )
     assert found["name"] == "AbortError"
     assert 3 <= found["count"] < 60
     assert "".join(found["streamed"]) == found["whole"]
     assert len(found["streamed"]) > 1
-    assert found["closed"] == "The session is closed."
+    assert found["closed"] == ["ClosedError", "The session is closed."]
 
 
 @pytest.mark.slow
@@ -418,6 +423,10 @@ def test_isolated_pages_use_threads(lively: Path, publish: Any, serve: Any, tab:
     [
         ("WebAssembly.validate = () => false;", "This browser is too old: its WebAssembly lacks vector instructions."),
         ("delete window.Worker;", "This browser is too old: it lacks WebAssembly or workers."),
+        (
+            "delete AbortSignal.prototype.throwIfAborted;",
+            "This browser is too old: it lacks AbortSignal.throwIfAborted",
+        ),
         ("Object.defineProperty(window, 'isSecureContext', { value: false });", "served over HTTPS or from localhost"),
     ],
 )
@@ -430,7 +439,9 @@ def test_browser_that_cannot_run_it(small: Path, publish: Any, serve: Any, tab: 
 def test_page_opened_as_a_file_says_why_it_does_not_work(small: Path, publish: Any, browser: Any) -> None:
     page = browser.new_page()
     page.goto((publish(small) / "index.html").as_uri())
-    assert "it cannot load the model" in page.inner_text("#problem")
+    page.wait_for_function(
+        "() => /opened as a file, it cannot load/.test(document.getElementById('problem').textContent)"
+    )
     page.close()
 
 
@@ -471,6 +482,260 @@ def test_inputs_that_the_model_does_not_read(small: Path, publish: Any, serve: A
         }"""
     )
     assert found == ["InputError", "The text is empty."]
+
+
+ERRORS = """async ({ inputs, options }) => {
+  const { loadSession } = await import("./zoo.js");
+  const session = await loadSession(), told = (error) => [error.name, error.message];
+  const values = { NaN, Infinity, undefined };
+  const replaced = (value) => (Object.hasOwn(values, value) ? values[value] : value);
+  const results = { inputs: [], options: [] };
+  for (const input of inputs) results.inputs.push(await session.run(replaced(input)).then(() => null, told));
+  for (const { ...given } of options) {
+    for (const name in given) given[name] = replaced(given[name]);
+    results.options.push(await session.run("hello", { max_new_tokens: 2, ...given }).then(() => null, told));
+  }
+  return results;
+}"""
+"""Return the error of each input and each set of options; null for those that run."""
+REFUSED: list[dict[str, Any]] = [
+    {"max_new_tokens": 0}, {"max_new_tokens": -5}, {"max_new_tokens": 1.5}, {"max_new_tokens": "abc"},
+    {"max_length": 0}, {"min_length": -1}, {"min_new_tokens": -1}, {"min_new_tokens": None},
+    {"temperature": -1}, {"temperature": "hot"}, {"temperature": None}, {"temperature": True},
+    {"temperature": 1, "top_p": 0}, {"temperature": 1, "top_p": 1.5}, {"temperature": 1, "min_p": 2},
+    {"temperature": 1, "min_p": -1}, {"temperature": 1, "top_k": 0}, {"temperature": 1, "top_k": -3},
+    {"temperature": 1, "top_k": 1.5}, {"top_k": 5}, {"top_p": 0.5}, {"min_p": 0.5}, {"temperature": 0, "top_k": 5},
+    {"repetition_penalty": 0}, {"repetition_penalty": -1}, {"repetition_penalty": "x"}, {"no_repeat_ngram_size": -2},
+    {"seed": "x"}, {"seed": -1}, {"seed": None}, {"seed": 1.5}, {"stop": [""]}, {"forced_eos_token_id": 1.5},
+]  # fmt: skip
+"""Options that zoo run refuses."""
+ACCEPTED: list[dict[str, Any]] = [
+    {"max_new_tokens": None, "max_length": 8}, {"max_new_tokens": "undefined"}, {"temperature": 1.0, "seed": 3},
+    {"temperature": 0.5, "top_p": 1, "top_k": 1, "min_p": 0}, {"top_p": None, "top_k": None, "stop": ["a"]},
+    {"suppress_tokens": [0, 1], "forced_eos_token_id": 3}, {"repetition_penalty": 2, "no_repeat_ngram_size": 0},
+]  # fmt: skip
+
+
+def in_javascript(said: str) -> str:
+    """Return a message of Python as a page says it, with its values written in JavaScript."""
+    said = re.sub(r" \(\w+\)$", "", said).replace("'", '"')
+    for one, other in ((r"got None$", "got null"), (r"got True$", "got true"), (r"(\d)\.0$", r"\1")):
+        said = re.sub(one, other, said)
+    return f"{said[0].upper()}{said[1:]}." if said.startswith("a stop") else f"{said}."
+
+
+def test_options_are_checked_as_by_zoo_run(lively: Path, publish: Any, serve: Any, tab: Any) -> None:
+    """With its words; options that pages lack, and inputs of other types, are refused too."""
+    outside: list[dict[str, Any]] = [
+        {"suppress_tokens": [5, 9999]},
+        {"stop_token_ids": [-1]},
+        {"forced_bos_token_id": 260},
+    ]
+    others: list[dict[str, Any]] = [
+        {"temperature": "NaN"}, {"repetition_penalty": "Infinity"}, {"stop": "o"}, {"suppress_tokens": 5},
+        {"stop_token_ids": ["a"]}, {"maxNewTokens": 3}, {"num_beams": 4}, {"logit_bias": {"5": 9}},
+    ]  # fmt: skip
+    page = shows(tab(serve(publish(lively)).url))
+    inputs = ["undefined", None, 5, {}, [], ["a"], ["a", "b"], ["a", "b", "c"]]
+    found = page.evaluate(ERRORS, {"inputs": inputs, "options": [*REFUSED, *outside, *others, *ACCEPTED]})
+    errors = iter(found["options"])
+    with load_session(lively) as session:
+        for given in [*REFUSED, *outside]:
+            with pytest.raises(UsageError) as refused:
+                session.run("hello", **{"max_new_tokens": 2, **given})
+            name, said = next(errors)
+            assert name == "InputError"
+            assert said == in_javascript(refused.value.what)
+        for given in ACCEPTED:
+            session.run("hello", **{name: value for name, value in given.items() if value != "undefined"})
+    known = "max_new_tokens, max_length, "
+    for wanted in (
+        "temperature must be finite, got NaN.", "repetition_penalty must be finite, got Infinity.",
+        'stop must be list of str, got "o".', "suppress_tokens must be list of int, got 5.",
+        'stop_token_ids must be list of int, got ["a"].', f"Unknown option maxNewTokens: text-generation has {known}",
+        "num_beams is not supported in the browser: use zoo run.", "logit_bias is not supported in the browser",
+    ):  # fmt: skip
+        name, said = next(errors)
+        assert name == "InputError"
+        assert said.startswith(wanted)
+    assert list(errors) == [None] * len(ACCEPTED)
+    pair = ["InputError", "The task does not accept pairs: give one text."]
+    assert found["inputs"].pop(6) == pair
+    shown = ["undefined", "null", "5", "[object Object]", "[]", '["a"]', '["a", "b", "c"]']
+    assert found["inputs"] == [["InputError", f"The input must be a text, got {value}."] for value in shown]
+
+
+def test_every_option_of_zoo_run_is_supported_or_refused(lively: Path, publish: Any) -> None:
+    manifest = json.loads((publish(lively) / "model.json").read_text())
+    assert sorted([*manifest["rules"], *manifest["unsupported"]]) == sorted(Generation.field_types())
+    assert {*manifest["generation"], "seed"} == set(manifest["rules"])
+
+
+@pytest.mark.slow
+def test_tasks_without_options_and_with_pairs(
+    exported_model: Exported, small: Path, publish: Any, serve: Any, tab: Any
+) -> None:
+    """Options are refused where a task has none; a classifier reads pairs, as zoo run does."""
+    given = {"inputs": [["tea", "no"]], "options": [{}, {"temperature": 1}]}
+    pages = (small, exported_model("rnn-tiny"))
+    found, classified = [shows(tab(serve(publish(path)).url)).evaluate(ERRORS, given) for path in pages]
+    assert found["inputs"] == [["InputError", "The task does not accept pairs: give one text."]]
+    assert found["options"][1] == ["InputError", "Unknown option max_new_tokens: sentence-embedding has none."]
+    with load_session(pages[1]) as session:
+        assert session.runner().takes_pairs  # type: ignore[attr-defined]
+    assert classified["inputs"] == [None]
+
+
+def complaint(page: Any) -> str:
+    """Wait for the sentence that says what is wrong, and return it."""
+    page.wait_for_selector("#problem", state="visible")
+    return str(page.inner_text("#problem"))
+
+
+def test_form_says_which_option_is_wrong(lively: Path, publish: Any, serve: Any, tab: Any) -> None:
+    """Also with Ctrl+Enter; and the button keeps the focus, also after it was hidden behind Stop."""
+    page = loads(tab(serve(publish(lively)).url))
+    page.fill("#temperature", "1")
+    page.fill("#top_p", "0")
+    page.click("#run")
+    assert complaint(page) == "top_p must be positive, got 0."
+    page.fill("#top_p", "")
+    page.fill("#temperature", "-1")
+    page.press("#text", "Control+Enter")
+    page.wait_for_function("() => document.getElementById('problem').textContent.startsWith('temperature')")
+    assert complaint(page) == "temperature must not be negative, got -1."
+    page.fill("#temperature", "0.73")
+    page.fill("#max_new_tokens", "2.5")
+    page.press("#max_new_tokens", "Enter")
+    page.wait_for_function("() => document.getElementById('problem').textContent.startsWith('max')")
+    assert complaint(page) == "max_new_tokens must be int or none, got 2.5."
+    page.focus("#max_new_tokens")
+    page.keyboard.press("Control+A")
+    page.keyboard.type("1e")
+    page.keyboard.press("Enter")
+    page.wait_for_function("() => document.getElementById('problem').textContent.includes('number')")
+    assert complaint(page) == "max_new_tokens must be a number."
+    page.fill("#max_new_tokens", "5")
+    page.focus("#run")
+    page.keyboard.press("Enter")
+    page.wait_for_function("() => /^Done: 5 new tokens/.test(document.getElementById('status').textContent)")
+    assert page.is_hidden("#problem")
+    assert page.evaluate("document.activeElement.id") == "run"
+    page.fill("#max_new_tokens", "120")
+    press = "document.getElementById('run').click(); document.getElementById('stop').focus();"
+    assert page.evaluate(f"{press} document.activeElement.id") == "stop"
+    done(page)
+    assert page.evaluate("document.activeElement.id") == "run"
+
+
+def test_form_runs_with_the_options_of_the_model(
+    lively: Path, publish: Any, serve: Any, tab: Any, tmp_path: Path
+) -> None:
+    """Numbers that are no multiples of a step, and a maximum length, which counts the prompt."""
+    folder = Path(shutil.copytree(lively, tmp_path / "models" / lively.name))
+    options = {"do_sample": True, "temperature": 0.65, "top_p": 0.92, "top_k": 50, "max_length": 12}
+    stored = ModelDirectory.open(folder)
+    with stored.adding(action="generation") as stage:
+        write_json(stage / "generation_config.json", options)
+    page = loads(tab(serve(publish(folder)).url))
+    assert [page.input_value(f"#{name}") for name in ("temperature", "top_p", "top_k")] == ["0.65", "0.92", "50"]
+    page.fill("#text", "hello")
+    page.click("#run")
+    page.wait_for_function("() => /^Done: 7 new tokens/.test(document.getElementById('status').textContent)")
+    page.fill("#temperature", "0")
+    page.fill("#max_new_tokens", "9")
+    page.click("#run")
+    page.wait_for_function("() => /^Done: 9 new tokens/.test(document.getElementById('status').textContent)")
+    with load_session(folder) as session:
+        wanted = session.run("hello", temperature=0.0, max_new_tokens=9)
+    assert page.text_content("#output") == "hello" + wanted["generated"]
+
+
+def test_blank_texts_are_refused(small: Path, publish: Any, serve: Any, tab: Any) -> None:
+    page = loads(tab(serve(publish(small)).url))
+    page.fill("#text", "  \n \n")
+    page.click("#run")
+    assert complaint(page) == "The text is empty."
+    assert page.is_hidden("#output table")
+
+
+def test_leaving_a_stream_cancels_it(lively: Path, publish: Any, serve: Any, tab: Any) -> None:
+    """In the worker too, which goes on with the next call at once; and a signal still cancels a stream."""
+    found = shows(tab(serve(publish(lively)).url)).evaluate(
+        """async () => {
+          const { loadSession } = await import("./zoo.js");
+          const session = await loadSession(), run = session.run.bind(session);
+          let sent = 0, failure;
+          session.run = (input, options) => {
+            const result = run(input, { ...options, onText: (piece) => { sent += 1; options.onText(piece); } });
+            result.catch((error) => { failure = error.name; });
+            return result;
+          };
+          for await (const piece of session.stream("hello", { max_new_tokens: 120 })) if (piece) break;
+          const after = await run("hello", { max_new_tokens: 4 }), left = [sent, failure];
+          const control = new AbortController(), options = { max_new_tokens: 120, signal: control.signal };
+          let name;
+          try {
+            for await (const _ of session.stream("hello", options)) control.abort();
+          } catch (error) {
+            name = error.name;
+          }
+          return { left, name, count: after.generated_ids.length };
+        }"""
+    )
+    assert found["left"][0] < 60
+    assert found["left"][1] == "AbortError"
+    assert (found["name"], found["count"]) == ("AbortError", 4)
+
+
+def replace(answer: dict[str, Any], route: Any) -> None:
+    """Answer a request for a module with this."""
+    route.fulfill(body="export {};", **answer)
+
+
+@pytest.mark.slow_after(3)
+@pytest.mark.parametrize(
+    "name",
+    [
+        "zoo.js", "worker.js", "generate.js", "vendor/onnxruntime-web/ort-wasm-simd-threaded.js", "options.js",
+        "tasks.js", "text.js", "vendor/onnxruntime-web/ort.wasm.min.js", "vendor/tokenizers/tokenizers.min.js",
+    ],
+)  # fmt: skip
+def test_modules_that_are_missing_or_of_another_type(
+    lively: Path, publish: Any, serve: Any, tab: Any, name: str
+) -> None:
+    """The page names the file, before the model runs, and says what the server must send."""
+    page = tab(serve(publish(lively)).url, allow=NETWORK)
+    for wanted, answer in (
+        (f"{name} cannot be loaded (404", {"status": 404}),
+        (f"{name} is sent as text/plain: the server must send it as text/javascript.", {"content_type": "text/plain"}),
+    ):
+        page.context.route(f"**/{name}", partial(replace, answer))
+        page.reload()
+        if name not in ("zoo.js", "options.js"):
+            shows(page).click("#load")
+        page.wait_for_function("said => document.getElementById('problem').textContent.startsWith(said)", arg=wanted)
+        page.context.unroute_all()
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("null", "is damaged, or describes no model"),
+        ('{"schema":1}', "is damaged, or describes no model"),
+        ('{"schema":1,', "is damaged, or describes no model"),
+        ("<html>login</html>", "is damaged, or describes no model"),
+        ('{"schema":2}', "has the unknown schema 2"),
+    ],
+)
+def test_damaged_description(small: Path, publish: Any, serve: Any, tab: Any, text: str, said: str) -> None:
+    folder = publish(small)
+    (folder / "model.json").write_text(text)
+    server = serve(folder)
+    page = tab(server.url)
+    wanted = f"{server.url}model.json {said}: publish the model again."
+    page.wait_for_function("said => document.getElementById('problem').textContent === said", arg=wanted)
+    assert page.is_hidden("#load")
 
 
 @pytest.mark.slow_after(1)

@@ -1,7 +1,7 @@
 // Downloads files in pieces, checks their digests, and keeps them in the browser's cache.
 // @ts-check
 /** @import { Part, Pieces, Progress } from "./types.js" */
-import { ModelError } from "./errors.js";
+import { get, refuse } from "./errors.js";
 
 /** Downloads, with progress over all of them. */
 export class Downloads {
@@ -44,7 +44,7 @@ export class Downloads {
    * @param {Part} part @param {Uint8Array<ArrayBuffer>} target
    */
   async #fill(part, target) {
-    const url = new URL(part.path, this.folder), key = new URL(url);
+    const key = new URL(part.path, this.folder);
     key.searchParams.set("sha256", part.sha256);
     this.#wanted.add(key.href);
     const before = this.#loaded, kept = await this.cache?.match(key).catch(() => undefined);
@@ -55,11 +55,7 @@ export class Downloads {
     }
     let problem = "";
     for (const cache of /** @type {RequestCache[]} */ (["default", "reload"])) { // the browser may hold an older file
-      const response = await fetch(url, { cache, signal: this.signal }).catch((error) => {
-        this.signal.throwIfAborted();
-        throw new ModelError(`${part.path} cannot be loaded (${error.message}).`, "DownloadError");
-      });
-      if (!response.ok) throw new ModelError(`${part.path} cannot be loaded (${response.status} ${response.statusText}).`, "DownloadError");
+      const response = await get(part.path, this.folder, { cache, signal: this.signal });
       problem = (await this.#read(response, part, target, false)) ?? "";
       if (!problem) {
         const headers = { "Content-Length": String(part.size) };
@@ -68,7 +64,7 @@ export class Downloads {
       }
       this.#loaded = before;
     }
-    throw new ModelError(`${part.path} ${problem}.`, "DownloadError");
+    refuse(`${part.path} ${problem}.`, "DownloadError");
   }
 
   /**
@@ -111,6 +107,6 @@ export function allocate(size) {
   try {
     return new Uint8Array(size);
   } catch {
-    throw new ModelError(`The browser cannot reserve ${Math.ceil(size / 1e6)} MB of memory for the model.`, "MemoryError");
+    refuse(`The browser cannot reserve ${Math.ceil(size / 1e6)} MB of memory for the model.`, "MemoryError");
   }
 }

@@ -3,7 +3,7 @@
 /** @import { Generation, Graph, Result } from "./types.js" */
 /** @import { Feeds, Hooks, Model } from "./tasks.js" */
 /** @import { Texts } from "./text.js" */
-import { ModelError } from "./errors.js";
+import { refuse } from "./errors.js";
 import { allocate } from "./files.js";
 import { best, product, ranked, tensor } from "./numbers.js";
 import { textFeeds } from "./tasks.js";
@@ -11,11 +11,11 @@ import { TextStream, continuation } from "./text.js";
 
 /**
  * Generate a text: the continuation of a prompt, or the target of a source.
- * @param {Model} model @param {{ ids: number[], types: number[] }} read @param {Partial<Generation>} given @param {Hooks} hooks
+ * @param {Model} model @param {{ ids: number[], types: number[] }} read @param {Generation} options @param {Hooks} hooks
  * @returns {Promise<Result>}
  */
-export async function write(model, read, given, { signal, onText }) {
-  const { manifest, sessions } = model, options = { .../** @type {Generation} */ (manifest.generation), ...given };
+export async function write(model, read, options, { signal, onText }) {
+  const { manifest, sessions } = model;
   const graph = /** @type {Graph} */ (manifest.graphs.at(-1));
   /** @type {Feeds} */
   const known = {};
@@ -114,7 +114,7 @@ async function generate(decoder, prompt, options, ends, room, onToken, signal) {
     const scores = penalise(logits, text, prompt.length, limit, options, ends);
     const id = options.temperature ? draw(probabilities(scores, options), random()) : best(scores);
     if (!Number.isFinite(logits[best(logits)]) || scores[id] === -Infinity)
-      throw new ModelError(`No token can be chosen as new token ${ids.length + 1}: the logits are not finite, or the options forbid all.`, "InputError");
+      refuse(`No token can be chosen as new token ${ids.length + 1}: the logits are not finite, or the options forbid all.`);
     ids.push(id);
     text.push(id);
     if (ends.includes(id)) return { ids, finish: "end" };

@@ -1,7 +1,7 @@
 // Images to the pixels that a model reads: Pillow's resizing, in its fixed-point arithmetic.
 // @ts-check
 /** @import { Manifest } from "./types.js" */
-import { ModelError } from "./errors.js";
+import { refuse } from "./errors.js";
 
 /** Filters of Pillow: the half width of each, and its value at a distance. @type {Record<string, [number, (x: number) => number]>} */
 const FILTERS = {
@@ -44,10 +44,10 @@ export async function pixels(image, { width, height, channels, resample, crop, k
 /** @param {Blob} file */
 async function decode(file) {
   const bitmap = await createImageBitmap(file, { premultiplyAlpha: "none", colorSpaceConversion: "none" }).catch(() => {
-    throw new ModelError("The browser cannot read this file as an image.", "InputError");
+    refuse("The browser cannot read this file as an image.");
   });
   const context = new OffscreenCanvas(bitmap.width, bitmap.height).getContext("2d", { willReadFrequently: true });
-  if (!context) throw new ModelError("The browser cannot draw images.", "InputError");
+  if (!context) refuse("The browser cannot draw images.");
   context.drawImage(bitmap, 0, 0);
   return context.getImageData(0, 0, bitmap.width, bitmap.height);
 }

@@ -90,12 +90,21 @@ async function start() {
   $("opening").hidden = false;
 }
 
+/** Mark a button as busy, and show the one that cancels; both keep the focus. @param {string} id @param {boolean} isBusy */
+function setBusy(id, isBusy) {
+  const button = $(id), stop = $(id === "load" ? "stop-load" : "stop");
+  if (isBusy) button.setAttribute("aria-disabled", "true");
+  else button.removeAttribute("aria-disabled");
+  if (!isBusy && document.activeElement === stop) button.focus();
+  stop.hidden = !isBusy || (id === "run" && !manifest.generation);
+}
+
 async function load() {
+  if (control) return;
   control = new AbortController();
-  const button = /** @type {HTMLButtonElement} */ ($("load"));
   complain("");
-  button.disabled = true;
-  $("stop-load").hidden = $("progress").hidden = false;
+  setBusy("load", true);
+  $("progress").hidden = false;
   try {
     const unverified = /** @type {HTMLInputElement} */ ($("agreed")).checked;
     session = await loadSession(manifest, {
@@ -117,8 +126,8 @@ async function load() {
     $("loaded").textContent = cancelled ? "Cancelled. What was loaded is kept." : "";
     if (/** @type {Error} */ (error).name === "UnverifiedError") $("consent").hidden = false;
   } finally {
-    button.disabled = false;
-    $("stop-load").hidden = $("progress").hidden = true;
+    setBusy("load", false);
+    $("progress").hidden = true;
     control = null;
   }
 }
@@ -132,8 +141,7 @@ async function run() {
   output.replaceChildren();
   output.setAttribute("aria-busy", "true");
   $("status").textContent = "Running.";
-  /** @type {HTMLButtonElement} */ ($("run")).disabled = true;
-  $("stop").hidden = !manifest.generation;
+  setBusy("run", true);
   const seconds = () => (performance.now() - began) / 1000;
   try {
     const count = await TASKS[manifest.task](output, control.signal);
@@ -146,8 +154,7 @@ async function run() {
     $("status").textContent = cancelled ? "Stopped." : "";
   } finally {
     output.removeAttribute("aria-busy");
-    /** @type {HTMLButtonElement} */ ($("run")).disabled = false;
-    $("stop").hidden = true;
+    setBusy("run", false);
     control = null;
   }
 }
@@ -160,11 +167,11 @@ async function write(output, signal) {
   /** @type {Record<string, number | null>} */
   const options = {};
   for (const name of OPTIONS) {
-    const { value } = /** @type {HTMLInputElement} */ ($(name));
-    options[name] = value === "" ? manifest.generation?.[name] === null ? null : Number(name === "top_p") || null : Number(value);
+    const { value, validity } = /** @type {HTMLInputElement} */ ($(name));
+    if (validity.badInput) throw new Error(`${name} must be a number.`);
+    if (value === String(manifest.generation?.[name] ?? "")) continue; // the model's own
+    options[name] = value !== "" ? Number(value) : name === "temperature" ? 0 : null;
   }
-  options.max_new_tokens ??= 32;
-  options.temperature ??= 0;
   const text = make("p", { className: "text" }), input = entered();
   if (manifest.task === "text-generation") text.append(make("span", { className: "prompt" }, input));
   output.append(text);
@@ -176,6 +183,7 @@ async function write(output, signal) {
 /** @param {HTMLElement} output @param {AbortSignal} signal */
 async function compare(output, signal) {
   const lines = entered().split("\n").filter((line) => line.trim());
+  if (!lines.length) throw new Error("The text is empty.");
   /** @type {Float32Array[]} */
   const vectors = [];
   for (const line of lines) vectors.push(/** @type {Float32Array} */ ((await opened().run(line, { signal })).embedding));

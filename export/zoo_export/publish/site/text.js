@@ -2,6 +2,7 @@
 // @ts-check
 /** @import { Manifest } from "./types.js" */
 /** @import { Tokenizer } from "@huggingface/tokenizers" */
+import { load } from "./errors.js";
 
 const INCOMPLETE = "\ufffd", BYTE = /^<0x[0-9A-F]{2}>$/;
 
@@ -19,7 +20,7 @@ export class Texts {
    * @param {Record<string, Uint8Array<ArrayBuffer>>} files
    */
   static async open({ module, file, target }, folder, files) {
-    const { Tokenizer } = await import(new URL(module, folder).href);
+    const { Tokenizer } = await load(module, folder);
     const open = (/** @type {string} */ name) => {
       const content = JSON.parse(new TextDecoder().decode(files[name]));
       const tokenizer = new Tokenizer({ ...content, truncation: null, padding: null }, { clean_up_tokenization_spaces: false });

@@ -127,6 +127,13 @@ export interface Manifest {
   /** The number of tokens to which every text is padded; null if it is free. */
   length: number | null;
   padId: number;
+  /** Whether the task reads pairs of texts. */
+  pairs: boolean;
+  /** Number of tokens that can be generated; null if none are. */
+  vocabulary: number | null;
+  /** The rule of each option, and the options of zoo run that pages lack. */
+  rules: Record<string, { type: string; bound: "positive" | "not negative" | null }>;
+  unsupported: string[];
   /** Number of segments of the model's texts. */
   segments: number;
   prefix: string;

@@ -2,7 +2,8 @@
 // @ts-check
 /** @import { Loaded, Manifest, Runtime } from "./types.js" */
 /** @import { Model } from "./tasks.js" */
-import { ModelError } from "./errors.js";
+/** @import { Texts } from "./text.js" */
+import { load as module, refuse } from "./errors.js";
 import { Downloads } from "./files.js";
 import { run } from "./tasks.js";
 
@@ -22,12 +23,13 @@ let model;
  */
 async function load({ manifest, runtime, folder, threads, unverified, cache }, send, signal) {
   const { doubt } = runtime.evidence;
-  if (doubt !== null && !unverified) throw new ModelError(`There is no evidence that ${runtime.name} computes what the model does (${doubt}).`, "UnverifiedError");
+  if (doubt !== null && !unverified) refuse(`There is no evidence that ${runtime.name} computes what the model does (${doubt}).`, "UnverifiedError");
   const pieces = Object.values(manifest.files), wasm = { size: runtime.wasm.size, parts: [runtime.wasm] };
   const total = [wasm, ...pieces].flatMap(({ parts }) => parts).reduce((sum, { size }) => sum + size, 0);
-  if (total > LARGEST) throw new ModelError(`The model has ${(total / 1e9).toFixed(1)} GB, but a page can use 4.3 GB at most.`, "MemoryError");
+  if (total > LARGEST) refuse(`The model has ${(total / 1e9).toFixed(1)} GB, but a page can use 4.3 GB at most.`, "MemoryError");
+  const base = new URL(folder), own = new URL("./", import.meta.url);
   const opened = cache === false ? null : await self.caches?.open(`zoo ${folder}`).catch(() => null);
-  const downloads = new Downloads(new URL(folder), total, (progress) => send({ progress }), signal, opened ?? null);
+  const downloads = new Downloads(base, total, (progress) => send({ progress }), signal, opened ?? null);
   const binary = await downloads.file(wasm);
   /** @type {Record<string, Uint8Array<ArrayBuffer>>} */
   const files = {};
@@ -35,11 +37,12 @@ async function load({ manifest, runtime, folder, threads, unverified, cache }, s
   await downloads.tidy();
 
   /** @type {typeof import("onnxruntime-web")} */
-  const ort = await import(new URL(runtime.module, folder).href);
+  const ort = await module(runtime.module, base);
+  await module(runtime.loader, base); // which onnxruntime-web imports, with another error
   const count = self.crossOriginIsolated ? threads ?? Math.min(navigator.hardwareConcurrency, 8) : 1;
   ort.env.wasm.numThreads = count;
   ort.env.wasm.wasmBinary = binary.buffer;
-  ort.env.wasm.wasmPaths = { mjs: new URL(runtime.loader, folder).href };
+  ort.env.wasm.wasmPaths = { mjs: new URL(runtime.loader, base).href };
   ort.env.logLevel = "error";
   /** @type {Model["sessions"]} */
   const sessions = {};
@@ -51,9 +54,12 @@ async function load({ manifest, runtime, folder, threads, unverified, cache }, s
       externalData: graph.weights.map((path) => ({ path, data: files[path] })),
     });
   }
-  const texts = manifest.tokenizer && await (await import("./text.js")).Texts.open(manifest.tokenizer, new URL(folder), files);
+  /** @type {Texts | null} */
+  const texts = manifest.tokenizer && await (await module("text.js", own)).Texts.open(manifest.tokenizer, base, files);
+  await module(manifest.generation ? "generate.js" : "answers.js", own);
+  if (manifest.image) await module("image.js", own);
   const wrong = texts?.check(manifest.tokenizer?.samples ?? []);
-  if (wrong && !unverified) throw new ModelError(`This page divides texts into other tokens than zoo does, such as ${JSON.stringify(wrong)}.`, "UnverifiedError");
+  if (wrong && !unverified) refuse(`This page divides texts into other tokens than zoo does, such as ${JSON.stringify(wrong)}.`, "UnverifiedError");
   model = { ort, manifest, sessions, texts };
   return { runtime: runtime.name, threads: count };
 }

@@ -2,7 +2,8 @@
 // @ts-check
 /** @import { Loaded, LoadOptions, Manifest, Progress, Result, Runtime, RunOptions } from "./types.js" */
 
-import { ModelError } from "./errors.js";
+import { ModelError, checkModules, get, refuse } from "./errors.js";
+import { checkInput, settle } from "./options.js";
 
 export { ModelError };
 
@@ -12,11 +13,12 @@ export { ModelError };
  * @returns {Promise<Manifest>}
  */
 export async function describe(folder = new URL("./", import.meta.url)) {
-  const url = new URL("model.json", folder);
-  const response = await fetch(url, { cache: "no-cache" });
-  if (!response.ok) throw new ModelError(`${url} cannot be loaded (${response.status} ${response.statusText}).`, "DownloadError");
-  const manifest = await response.json();
-  if (manifest.schema !== 1) throw new ModelError(`model.json has the unknown schema ${manifest.schema}.`, "DownloadError");
+  const response = await get("model.json", new URL(folder), { cache: "no-cache" });
+  const manifest = await response.json().catch(() => null), fail = (/** @type {string} */ why) => {
+    refuse(`${response.url} ${why}: publish the model again.`, "DownloadError");
+  };
+  if (manifest?.schema > 1) fail(`has the unknown schema ${manifest.schema}`);
+  if (!["graphs", "runtimes"].every((name) => Array.isArray(manifest?.[name])) || !manifest.files) fail("is damaged, or describes no model");
   return manifest;
 }
 
@@ -25,6 +27,7 @@ export function missing() {
   if (!isSecureContext) return "The page must be served over HTTPS or from localhost: browsers check digests only there.";
   if (typeof WebAssembly !== "object" || typeof BigInt64Array !== "function" || typeof Worker !== "function")
     return "This browser is too old: it lacks WebAssembly or workers.";
+  if (!globalThis.AbortSignal?.prototype.throwIfAborted || ![].with) return "This browser is too old: it lacks AbortSignal.throwIfAborted or Array.with.";
   // A function with a vector instruction: v128.const, i8x16.popcnt, drop.
   const simd = [0, 97, 115, 109, 1, 0, 0, 0, 1, 4, 1, 96, 0, 0, 3, 2, 1, 0, 10, 25, 1, 23, 0, 253, 12, ...Array(16).fill(0), 253, 98, 26, 11];
   return WebAssembly.validate(new Uint8Array(simd)) ? null : "This browser is too old: its WebAssembly lacks vector instructions.";
@@ -40,7 +43,7 @@ export async function chooseRuntime(manifest, name) {
     name === "web-wasm" || !!(await /** @type {any} */ (navigator).gpu?.requestAdapter().catch(() => null))));
   const found = manifest.runtimes.filter((runtime, place) => has[place] && (!name || runtime.name === name));
   const runtime = found.find(({ evidence }) => evidence.doubt === null) ?? found[0];
-  if (!runtime) throw new ModelError(`The browser or the folder has no ${name ?? "runtime"}.`, "InputError");
+  if (!runtime) refuse(`The browser or the folder has no ${name ?? "runtime"}.`);
   return runtime;
 }
 
@@ -52,7 +55,7 @@ export async function chooseRuntime(manifest, name) {
 export async function loadSession(source = new URL("./", import.meta.url), options = {}) {
   const { onProgress, signal, ...rest } = options;
   const lacks = missing();
-  if (lacks) throw new ModelError(lacks, "UnsupportedError");
+  if (lacks) refuse(lacks, "UnsupportedError");
   const isRead = typeof source === "object" && "schema" in source;
   const folder = isRead ? new URL("./", import.meta.url) : new URL(source, location.href);
   const manifest = isRead ? source : await describe(folder);
@@ -89,7 +92,11 @@ export class Session {
       else call?.reject(message.error.name === "AbortError" ? new DOMException(message.error.message, "AbortError")
         : new ModelError(message.error.message, message.error.name));
     };
-    this.#worker.onerror = (event) => this.#fail(`The worker failed: ${event.message ?? "its script cannot be loaded"}.`);
+    this.#worker.onerror = async ({ message }) => {
+      const modules = ["worker.js", "errors.js", "files.js", "numbers.js", "tasks.js"], folder = new URL("./", import.meta.url);
+      const found = message ? null : await checkModules(modules, folder).catch((error) => error);
+      this.#fail(found ?? new ModelError(`The worker failed: ${message ?? "one of its modules is damaged"}.`, "WorkerError"));
+    };
   }
 
   /**
@@ -97,12 +104,13 @@ export class Session {
    * @param {string | [string, string] | Blob | ImageData} input @param {RunOptions} options
    * @returns {Promise<Result>}
    */
-  run(input, { signal, onText, ...options } = {}) {
-    return this.call("run", { input, options }, { signal, onText });
+  async run(input, { signal, onText, ...given } = {}) {
+    checkInput(this.manifest, input);
+    return this.call("run", { input, options: settle(this.manifest, given) }, { signal, onText });
   }
 
   /**
-   * Generate a text, piece by piece: for await (const piece of session.stream("text")).
+   * Generate a text, piece by piece: for await (const piece of session.stream("text")). Leaving the loop cancels.
    * @param {string} input @param {RunOptions} options
    * @returns {AsyncGenerator<string, Result>}
    */
@@ -110,19 +118,27 @@ export class Session {
     /** @type {string[]} */
     const pieces = [];
     let wake = () => {}, isDone = false;
-    const result = this.run(input, { ...options, onText: (piece) => { pieces.push(piece); wake(); } });
+    const control = new AbortController(), { signal } = control, cancel = () => control.abort(options.signal?.reason);
+    options.signal?.throwIfAborted();
+    options.signal?.addEventListener("abort", cancel);
+    const result = this.run(input, { ...options, signal, onText: (piece) => { pieces.push(piece); wake(); } });
     result.finally(() => { isDone = true; wake(); }).catch(() => {});
-    for (;;) {
-      while (pieces.length) yield /** @type {string} */ (pieces.shift());
-      if (isDone) return await result;
-      await new Promise((resolve) => { wake = () => resolve(null); });
+    try {
+      for (;;) {
+        while (pieces.length) yield /** @type {string} */ (pieces.shift());
+        if (isDone) return await result;
+        await new Promise((resolve) => { wake = () => resolve(null); });
+      }
+    } finally {
+      options.signal?.removeEventListener("abort", cancel);
+      cancel();
     }
   }
 
   /** End the worker, and free its memory. */
   close() {
     this.#worker.terminate();
-    this.#fail("The session is closed.");
+    this.#fail(new ModelError("The session is closed.", "ClosedError"));
   }
 
   /**
@@ -146,9 +162,9 @@ export class Session {
     }
   }
 
-  /** @param {string} message */
-  #fail(message) {
-    this.#failure ??= new ModelError(message, "WorkerError");
+  /** @param {ModelError} error */
+  #fail(error) {
+    this.#failure ??= error;
     for (const { reject } of this.#calls.values()) reject(this.#failure);
   }
 }

@@ -1,0 +1,72 @@
+// Embeddings, masks and classes, with the results of zoo_runtime's tasks of the same names.
+// @ts-check
+/** @import { Manifest, Result, Scored } from "./types.js" */
+/** @import { Tensor } from "onnxruntime-web" */
+/** @import { Feeds, Model } from "./tasks.js" */
+/** @import { Texts } from "./text.js" */
+import { refuse } from "./errors.js";
+import { best, ranked } from "./numbers.js";
+import { readText, textFeeds } from "./tasks.js";
+
+/**
+ * Run an input of a task that generates no text.
+ * @param {Model} model @param {any} input
+ * @returns {Promise<Result>}
+ */
+export async function answer(model, input) {
+  const { manifest, sessions, ort } = model, { task, image, graphs: [graph] } = manifest;
+  if (image) {
+    const { pixels } = await import("./image.js"), values = await pixels(input, image), shape = [1, image.channels, image.height, image.width];
+    const { logits } = await sessions[graph.name].run({ [graph.inputs[0].name]: new ort.Tensor("float32", values, shape) });
+    return classes(manifest, finite(logits));
+  }
+  const read = readText(model, input), tokens = read.ids.length;
+  const outputs = await sessions[graph.name].run(textFeeds(model, graph, read));
+  if (task === "sentence-embedding") return { tokens, embedding: embed(manifest, outputs, tokens) };
+  if (task === "fill-mask") return { tokens, masks: fill(model, read.ids, outputs.logits) };
+  return { tokens, ...classes(manifest, finite(outputs.logits)) };
+}
+
+/** @param {Manifest} manifest @param {Feeds} outputs @param {number} tokens */
+function embed(manifest, outputs, tokens) {
+  if (manifest.pooled) return finite(outputs[manifest.pooled]).slice();
+  const { data, dims } = outputs.last_hidden_state, states = finite(/** @type {any} */ ({ data })), width = dims[2];
+  const mean = Float64Array.from({ length: width }, (_, column) => {
+    let sum = 0;
+    for (let row = 0; row < tokens; row++) sum += states[row * width + column];
+    return sum / tokens;
+  });
+  const norm = Math.max(Math.hypot(...mean), 1e-12);
+  return Float32Array.from(mean, (value) => value / norm);
+}
+
+/** @param {Model} model @param {number[]} ids @param {Tensor} logits @returns {Scored[][]} */
+function fill({ manifest, texts }, ids, logits) {
+  const values = finite(logits), size = logits.dims[2];
+  const masks = ids.flatMap((id, place) => (id === manifest.mask?.id ? [place] : []));
+  return masks.map((place) => {
+    const chances = softmax(values.slice(place * size, (place + 1) * size));
+    return ranked(chances).slice(0, 5).map((token) => ({ token, label: /** @type {Texts} */ (texts).token(token), probability: chances[token] }));
+  });
+}
+
+/** @param {Manifest} manifest @param {Float32Array} logits @returns {{ classes: Scored[] }} */
+function classes({ labels, problem }, logits) {
+  const isValue = problem === "regression";
+  const scores = isValue ? logits : problem === "multi_label_classification" ? Float64Array.from(logits, (value) => softmax([0, value])[1]) : softmax(logits);
+  return { classes: ranked(scores).map((place) => ({ label: labels[place], [isValue ? "value" : "probability"]: scores[place] })) };
+}
+
+/** @param {ArrayLike<number>} logits */
+function softmax(logits) {
+  const top = logits[best(logits)], weights = Float64Array.from(logits, (value) => Math.exp(value - top));
+  const sum = weights.reduce((total, weight) => total + weight, 0);
+  return weights.map((weight) => weight / sum);
+}
+
+/** @param {Tensor} tensor */
+function finite({ data }) {
+  const values = /** @type {Float32Array} */ (data);
+  if (!values.every(Number.isFinite)) refuse("The model's output contains numbers that are not finite.");
+  return values;
+}
