@@ -496,6 +496,7 @@ REFUSED = {
     "no length": ({"max_length": 0}, "max_.* must be positive, got 0"),
     "unknown": ({"temprature": 1.0}, "unknown key 'temprature'.*did you mean 'temperature'"),
     "cold top_k": ({"top_k": 5}, "top_k requires sampling, but temperature is 0"),
+    "drafts without end": ({"prompt_lookup": 10**12}, "prompt_lookup must be at most 1024, got 1000000000000"),
     "negative": ({"temperature": -1.0}, "temperature must not be negative, got -1.0"),
     "top_p": ({"temperature": 1.0, "top_p": 1.5}, r"top_p must lie in \[0, 1\], got 1.5"),
     "no tokens": ({"max_new_tokens": 0}, "max_new_tokens must be positive, got 0"),

@@ -11,12 +11,14 @@ from zoo.config import Settings
 from zoo.errors import UsageError
 from zoo_runtime.generation.bias import bias_settings, read_bias
 
-__all__ = ["CONSTRAINTS", "MOST_BEAMS", "NEW_TOKENS", "NOT_NEGATIVE", "POSITIVE", "Generation"]
+__all__ = ["CONSTRAINTS", "MOST_BEAMS", "MOST_DRAFTED", "NEW_TOKENS", "NOT_NEGATIVE", "POSITIVE", "Generation"]
 
 CONSTRAINTS = ("json_schema", "regex", "grammar")
 """Options that constrain texts; at most one is set."""
 MOST_BEAMS = 1024
 """Largest number of beams: the time of a step grows with it."""
+MOST_DRAFTED = 1024
+"""Largest number of tokens that are drafted at once: a step computes logits for all of them."""
 NEW_TOKENS = 32
 """Default number of new tokens."""
 POSITIVE = ("max_new_tokens", "max_length", "repetition_penalty", "top_k", "top_p", "num_beams", "draft_tokens")
@@ -109,6 +111,9 @@ class Generation(Settings):
                 raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
         if self.num_beams > MOST_BEAMS:
             raise ValueError(f"num_beams must be at most {MOST_BEAMS}, got {self.num_beams}")
+        for name in ("prompt_lookup", "draft_tokens"):
+            if getattr(self, name) > MOST_DRAFTED:
+                raise ValueError(f"{name} must be at most {MOST_DRAFTED}, got {getattr(self, name)}")
         if abs(self.length_penalty) > 100:
             raise ValueError(f"length_penalty must lie in [-100, 100], got {self.length_penalty}")
         for name in ("top_p", "min_p"):
