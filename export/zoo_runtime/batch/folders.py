@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import tempfile
 from collections.abc import Iterator
@@ -14,11 +15,13 @@ from zoo import system
 from zoo.errors import ArtifactError, StorageError, UsageError, storage_errors
 from zoo_runtime.batch.urls import base_name, file_system, is_url, local, remote_errors
 
-__all__ = ["MANIFEST", "LocalFolder", "OutputFolder", "RemoteFolder", "open_folder"]
+__all__ = ["MANIFEST", "LocalFolder", "OutputFolder", "RemoteFolder", "is_temporary", "open_folder"]
 
 MANIFEST = "_zoo.manifest"
 """The manifest in the output folder, or the start of the names of its parts. Readers of data sets skip such names."""
 _TEMPORARY = ".zoo-shard-"
+_TEMPORARIES = re.compile(rf"\.?{re.escape(_TEMPORARY)}[0-9a-f]{{16}}(\.\w+)*")
+"""Names of a worker's temporary files; Parquet files are written beside them, under a name with one more dot."""
 _STORES = frozenset({"abfs", "abfss", "adl", "az", "gcs", "gs", "memory", "oci", "oss", "s3", "s3a"})
 """Protocols of object stores, in which an object appears as a whole and a rename is a copy."""
 _PART = 256
@@ -51,6 +54,11 @@ class OutputFolder(Protocol):
 
     def append_manifest(self, line: bytes) -> None:
         """Add a line to the manifest, durably."""
+
+
+def is_temporary(name: str) -> bool:
+    """Whether a file is one that a worker writes results to before they appear."""
+    return _TEMPORARIES.fullmatch(name) is not None
 
 
 def open_folder(output: str) -> OutputFolder:
@@ -88,9 +96,10 @@ class LocalFolder:
 
     def clean(self) -> None:
         with suppress(OSError):
-            for path in self.path.glob(f".*{_TEMPORARY[1:]}*"):
-                with suppress(OSError):
-                    path.unlink()
+            for path in self.path.iterdir():
+                if is_temporary(path.name):
+                    with suppress(OSError):
+                        path.unlink()
 
     @contextmanager
     def writing(self, name: str) -> Iterator[Path]:
@@ -162,7 +171,7 @@ class RemoteFolder:
     def clean(self) -> None:
         with suppress(Exception):
             for name in self.sizes():
-                if name.startswith(_TEMPORARY):
+                if is_temporary(name):
                     self.fs.rm_file(f"{self.place}/{name}")
 
     @contextmanager

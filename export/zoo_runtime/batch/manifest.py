@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from zoo.errors import ArtifactError, UsageError, argument
-from zoo_runtime.batch.folders import MANIFEST, OutputFolder
+from zoo_runtime.batch.folders import MANIFEST, OutputFolder, is_temporary
 from zoo_runtime.batch.plan import Done, Plan, Shard
 
 __all__ = ["Manifest"]
@@ -31,7 +31,7 @@ class Manifest:
         self._output = f"--output {output}"
         self.entries: dict[str, dict[str, Any]] = {}
         """The line of each shard that is done, by the name of its results."""
-        sizes = {name: size for name, size in folder.sizes().items() if not name.startswith(".zoo-shard-")}
+        sizes = {name: size for name, size in folder.sizes().items() if not is_temporary(name)}
         if sizes and not resume:
             raise UsageError("already has files", self._output, argument("resume", text="continue it with {}"))
         text = folder.read_manifest()

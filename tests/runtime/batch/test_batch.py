@@ -121,6 +121,18 @@ def test_resume_opens_no_finished_file(bert: Path, zoo: Zoo, corpus: Corpus, her
     assert [line["results"] for line in manifest(Path("out"))][4:] == ["s1.jsonl", "s2.jsonl"]
 
 
+def test_only_files_of_killed_workers_are_removed(bert: Path, zoo: Zoo, corpus: Corpus, here: Here) -> None:
+    here()
+    base = ("run", bert, "--input", corpus(2), "--output", "out", "--engine", "here")
+    assert zoo(*base).status == 0
+    left = [f".zoo-shard-{'0a' * 8}.jsonl", f"..zoo-shard-{'0a' * 8}.parquet.123"]
+    foreign = [".my.zoo-shard-notes", ".zoo-shard-notes.txt", "zoo-shard-0a0a0a0a0a0a0a0a.jsonl"]
+    for name in (*left, *foreign):
+        Path("out", name).write_text("kept?")
+    assert zoo(*base, "--resume").status == 0
+    assert [name for name in (*left, *foreign) if Path("out", name).exists()] == foreign
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -237,7 +249,7 @@ def test_two_runs_do_not_share_a_folder(bert: Path, zoo: Zoo, corpus: Corpus) ->
 def test_engine_that_lies_is_a_plugin_error(
     bert: Path, zoo: Zoo, corpus: Corpus, here: Here, code: str, message: str
 ) -> None:
-    """What it did run is kept."""
+    """Results that it has written before are kept."""
     here(f"from zoo_runtime.batch import Done, run_shard\n\n\n{code}\n")
     base = ("run", bert, "--input", corpus(2), "--output", "out")
     zoo(*base, "--engine", "here").failed(5, "zoo-here", message)
