@@ -237,7 +237,7 @@ def attentions(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AttentionInputs:
-    """What the attention weights of one layer are computed from: outputs of a graph, and constants.
+    """Outputs of a graph and constants from which the attention weights of one layer can be computed.
 
     The weights are softmax(scores) over the keys that a query sees, with scores = cap(scale query key^T) + bias.
     """

@@ -116,7 +116,7 @@ def test_attentions_of_encoder_decoders(
 
 
 def test_queries_and_keys_after_rotation(both: Callable[..., tuple[Any, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those that transformers multiplies, with fewer heads of keys than of queries."""
+    """Compare with the arguments of transformers' product, with fewer heads of keys than of queries."""
     ours, theirs = both("llama-tiny", ("num_kv_heads=2",), "AutoModelForCausalLM")
     rotate, rotated = modeling_llama.apply_rotary_pos_emb, []
 

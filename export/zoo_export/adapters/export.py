@@ -13,7 +13,8 @@ from zoo_export.adapters.graph import make_adapted, stacks_of
 from zoo_export.adapters.lora_file import file_name, write_lora_file
 from zoo_export.adapters.parity import AdaptedGraphs, compare_adapters
 from zoo_export.adapters.stack import FILE, Adapter, read_adapters, read_stacked, write_stacks
-from zoo_export.parity.evidence import check_evidence, restore, revoking, stage_export
+from zoo_export.parity.again import compare_again
+from zoo_export.parity.evidence import check_evidence, stage_export
 from zoo_export.parity.laws import check_laws
 from zoo_export.parity.report import Report
 from zoo_export.trace.cache import repeat_if_stale
@@ -105,12 +106,8 @@ def verify_adapters(
     written = {file_name(graph, name) for graph in graphs for name in names}
     lora_files = any(name in written for name in export.files)
     adapted = AdaptedGraphs(graphs, stored.file(FILE).parent, read_stacked(directory, names), lora_files)
-    full_grid = full_grid or export.evidence.get("failed_full_grid", False)
-    with revoking(export, graphs, full_grid=full_grid):
-        laws = check_laws(stored)
-        report = compare_adapters(stored, adapted, provider=provider, full_grid=full_grid, progress=progress)
-        if not report.passed:
-            raise ParityError(report.verdict(), directory)
-    report.evidence["laws"] = laws
-    restore(export, report.evidence)
-    return report
+
+    def compare(full: bool) -> Report:
+        return compare_adapters(stored, adapted, provider=provider, full_grid=full, progress=progress)
+
+    return compare_again(export, graphs, compare, full_grid=full_grid)

@@ -73,8 +73,13 @@ def command(
     sleep_when_idle()
     if profile is not None and cache is None:
         raise UsageError("--profile is only for keys and values in int8", "zoo quantize", "add --cache int8")
+    options: dict[str, Any] = {
+        "max_kl": max_kl, "text": text, "force": force, "provider": provider, "full_grid": grid == "full",
+    }  # fmt: skip
     if cache is not None:
-        _quantize_cache(model, dtype, profile, max_kl, text, provider, grid, figure, force, as_json)
+        if figure is not None:
+            raise UsageError("no figure shows the error of keys and values", "--figure", "leave it out")
+        _quantize_cache(model, dtype, profile, options, as_json=as_json)
         return
     if dtype is None and max_kl is None:
         raise UsageError("no precision", "zoo quantize", "add --dtype NAME, --cache int8 or --max-kl X")
@@ -83,16 +88,7 @@ def command(
 
     directory = model_directory(model, force=force and not Path(model).is_dir())
     with comparing() as progress:
-        chosen, report = export_variant(
-            directory,
-            dtype,  # type: ignore[arg-type]
-            max_kl=max_kl,
-            text=text,
-            force=force,
-            provider=provider,  # type: ignore[arg-type]
-            full_grid=grid == "full",
-            progress=progress,
-        )
+        chosen, report = export_variant(directory, dtype, progress=progress, **options)  # type: ignore[arg-type]
     if report is None:
         if as_json:
             emit_json("quantize", {"directory": str(directory), "precision": chosen, "files": []})
@@ -121,20 +117,9 @@ def command(
 
 
 def _quantize_cache(
-    model: str,
-    dtype: str | None,
-    profile: str | None,
-    max_kl: float | None,
-    text: Path | None,
-    provider: str,
-    grid: str,
-    figure: Path | None,
-    force: bool,
-    as_json: bool,
+    model: str, dtype: str | None, profile: str | None, options: Mapping[str, Any], *, as_json: bool
 ) -> None:
     """Export keys and values in int8, and print the result."""
-    if figure is not None:
-        raise UsageError("no figure shows the error of keys and values", "--figure", "leave it out")
     variant = "-".join(filter(None, (dtype, profile, INT8_CACHE)))
     if variant not in INT8_CACHES:
         what = f"keys and values in int8 cannot be combined with {' and '.join(filter(None, (dtype, profile)))}"
@@ -142,18 +127,9 @@ def _quantize_cache(
         raise UsageError(what, "zoo quantize", remedy)
     from zoo_export.precision.cache import export_cache
 
-    directory = model_directory(model, force=force and not Path(model).is_dir())
+    directory = model_directory(model, force=options["force"] and not Path(model).is_dir())
     with comparing() as progress:
-        report = export_cache(
-            directory,
-            variant,
-            max_kl=max_kl,
-            text=text,
-            force=force,
-            provider=provider,  # type: ignore[arg-type]
-            full_grid=grid == "full",
-            progress=progress,
-        )
+        report = export_cache(directory, variant, progress=progress, **options)
     certificate = report.evidence["certificate"]
     if as_json:
         facts = {"variant": variant, "certificate": certificate, **summary(report, variant)}

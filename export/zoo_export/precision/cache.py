@@ -26,8 +26,9 @@ from zoo.probe.module import TorchExecutor
 from zoo.probe.pipeline import Arrays
 from zoo_export.graph.file import parse, serialize
 from zoo_export.graph.int8_cache import PROBE, probe, store_in_int8
+from zoo_export.parity.again import compare_again
 from zoo_export.parity.compare import judge
-from zoo_export.parity.evidence import check_evidence, restore, revoking, stage_export
+from zoo_export.parity.evidence import check_evidence, stage_export
 from zoo_export.parity.laws import check_laws
 from zoo_export.parity.memory import check_memory
 from zoo_export.parity.report import Report
@@ -240,12 +241,8 @@ def verify_stored_cache(
     export.check_files()
     if export.change() is not None:
         raise ArtifactError(f"{variant} was made from other weights", directory, EXPORT_AGAIN)
-    full_grid = full_grid or export.evidence.get("failed_full_grid", False)
-    with revoking(export, graphs, full_grid=full_grid):
-        laws = check_laws(stored)
-        report = _Made(stored, variant, graphs).compare(provider, full_grid, progress)
-        if not report.passed:
-            raise ParityError(report.verdict(), directory)
-    report.evidence["laws"] = laws
-    restore(export, report.evidence)
-    return report
+
+    def compare(full: bool) -> Report:
+        return _Made(stored, variant, graphs).compare(provider, full, progress)
+
+    return compare_again(export, graphs, compare, full_grid=full_grid)

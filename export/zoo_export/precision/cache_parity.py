@@ -262,7 +262,7 @@ def _require(found: Array, wanted: Array, what: str, where: str) -> None:
 
 
 class _Attending(Subject):
-    """What both subjects below have in common: every executor attends to the integers of the reference."""
+    """Base of the subjects below, whose executors all attend to the integers of the reference."""
 
     codes: _Codes
 

@@ -30,7 +30,8 @@ from zoo.probe.inputs import Feeds, Point, longest_length, make_feeds
 from zoo.probe.module import TorchExecutor
 from zoo.probe.pipeline import Executor, run_pipeline, token_input
 from zoo.tokenizers.tokenizer import load_tokenizer
-from zoo_export.parity.evidence import check_evidence, restore, revoking, stage_export
+from zoo_export.parity.again import compare_again
+from zoo_export.parity.evidence import check_evidence, stage_export
 from zoo_export.parity.laws import check_laws
 from zoo_export.parity.metrics import divergences
 from zoo_export.parity.report import Report
@@ -524,12 +525,8 @@ def verify_stored_variant(
     export.check_files()
     if export.change() is not None:
         raise ArtifactError(f"{precision} was made from other weights", directory, EXPORT_AGAIN)
-    full_grid = full_grid or export.evidence.get("failed_full_grid", False)
-    with revoking(export, export.read(), full_grid=full_grid):
-        laws = check_laws(stored)
-        report = verify_variant(stored, variant, provider=provider, full_grid=full_grid, progress=progress)
-        if not report.passed:
-            raise ParityError(report.verdict(), directory)
-    report.evidence["laws"] = laws
-    restore(export, report.evidence)
-    return report
+
+    def compare(full: bool) -> Report:
+        return verify_variant(stored, variant, provider=provider, full_grid=full, progress=progress)
+
+    return compare_again(export, export.read(), compare, full_grid=full_grid)

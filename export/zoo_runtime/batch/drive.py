@@ -21,7 +21,7 @@ __all__ = ["Summary", "run_batch"]
 
 @dataclass
 class Summary:
-    """What a batch has done."""
+    """Numbers of shards and inputs of a batch, and the shards that failed."""
 
     shards: int = 0
     """Number of shards."""

@@ -1,4 +1,4 @@
-"""What the routes of all protocols share: reading bodies, finding models, and waiting for results."""
+"""Reading of bodies, choice of models, and waiting for results, for the routes of all protocols."""
 
 from __future__ import annotations
 
