@@ -39,7 +39,7 @@ from torch.utils._sympy.reference import PythonReferenceAnalysis
 
 from zoo.contract import Dim, Graph, Size, TensorSpec, dim_names, dim_size
 from zoo.errors import ParityError
-from zoo_export.trace import recurrent
+from zoo_export.trace import experts, recurrent
 
 __all__ = ["Branches", "Traced", "check_outputs"]
 
@@ -49,7 +49,7 @@ Traced = Sequence[tuple[TensorSpec, Sequence[Any]]]
 _TORCH = f"{Path(torch.__file__).parent}/"
 _SYMBOLIC = (torch.__file__, f"{_TORCH}fx/experimental/", __file__)
 """Files of torch that implement symbolic sizes, and so stand between a decision and the code that asks for it."""
-_MODES = (__file__, recurrent.__file__)
+_MODES = (__file__, experts.__file__, recurrent.__file__)
 """Files whose modes stand between the model and every torch function."""
 _STANDARD = f"{sysconfig.get_path('stdlib')}/"
 _INSTALLED = tuple(f"{sysconfig.get_path(name)}/" for name in ("purelib", "platlib"))
