@@ -22,6 +22,7 @@ def zoo_tasks() -> Sequence[zoo.Task]:
         zoo.Task(
             name="attentions", run=f"{home}.attention:Attentions", serves=texts, attention=f"{records}:record_text"
         ),
+        zoo.Task(name="attentions", run=f"{home}.attention:Attentions", serves=pairs),
         zoo.Task(name="augment", run=f"{home}.augment:Augment", serves=masked),
         zoo.Task(name="augment", run=f"{home}.augment_prompt:AugmentByPrompt", serves=("text-generation",)),
         zoo.Task(
@@ -33,6 +34,12 @@ def zoo_tasks() -> Sequence[zoo.Task]:
             run=f"{home}.attention:ImageAttentions",
             serves=images,
             attention=f"{records}:record_image",
+        ),
+        zoo.Task(
+            name="image-attentions",
+            run=f"{home}.attention:ImageAttentions",
+            serves=pairs,
+            attention=f"{records}:record_image_text",
         ),
         zoo.Task(name="image-classification", run=f"{home}.images:ImageClassification", formula=f"{formulas}:classes"),
         zoo.Task(

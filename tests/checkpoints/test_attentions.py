@@ -92,6 +92,34 @@ def test_attentions_of_images(both: Callable[..., tuple[Any, Any]]) -> None:
     check(found, wanted.attentions, "attentions")
 
 
+@pytest.mark.parametrize(
+    ("preset", "settings"), [("clip-tiny", ("text_pooling=end", "end_token_id=3")), ("siglip-tiny", ())]
+)
+def test_attentions_of_images_and_texts(
+    both: Callable[..., tuple[Any, Any]], preset: str, settings: Sequence[str]
+) -> None:
+    ours, theirs = both(preset, settings, "AutoModel")
+    c = ours.config
+    ids, mask = texts(c.max_seq_len if c.pad_texts else 7, 0)
+    feeds = {"input_ids": ids} if c.pad_texts else {"input_ids": ids, "attention_mask": mask}
+    pixels = torch.randn(
+        2, 3, c.image_size, c.image_size, generator=torch.Generator().manual_seed(0), dtype=torch.float64
+    )
+    text, image, _ = (graph.with_attentions() for graph in c.graphs())
+    pooled: list[Tensor] = []
+    if c.image_pooling == "attention":
+        head = theirs.vision_model.head.attention  # returns the mean of its heads, (N, 1, P)
+        head.register_forward_hook(lambda module, given, outputs: pooled.append(outputs[1]))
+    with Exact(theirs):
+        wanted = theirs(**feeds, pixel_values=pixels, output_attentions=True)
+    counts = None if c.pad_texts else mask.bool()
+    check(call_graph(ours, text, feeds), wanted.text_model_output.attentions, "attentions", counts)
+    found = call_graph(ours, image, {"pixel_values": pixels})
+    check(found, wanted.vision_model_output.attentions, "attentions")
+    means = {name: weights.mean(1, keepdim=True) for name, weights in found.items() if weights.ndim == 4}
+    check(means, [weights[:, None] for weights in pooled], "cross_attentions")
+
+
 @pytest.mark.parametrize(("preset", "settings"), [("t5-tiny", ()), ("transformer-tiny", BART)])
 def test_attentions_of_encoder_decoders(
     both: Callable[..., tuple[Any, Any]], preset: str, settings: Sequence[str]

@@ -466,6 +466,25 @@ def test_patches_are_lit_and_chosen(showing: Callable[..., Path], open_page: Ope
     assert tab.evaluate("attentionPage.state.query") == "8"  # row 1, column 3, after the class token
 
 
+@pytest.mark.slow
+def test_image_and_text_of_a_model_of_both(showing: Callable[..., Path], open_page: Opener) -> None:
+    """The pooling query of SigLIP over the patches, and the padded text, which has no image."""
+    page = package.attention_page(showing("siglip-tiny"), np.full((16, 16, 3), 255, np.uint8), "a cat")
+    with load_session(showing("siglip-tiny"), task="attentions") as session:
+        text = session.run("a cat")["attentions"]["text.attentions.1.1"]
+    tab = open_page(page, "attention=image.cross_attentions&view=image&head=1")
+    assert tab.evaluate("attentionPage.state.view") == "image"
+    weights = np.array(tab.evaluate("attentionPage.weights('image.cross_attentions.0', 1)"))
+    assert (weights.shape, round(float(weights.sum()), 2)) == ((16,), 1.0)
+    change(tab, attention="text.attentions", view="image", layer="1", head="1")
+    assert tab.evaluate("attentionPage.state.view") == "overview"
+    assert not tab.is_visible("#views >> text=Image")
+    found = np.array(tab.evaluate("attentionPage.weights('text.attentions.1', 1)")).reshape(32, 32)
+    assert np.abs(found - text).max() <= page.facts["error"]
+    change(tab, attention="text.attentions", view="text", special="0", query="1")
+    assert tab.locator("#stage .tokens button").count() == 5
+
+
 @pytest.fixture
 def axe() -> Callable[..., list[str]]:
     """Return a function that lists what axe finds on a page."""

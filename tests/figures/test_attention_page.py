@@ -45,6 +45,19 @@ FOREIGN = (
 """Tokens that must not leave their place in the page."""
 
 
+VECTORS = {
+    "task": "vector-feature-extraction", "vocab_size": 0, "hidden_size": 8, "num_layers": 1, "num_heads": 2,
+    "intermediate_size": 12, "num_decoder_layers": 0,
+}  # fmt: skip
+
+
+@pytest.fixture
+def vectors(tmp_path: Path) -> Path:
+    """Save a model whose attention no built-in task shows."""
+    package.save(package.create_model("transformer-base", **VECTORS), tmp_path / "vectors")
+    return tmp_path / "vectors"
+
+
 class Scripts(HTMLParser):
     """Collects the contents of the scripts of a page, by id, and the addresses that it names."""
 
@@ -297,6 +310,16 @@ def test_weights_are_coarser_if_the_page_would_be_too_large(page_of: Callable[..
         page_of(record, 1000)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("tokens", "limit", "levels"), [(128, 3_000_000, {255}), (512, 25_000_000, {63, 15})])
+def test_sizes_of_large_pages(page_of: Callable[..., Any], tokens: int, limit: int, levels: set[int]) -> None:
+    """12 layers of 12 heads with random weights, which compress worse than those of trained models."""
+    text, facts = page_of(record_of(tuple(map(str, range(tokens))), layers=12, heads=12), 25_000_000)
+    assert len(text.encode()) < limit
+    assert facts["levels"] in levels
+    assert facts["error"] <= 1 / (2 * facts["levels"])
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [({"heads": (0, 1)}, "shape"), ({"weights": np.full((3, 2, 2), np.nan)}, "finite"),
@@ -430,6 +453,36 @@ def test_patches_of_an_image(showing: Callable[..., Path], zoo: Zoo) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("preset", ["clip-tiny", "siglip-tiny"])
+def test_image_and_text_of_a_model_of_both(showing: Callable[..., Path], zoo: Zoo, preset: str) -> None:
+    folder, pixels = showing(preset), np.zeros((16, 16, 3), np.uint8)
+    facts = package.attention_page(folder, pixels, "a cat").facts
+    pooled = preset == "siglip-tiny"
+    names = ["image.attentions", *(["image.cross_attentions"] if pooled else []), "text.attentions"]
+    assert [group["name"] for group in facts["groups"]] == names
+    assert [group["rollout"] is None for group in facts["groups"]] == [
+        name.endswith("cross_attentions") for name in names
+    ]
+    keys = {facts["groups"][item["group"]]["name"]: facts["axes"][item["keys"]] for item in facts["maps"]}
+    image, text = keys["image.attentions"], keys["text.attentions"]
+    assert (image["grid"], len(image["labels"])) == ((0 if pooled else 1, 4, 4), 16 if pooled else 17)
+    assert image["image"].startswith("data:image/png")
+    assert text["labels"][:5] == list("a cat")
+    assert text["parts"] == [0] * 5 + [None] * (27 if pooled else 0)  # the padding that SigLIP reads
+    assert text["grid"] is None
+    alone = package.attention_page(folder, pixels, heads=(2,)).facts
+    assert [group["name"] for group in alone["groups"]] == names[:-1]
+    assert {(tuple(item["heads"]), item["name"].partition(".")[0]) for item in alone["maps"]} == {((2,), "image")}
+    page = ("-o", "page.html")
+    zoo("show", folder, "--attention", "no.png", *page).failed(3, "cannot be read as an image", "input 1")
+    Path("image.png").write_bytes(png(pixels))
+    zoo("show", folder, "--attention", "image.png", "x" * 99, *page).failed(
+        3, "99 tokens exceed", "input 2: shorten it"
+    )
+    zoo("show", folder, "--attention", "image.png", "--generate", "1", *page).failed(2, "generates no text")
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("preset", "settings"),
     [("all-attention-tiny", ()), ("perceiver-tiny", ()), ("bert-tiny", ("attention=linformer", "attention_rank=5")),
@@ -448,7 +501,7 @@ def test_other_keys_than_tokens_are_numbered(
 
 
 def test_models_and_inputs_without_a_page(
-    showing: Callable[..., Path], built: Callable[..., Path], zoo: Zoo, tmp_path: Path
+    showing: Callable[..., Path], built: Callable[..., Path], vectors: Path, zoo: Zoo, tmp_path: Path
 ) -> None:
     folder, plain = showing("bert-tiny"), built("bert-tiny")
     page = ("-o", "page.html")
@@ -465,7 +518,7 @@ def test_models_and_inputs_without_a_page(
     zoo("run", folder, "--task", "attentions", "a" * 99).failed(3, "shorten it, or pass --truncate")
     zoo("show", "bert-tiny", "--attention", "a", *page).failed(2, "for a model directory", "zoo build bert-tiny")
     zoo("show", plain, "--attention", "a", *page).failed(3, "not exported", "--attentions")
-    zoo("show", built("clip-tiny"), "--attention", "a", *page).failed(2, "no task shows the attention")
+    zoo("show", vectors, "--attention", "a", *page).failed(2, "no task shows the attention")
     assert not Path("page.html").exists()
     Path("page.html").write_text("mine")
     zoo("show", folder, "--attention", "a", *page).failed(2, "already exists")
@@ -488,7 +541,7 @@ ZOO_API = 1
 
 @zoo.hookimpl
 def zoo_tasks():
-    return [zoo.Task(name="look", run="{module}:Nothing", serves=("zero-shot-image-classification",),
+    return [zoo.Task(name="look", run="{module}:Nothing", serves=("vector-feature-extraction",),
                      attention="{module}:record")]
 
 def record(directory, inputs, *, generate, layers, heads, unverified):
@@ -503,20 +556,18 @@ RECORD = (
 
 
 def test_plugins_read_the_attention_of_their_models(
-    copy_of: Callable[..., Path], install: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+    vectors: Path, install: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = copy_of("clip-tiny")
     monkeypatch.setattr("zoo.figures.attention_page.Export", FakeExport)
     install("zoo-look", PLUGIN.replace("RESULT", RECORD))
-    facts = package.attention_page(folder, "abc").facts
+    facts = package.attention_page(vectors, "abc").facts
     assert (facts["axes"][0]["labels"], facts["groups"][0]["title"]) == (["a", "b", "c"], "looks")
     install("zoo-glance", PLUGIN.replace("RESULT", "None").replace('"look"', '"glance"'))
     with pytest.raises(PluginError, match=r"zoo-glance.* and .*zoo-look"):
-        package.attention_page(folder, "abc")
+        package.attention_page(vectors, "abc")
 
 
-def test_plugins_must_return_a_record(copy_of: Callable[..., Path], install: Callable[..., Path]) -> None:
-    folder = copy_of("clip-tiny")
+def test_plugins_must_return_a_record(vectors: Path, install: Callable[..., Path]) -> None:
     install("zoo-look", PLUGIN.replace("RESULT", "None"))
     with pytest.raises(PluginError, match=r"expected a zoo\.AttentionRecord, got NoneType"):
-        package.attention_page(folder, "abc")
+        package.attention_page(vectors, "abc")

@@ -19,7 +19,7 @@ PAGES = {"README.md": 15, "docs/tutorial.md": 8} | {
     f"docs/howto/{name}.md": count
     for name, count in {
         "answers": 28,
-        "attention-page": 7,
+        "attention-page": 18,
         "attention-weights": 5,
         "batches": 8,
         "checkpoints": 8,

@@ -162,7 +162,9 @@ def _facts(spec: ModelSpec, stored: ModelDirectory | None) -> dict[str, Any]:
 )
 @click.option("--token", type=int, metavar="N", help="Token of TEXT to plot, from 0, or from the end if negative.")
 @click.option(
-    "--attention", is_flag=True, help="Write a page with the attention weights of TEXT, of a pair, or of an image file."
+    "--attention",
+    is_flag=True,
+    help="Write a page with the attention weights of TEXT, of a pair, or of an image or sound file and its text.",
 )
 @click.option("-o", "--output", type=click.Path(path_type=Path), metavar="FILE.html", help="The page to write.")
 @click.option(

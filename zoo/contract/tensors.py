@@ -67,14 +67,20 @@ def floats(name: str, *dims: Dim) -> TensorSpec:
 
 
 def attentions(
-    num_layers: int, num_heads: int, *, queries: Dim = "sequence", keys: Dim = "sequence", name: str = "attentions"
+    num_layers: int,
+    num_heads: int,
+    *,
+    queries: Dim = "sequence",
+    keys: Dim = "sequence",
+    name: str = "attentions",
+    rows: str = "batch",
 ) -> tuple[TensorSpec, ...]:
-    """Declare the attention weights of every layer: ``NAME.N``, (batch, heads, queries, keys).
+    """Declare the attention weights of every layer: ``NAME.N``, (rows, heads, queries, keys).
 
     >>> attentions(12, 8)[3].name, attentions(12, 8)[3].dims
     ('attentions.3', ('batch', 8, 'sequence', 'sequence'))
     """
-    return tuple(floats(f"{name}.{layer}", "batch", num_heads, queries, keys) for layer in range(num_layers))
+    return tuple(floats(f"{name}.{layer}", rows, num_heads, queries, keys) for layer in range(num_layers))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -51,11 +51,15 @@ _MODULES = {
     "numbers.js",
     "options.js",
     "tasks.js",
+    "types.d.ts",
+    "zoo.d.ts",
 }
-_COMMENT = re.compile(r"^[ \t]*/\*\*(?:(?!\*/)[\s\S])*\*/\n|^[ \t]*//[^\n]*\n| ?/\*\*(?:(?!\*/)[\s\S])*\*/(?= )", re.M)
+_COMMENT = re.compile(r"^[ \t]*/\*\*(?:(?!\*/)[\s\S])*\*/\n|^[ \t]*//[^\n]*\n|/\*\*(?:(?!\*/)[\s\S])*\*/ ", re.M)
 """A comment in a module: a whole line or more, or a type before an expression."""
 _BLANK = re.compile(r"^[ \t\n]+| // [^\n\"'`]*$", re.M)
 """Indentation, blank lines, and comments that end a line."""
+_BREAK = re.compile(r"(?<=[{(\[,;])\n|\n(?=\})")
+"""A line break that ends no statement, or that follows a semicolon."""
 _SLOT = re.compile(r"\{\{(\w+)\}\}")
 
 
@@ -280,7 +284,7 @@ def _copy_tokenizers(stage: Path, package: Package) -> str:
 
 
 def _write_site(stage: Path, manifest: Mapping[str, Any]) -> None:
-    """Write the page and the modules that its task needs, without their comments and indentation."""
+    """Write the page and the modules that its task needs, without comments, indentation and most line breaks."""
     source = resources("zoo_export.publish").joinpath("site")
     needed = {"tokenizer": "text.js", "image": "image.js"}
     modules = _MODULES | {module for field, module in needed.items() if manifest[field] is not None}
@@ -289,5 +293,5 @@ def _write_site(stage: Path, manifest: Mapping[str, Any]) -> None:
     for name in sorted(modules):
         text = source.joinpath(name).read_text(encoding="utf-8")
         if name.endswith(".js"):
-            text = _BLANK.sub("", _COMMENT.sub("", text))
+            text = _BREAK.sub("", _BLANK.sub("", _COMMENT.sub("", text)))
         (stage / name).write_text(_SLOT.sub(lambda slot: slots[slot[1]], text), encoding="utf-8")

@@ -25,6 +25,8 @@ __all__ = ["AttentionOptions", "Attentions", "ChosenAttentions", "ImageAttention
 
 Array = np.ndarray[Any, Any]
 Weights = dict[str, Array]
+Output = tuple[str, str]
+"""A graph and one of its outputs."""
 
 _SHOWN = 10
 """Number of queries per head in human-readable output."""
@@ -41,20 +43,20 @@ class AttentionOptions(Settings):
     queries_keys: bool = False
     """Whether to return queries, keys, biases and hidden keys, too, which the export must contain."""
 
-    def choose(self, tensors: Sequence[TensorSpec], where: object) -> dict[str, Sequence[int]]:
+    def choose(self, specs: Mapping[Output, TensorSpec], where: object) -> dict[Output, Sequence[int]]:
         """Map each selected output to its selected heads. Unknown layers or heads raise :class:`UsageError`."""
-        if not tensors:
+        if not specs:
             remedy = f"open the variant {ATTENTIONS}, created by zoo export {where} --onnx --attentions"
             raise UsageError("this export returns no attention weights", where, remedy)
-        layers = {tensor.name: int(tensor.name.rpartition(".")[2]) for tensor in tensors}
-        heads = {tensor.name: range(int(tensor.dims[1])) for tensor in tensors}
+        layers = {output: int(tensor.name.rpartition(".")[2]) for output, tensor in specs.items()}
+        heads = {output: range(int(tensor.dims[1])) for output, tensor in specs.items()}
         known = {"layer": set(layers.values()), "head": {head for numbers in heads.values() for head in numbers}}
         for kind, wanted in (("layer", self.layers), ("head", self.heads)):
             if unknown := sorted(set(wanted) - known[kind]):
                 raise UsageError(f"no {kind} {unknown[0]}", where, f"there are 0 to {max(known[kind])}")
         return {
-            name: [head for head in heads[name] if not self.heads or head in self.heads]
-            for name, layer in layers.items()
+            output: [head for head in heads[output] if not self.heads or head in self.heads]
+            for output, layer in layers.items()
             if not self.layers or layer in self.layers
         }
 
@@ -64,9 +66,10 @@ class ChosenAttentions:
 
     def __init__(self, session: Context, options: AttentionOptions) -> None:
         self.specs = {(graph.name, tensor.name): tensor for graph in session.graphs for tensor in graph.recorded()}
+        """The attention weights that the graphs return."""
         several = len(session.graphs) > 1
         self.prefixes = {graph.name: f"{graph.name}." if several else "" for graph in session.graphs}
-        self.heads = options.choose(list(self.specs.values()), session.path)
+        self.heads = options.choose(self.specs, session.path)
         self.inputs = {
             (graph.name, item.weights.name): item for graph in session.graphs for item in graph.attention_inputs
         }
@@ -74,18 +77,18 @@ class ChosenAttentions:
             command = f"zoo export {session.path} --onnx --attentions --queries-keys --force"
             raise UsageError("this export returns no queries and keys", session.path, command)
         self.dims = {
-            f"{self.prefixes[graph]}{name}.{head}": spec.dims
-            for (graph, name), spec in self.specs.items()
-            for head in self.heads.get(name, ())
+            f"{self.prefixes[graph]}{name}.{head}": self.specs[graph, name].dims
+            for (graph, name), heads in self.heads.items()
+            for head in heads
         }
 
     def pick(self, outputs: Mapping[str, Mapping[str, Array]], row: int, sizes: Mapping[str, int]) -> Weights:
         """Return the weights of one row, (T, S) each, without padding, by layer and head (and graph, if several)."""
         picked = {}
-        for (graph, name), spec in self.specs.items():
-            if name in self.heads and graph in outputs:
-                queries, keys = (dim_size(dim, sizes) for dim in spec.dims[2:])
-                for head in self.heads[name]:
+        for (graph, name), heads in self.heads.items():
+            if graph in outputs:
+                queries, keys = (dim_size(dim, sizes) for dim in self.specs[graph, name].dims[2:])
+                for head in heads:
                     picked[f"{self.prefixes[graph]}{name}.{head}"] = outputs[graph][name][row, head, :queries, :keys]
         return picked
 
@@ -95,8 +98,7 @@ class ChosenAttentions:
         """Return what the weights of one row are computed from, without padding, by layer (and graph, if several)."""
         picked = {}
         for (graph, name), item in self.inputs.items():
-            if name in self.heads and graph in outputs:
-                heads = list(self.heads[name])
+            if graph in outputs and (heads := list(self.heads.get((graph, name), ()))):
                 lengths = [dim_size(dim, sizes) for dim in item.weights.dims[2:]]
                 group = int(item.weights.dims[1]) // item.num_kv_heads
                 own = sorted({head // group for head in heads})
@@ -157,7 +159,7 @@ class Attentions(TextRunner):
 
     For an encoder-decoder the names are ``encoder.attentions.LAYER.HEAD``. If the input is a pair of a source and a
     target, there are also ``decoder.attentions`` and ``decoder.cross_attentions``, for the target preceded by the
-    decoder's start token.
+    decoder's start token. For a model of texts and images, they are ``text.attentions.LAYER.HEAD``.
     """
 
     options = AttentionOptions
@@ -168,9 +170,11 @@ class Attentions(TextRunner):
     def __init__(self, session: Context, chosen: AttentionOptions) -> None:
         super().__init__(session, chosen)
         self.weights = ChosenAttentions(session, chosen)
+        self.decodes = len(session.graphs) > 1 and session.graphs[-1].past is not None
+        """Whether the model is an encoder-decoder."""
 
     def read(self, value: Any, number: int) -> Tokens:
-        if len(self.session.graphs) == 1:
+        if not self.decodes:
             return super().read(value, number)
         source, target = value if is_pair(value) else (value, None)
         item = super().read(source, number)
@@ -195,7 +199,8 @@ class Attentions(TextRunner):
             sizes = {dim: len(item.ids) for dim in self.graph.dim_names()} | {"past_sequence": 0}
             feeds = self.feed([item])
             outputs = {self.graph.name: self.session.execute(self.graph, feeds)}
-            found: dict[str, Any] = {"tokens": len(item.ids), "texts": self._texts(item.ids)}
+            read = feeds[self.ids_input.name][0].tolist()  # with the padding that some models read
+            found: dict[str, Any] = {"tokens": len(item.ids), "texts": self._texts(read)}
             if isinstance(item, Translated) and item.target:
                 sizes["sequence"] = len(item.target)
                 outputs |= self._decode(item, feeds | outputs[self.graph.name])
@@ -233,9 +238,8 @@ class Attentions(TextRunner):
         """Return whose tokens are the last positions along an axis of the weights ``name``; None if none are."""
         dim = self.weights.dims[name][axis]
         if isinstance(dim, int):
-            return None
-        encoder_decoder = len(self.session.graphs) > 1
-        return "target" if encoder_decoder and dim not in self.graph.dim_names() else "source"
+            return "source" if dim == self.inputs.length else None
+        return "target" if self.decodes and dim not in self.graph.dim_names() else "source"
 
 
 class ImageAttentions(ImageRunner):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
+from itertools import chain
 from math import exp
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,7 @@ from zoo_runtime.runner import Pair, Runner, Tokens
 from zoo_runtime.session import Session, load_session
 from zoo_runtime.tasks.attention import Attentions, ImageAttentions
 
-__all__ = ["CANDIDATES", "attention_maps", "only_answer", "record_image", "record_text", "step_of"]
+__all__ = ["CANDIDATES", "attention_maps", "only_answer", "record_image", "record_image_text", "record_text", "step_of"]
 
 Array = np.ndarray[Any, Any]
 FindAxis = Callable[[str, int, int], AttentionAxis]
@@ -57,7 +59,7 @@ def record_text(
         runner = session.runner(layers=tuple(layers), heads=tuple(heads), queries_keys=queries_keys)
         assert isinstance(runner, Attentions)
         runner.can_truncate = False
-        several = len(session.graphs) > 1
+        several = runner.decodes
         value = Pair(*inputs) if len(inputs) == 2 else inputs[0]
         generated = _generate(session, runner, value, generate) if generate else None
         item = runner.read(value if generated is None else generated.value, 1)
@@ -82,7 +84,7 @@ def record_text(
                 axes[kind, size] = _extended(tokens[kind] if kind else AttentionAxis(labels=()), size)
             return axes[kind, size]
 
-        return _record(session, result, axis)
+        return _record(session, attention_maps(result, axis))
 
 
 def record_image(
@@ -99,26 +101,66 @@ def record_image(
     if len(inputs) != 1 or generate:
         raise UsageError("an image has no second input and generates nothing", directory, "give one image")
     with load_session(directory, task="image-attentions", unverified=unverified) as session:
-        runner = session.runner(layers=tuple(layers), heads=tuple(heads), queries_keys=queries_keys)
-        assert isinstance(runner, ImageAttentions)
-        pixels = runner.images.read(inputs[0], "input 1")
-        result = only_answer(runner, runner.read(pixels, 1))
-        axes: dict[int, AttentionAxis] = {}
-
-        def axis(name: str, place: int, size: int) -> AttentionAxis:
-            if size not in axes:
-                axes[size] = _image_axis(session, size, pixels)
-            return axes[size]
-
-        return _record(session, result, axis)
+        options = {"layers": tuple(layers), "heads": tuple(heads), "queries_keys": queries_keys}
+        return _record(session, _image_maps(session, inputs[0], options))
 
 
-def _record(session: Session, result: Mapping[str, Any], axis: FindAxis) -> AttentionRecord:
-    """Return the record of a result."""
-    maps = attention_maps(result, axis)
-    declared = {tensor.name: int(tensor.dims[1]) for graph in session.graphs for tensor in graph.recorded()}
-    complete = all(len(item.heads) == declared[".".join(item.name.split(".")[-2:])] for item in maps)
-    layers = session.option("num_layers") if len(session.graphs) == 1 else None
+def record_image_text(
+    directory: Path,
+    inputs: Sequence[Any],
+    *,
+    generate: int,
+    layers: Sequence[int],
+    heads: Sequence[int],
+    unverified: bool,
+    queries_keys: bool = False,
+) -> AttentionRecord:
+    """Return the attention weights of an image and, with a second input, of a text, each in its own encoder."""
+    if generate:
+        raise UsageError("the model generates no text", directory, "leave out the number of tokens to generate")
+    with load_session(directory, task="image-attentions", unverified=unverified) as session:
+        options = {"layers": tuple(layers), "heads": tuple(heads), "queries_keys": queries_keys}
+        texts = [_text_maps(session, text, options) for text in inputs[1:]]
+        return _record(session, [*_image_maps(session, inputs[0], options), *chain.from_iterable(texts)])
+
+
+def _image_maps(session: Session, image: Any, options: Mapping[str, Any]) -> list[AttentionMap]:
+    """Return the attention weights of an image."""
+    runner = session.runner("image-attentions", **options)
+    assert isinstance(runner, ImageAttentions)
+    pixels = runner.images.read(image, "input 1")
+    result = only_answer(runner, runner.read(pixels, 1))
+
+    @cache
+    def axis(size: int) -> AttentionAxis:
+        return _image_axis(session, size, pixels)
+
+    return attention_maps(result, lambda name, place, size: axis(size))
+
+
+def _text_maps(session: Session, text: Any, options: Mapping[str, Any]) -> list[AttentionMap]:
+    """Return the attention weights of the text that belongs to an image."""
+    runner = session.runner("attentions", **options)
+    assert isinstance(runner, Attentions)
+    runner.can_truncate = False
+    item = runner.read(text, 2)
+    result = only_answer(runner, item)
+    parts, names = _parts(item, None)
+    padding = len(result["texts"]) - len(item.ids)
+    axis = _axis(result["texts"], [*(parts or [0] * len(item.ids)), *[None] * padding], names, ())
+    return attention_maps(result, lambda name, place, size: axis)
+
+
+def _record(session: Session, maps: Sequence[AttentionMap]) -> AttentionRecord:
+    """Return the record of some maps."""
+    several = len(session.graphs) > 1
+    declared = {
+        f"{graph.name}.{tensor.name}" if several else tensor.name: int(tensor.dims[1])
+        for graph in session.graphs
+        for tensor in graph.recorded()
+    }
+    complete = all(len(item.heads) == declared[item.name] for item in maps)
+    layers = None if several else session.option("num_layers")
     return AttentionRecord(maps=maps, rollout=complete and (layers is None or len(maps) >= layers))
 
 

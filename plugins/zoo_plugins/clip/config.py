@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from zoo import Activation, Cost, Graph, ImageConfig, cost, floats, mask, token_ids
+from zoo import Activation, Cost, Graph, ImageConfig, TensorSpec, attentions, cost, floats, mask, token_ids
 
 __all__ = ["CLIPConfig"]
 
@@ -130,9 +130,24 @@ class CLIPConfig(ImageConfig):
         pixels = floats("pixel_values", "images", self.num_channels, self.image_size, self.image_size)
         texts, images = (floats(f"{name}_embeds", f"{name}s", self.embedding_size) for name in ("text", "image"))
         logits = floats("logits_per_image", "images", "texts")
+        read = attentions(self.text_num_layers, self.text_num_heads, queries=length, keys=length, rows="texts")
         return (
-            Graph(name="text", method="embed_texts", inputs=(ids, *padding), outputs=(texts,), rows=("texts",)),
-            Graph(name="image", method="embed_images", inputs=(pixels,), outputs=(images,), rows=("images",)),
+            Graph(
+                name="text",
+                method="embed_texts",
+                inputs=(ids, *padding),
+                outputs=(texts,),
+                attentions=read,
+                rows=("texts",),
+            ),
+            Graph(
+                name="image",
+                method="embed_images",
+                inputs=(pixels,),
+                outputs=(images,),
+                attentions=self._image_attentions(),
+                rows=("images",),
+            ),
             Graph(
                 name="similarity",
                 method="compare",
@@ -141,6 +156,14 @@ class CLIPConfig(ImageConfig):
                 rows=("images", "texts"),
             ),
         )
+
+    def _image_attentions(self) -> tuple[TensorSpec, ...]:
+        """Declare the attention weights of the blocks, and of the pooling if it is attention."""
+        heads, tokens, patches = self.image_num_heads, self.num_image_tokens, self.num_patches
+        blocks = attentions(self.image_num_layers, heads, queries=tokens, keys=tokens, rows="images")
+        if self.image_pooling == "class":
+            return blocks
+        return *blocks, *attentions(1, heads, queries=1, keys=patches, name="cross_attentions", rows="images")
 
     def cost(self) -> Cost:
         """Return the closed-form parameters. FLOPs are for one token of a text and one patch, excluding the heads."""

@@ -51,6 +51,8 @@ Zoo = Callable[..., Any]
         pytest.param("t5-tiny", (), 6, marks=pytest.mark.slow),
         pytest.param("transformer-tiny", (), 6, marks=pytest.mark.slow),
         pytest.param("vit-tiny", (), 2, marks=pytest.mark.slow),
+        pytest.param("clip-tiny", (), 4, marks=pytest.mark.slow),
+        pytest.param("siglip-tiny", (), 5, marks=pytest.mark.slow),
     ],
 )
 def test_every_attention_weight_is_compared(
@@ -268,6 +270,28 @@ def test_images(showing: Callable[..., Path], zoo: Zoo, tmp_path: Path) -> None:
     assert (result.status, result.out.count("\n")) == (0, 8)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("preset", ["clip-tiny", "siglip-tiny"])
+def test_both_encoders_of_images_and_texts(preset: str, showing: Callable[..., Path]) -> None:
+    """Their layers and heads have the same names but not the same numbers of them."""
+    folder = showing(preset)
+    with load_session(folder, variant=ATTENTIONS) as session:
+        text = session.run("a cat", task="attentions")
+        image = session.run(np.zeros((16, 16, 3), np.uint8), task="image-attentions", heads=(2,))["attentions"]
+        with pytest.raises(UsageError, match=r"no head 3.*0 to 2"):
+            session.run("a cat", task="attentions", heads=(3,))
+        tokens = len(text["texts"])
+    assert {weights.shape for weights in text["attentions"].values()} == {(tokens, tokens)}
+    assert text["attentions"].keys() == {f"text.attentions.{layer}.{head}" for layer in range(2) for head in range(2)}
+    pads = preset == "siglip-tiny"  # it reads its padding
+    assert (text["tokens"], tokens, text["texts"][:5]) == (5, 32 if pads else 5, list("a cat"))
+    shapes = {name: weights.shape for name, weights in image.items()}
+    places = 16 if pads else 17
+    assert shapes == {f"image.attentions.{layer}.2": (places, places) for layer in range(2)} | (
+        {"image.cross_attentions.0.2": (1, 16)} if pads else {}
+    )
+
+
 def test_altered_graph_is_not_run(showing: Callable[..., Path], tmp_path: Path) -> None:
     folder = Path(shutil.copytree(showing("bert-tiny"), tmp_path / "bert"))
     file = folder / "model.attentions.onnx"
@@ -293,6 +317,8 @@ DOTS = {
     "qwen3-next-tiny": (),
     "adaptive-span-tiny": (),
     "seq2seq-tiny": ("attention=dot",),
+    "clip-tiny": (),
+    "siglip-tiny": (),
 }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import http.server
 import json
+import re
 import shutil
 import threading
 from collections.abc import Callable, Iterator
@@ -20,6 +21,22 @@ from zoo_export.web.install import WebRuntime, find_package
 from zoo_export.web.verify import web_record
 
 __all__ = ["browser", "onnxruntime_web"]
+
+PATIENCE = 300_000
+"""Milliseconds to wait for a page, which may be slow but never is in vain."""
+CALL = """async ({ url, input, options, load }) => {
+  const { loadSession } = await import(url + "zoo.js");
+  const session = await loadSession(url, load);
+  const results = [];
+  for (const text of input) {
+    const pieces = [];
+    const result = await session.run(text, { ...options, onText: (piece) => pieces.push(piece) });
+    results.push({ ...result, embedding: result.embedding && Array.from(result.embedding), pieces });
+  }
+  session.close();
+  return results;
+}"""
+"""Load a model and run it on inputs."""
 
 
 class Handler(http.server.SimpleHTTPRequestHandler):
@@ -91,3 +108,45 @@ def publish(attest: Callable[..., None], onnxruntime_web: Path, tmp_path: Path) 
         return page
 
     return make
+
+
+@pytest.fixture
+def tab(browser: Any) -> Iterator[Callable[..., Any]]:
+    """Open a page in a context of its own, and fail if it logs, raises, or asks another server."""
+    complaints: list[str] = []
+    contexts: list[Any] = []
+
+    def open_(url: str, *, width: int = 1280, theme: str = "light", allow: str = r"(?!)", script: str = "") -> Any:
+        context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=theme)
+        contexts.append(context)
+        page = context.new_page()
+        page.set_default_timeout(PATIENCE)
+        page.on("console", lambda said: None if re.search(allow, said.text) else complaints.append(said.text))
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        context.on("request", lambda asked: None if is_own(asked.url, url) else complaints.append(asked.url))
+        if script:
+            page.add_init_script(script)
+        page.goto(url)
+        return page
+
+    yield open_
+    for context in contexts:
+        context.close()
+    assert complaints == []
+
+
+def is_own(address: str, url: str) -> bool:
+    """Whether an address belongs to the page."""
+    return address.startswith((url, "data:", f"blob:{url}"))
+
+
+@pytest.fixture
+def run(serve: Any, tab: Any) -> Callable[..., list[dict[str, Any]]]:
+    """Run inputs through the module of a published folder."""
+
+    def call(folder: Path, *inputs: Any, load: Any = None, **options: Any) -> list[dict[str, Any]]:
+        url = serve(folder).url
+        given = {"url": url, "input": inputs, "options": options, "load": load or {}}
+        return list(tab(url).evaluate(CALL, given))
+
+    return call

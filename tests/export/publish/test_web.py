@@ -120,7 +120,8 @@ def test_refusals(
 ) -> None:
     source = exported_model("bert-tiny")
     command = ("publish", source, "page", "--layout", "web")
-    zoo(*command, "--variant", "bfloat16").failed(2, "pages cannot run the variant bfloat16", "cpu, int8, int4")
+    for variant in ("float16", "bfloat16"):
+        zoo(*command, "--variant", variant).failed(2, f"pages cannot run the variant {variant}", "cpu, int8, int4")
     zoo(*command, "--variant", "int8").failed(3, "not exported for int8", "zoo quantize")
     zoo(*command, "--model-type", "bert").failed(2, "--model-type is for --layout hub, transformers-js: --layout web")
     zoo(*command[:3], "--layout", "hub", "--variant", "int8").failed(2, "--variant is for --layout web, genai")
@@ -136,6 +137,14 @@ def test_refusals(
     folder = exported_copy("gpt-tiny")
     (folder / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes()[:-4])
     zoo("publish", folder, "page", "--layout", "web").failed(3, "model.safetensors")
+
+
+@pytest.mark.slow
+def test_models_in_float16_are_refused(exported_model: Exported, packages: Path, zoo: Zoo) -> None:
+    source = exported_model("bert-tiny", dtype="float16")
+    zoo("publish", source, "page", "--layout", "web").failed(
+        2, "pages cannot run float16", "build the model in float32"
+    )
 
 
 @pytest.mark.slow
@@ -164,14 +173,14 @@ def test_titles_are_escaped(exported_copy: Exported, packages: Path, zoo: Zoo) -
     assert "<title>a &lt;b&gt; &amp; c</title>" in Path("page/index.html").read_text()
 
 
-def test_modules_are_type_checked(onnxruntime_web: Path, tmp_path: Path) -> None:
-    """With TypeScript, in strict mode, against the types of onnxruntime-web and of the tokenizers."""
+@pytest.fixture
+def type_check(onnxruntime_web: Path) -> Callable[..., str]:
+    """Return a function that checks files in strict mode, with the types of npm packages, and returns the errors."""
     modules = onnxruntime_web.parent
     compiler = modules / ".bin" / "tsc"
     types = modules / "@huggingface" / "tokenizers" / "types" / "index.d.ts"
     if shutil.which("node") is None or not compiler.exists() or not types.exists():
         pytest.skip("needs npm install typescript @huggingface/tokenizers")
-    shutil.copytree(SITE, tmp_path / "site")
     options = {
         "strict": True, "checkJs": True, "allowJs": True, "noEmit": True, "skipLibCheck": True, "types": [],
         "target": "es2023", "module": "esnext", "moduleResolution": "bundler",
@@ -181,8 +190,44 @@ def test_modules_are_type_checked(onnxruntime_web: Path, tmp_path: Path) -> None
             "@huggingface/tokenizers": [str(types)],
         },
     }  # fmt: skip
-    Path("tsconfig.json").write_text(json.dumps({"compilerOptions": options, "include": ["site/*.js"]}))
-    checked = subprocess.run([compiler, "-p", "tsconfig.json"], capture_output=True, text=True, timeout=600)
-    assert (checked.returncode, checked.stdout) == (0, "")
+
+    def check(files: str, **changes: object) -> str:
+        Path("tsconfig.json").write_text(json.dumps({"compilerOptions": options | changes, "include": [files]}))
+        done = subprocess.run([compiler, "-p", "tsconfig.json"], capture_output=True, text=True, timeout=600)
+        assert bool(done.returncode) == bool(done.stdout)
+        return done.stdout
+
+    return check
+
+
+def test_modules_are_type_checked(type_check: Callable[..., str]) -> None:
+    shutil.copytree(SITE, "site")
+    assert type_check("site/*.js") == ""
     Path("site/wrong.js").write_text('import { best } from "./numbers.js";\nexport const wrong = best("text", 3);\n')
-    assert subprocess.run([compiler, "-p", "tsconfig.json"], capture_output=True, timeout=600).returncode != 0
+    assert "wrong.js" in type_check("site/*.js")
+
+
+USE = """
+import * as module from "./implementation/zoo.js";
+import type * as declarations from "./page/zoo.js";
+const { loadSession }: typeof declarations = module;
+const session = await loadSession("page/", { threads: 2, onProgress: ({ loaded }) => loaded.toFixed() });
+const { embedding, masks, finish_reason }: declarations.Result = await session.run("text", { top_k: 5 });
+for await (const piece of session.stream("text")) piece.trim();
+const used: [number?, string?] = [embedding?.length, masks?.[0][0].text ?? finish_reason ?? session.manifest.title];
+session.close();
+"""
+WRONG = ("session.run(5);", "loadSession(undefined, { threats: 1 });", "const { logits } = await session.run('a');")
+
+
+def test_published_declarations(
+    type_check: Callable[..., str], exported_model: Exported, packages: Path, zoo: Zoo
+) -> None:
+    """They are those of the module, which a program in TypeScript uses."""
+    assert zoo("publish", exported_model("gpt-tiny"), "page", "--layout", "web").status == 0
+    shutil.copytree(SITE, "implementation", ignore=shutil.ignore_patterns("zoo.d.ts"))
+    Path("use.ts").write_text(USE)
+    assert type_check("use.ts", skipLibCheck=False, paths={}) == ""
+    for line in WRONG:
+        Path("use.ts").write_text(f"{USE}{line}\nexport {{}};")
+        assert type_check("use.ts").count("error TS") == 1, line

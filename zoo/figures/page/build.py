@@ -43,6 +43,9 @@ _TITLES = {
     "encoder.attentions": "Encoder self-attention",
     "decoder.attentions": "Decoder self-attention",
     "decoder.cross_attentions": "Cross-attention",
+    "image.attentions": "Image self-attention",
+    "image.cross_attentions": "Attention pooling of the image",
+    "text.attentions": "Text self-attention",
 }
 """Names of the usual groups of maps; others keep the name of their outputs."""
 

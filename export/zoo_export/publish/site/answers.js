@@ -46,7 +46,7 @@ function fill({ manifest, texts }, ids, logits) {
   const masks = ids.flatMap((id, place) => (id === manifest.mask?.id ? [place] : []));
   return masks.map((place) => {
     const chances = softmax(values.slice(place * size, (place + 1) * size));
-    return ranked(chances).slice(0, 5).map((token) => ({ token, label: /** @type {Texts} */ (texts).token(token), probability: chances[token] }));
+    return ranked(chances).slice(0, 5).map((token) => ({ token, text: /** @type {Texts} */ (texts).token(token), probability: chances[token] }));
   });
 }
 

@@ -11,6 +11,8 @@ const FILTERS = {
   bicubic: [2, (x) => cubic(Math.abs(x), -0.5)],
   lanczos: [3, (x) => (Math.abs(x) < 3 ? sinc(x) * sinc(x / 3) : 0)],
 };
+/** A PNG with one transparent pixel of the colour 200, 100, 50. */
+const PROBE = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR4nGM4kWLEAAAEtQFfoI2A0AAAAABJRU5ErkJggg==";
 /** Bits of a fixed-point weight after the point. */
 const BITS = 22;
 
@@ -41,18 +43,43 @@ export async function pixels(image, { width, height, channels, resample, crop, k
   return values;
 }
 
-/** @param {Blob} file */
+/** Return the pixels of a file, transparent ones in their stored colours. @param {Blob} file */
 async function decode(file) {
-  const bitmap = await createImageBitmap(file, { premultiplyAlpha: "none", colorSpaceConversion: "none" }).catch(() => {
-    refuse("The browser cannot read this file as an image.");
-  });
-  const context = new OffscreenCanvas(bitmap.width, bitmap.height).getContext("2d", { willReadFrequently: true });
+  const bitmap = await open(file), { width, height } = bitmap;
+  const context = new OffscreenCanvas(width, height).getContext("2d", { willReadFrequently: true });
   if (!context) refuse("The browser cannot draw images.");
   context.drawImage(bitmap, 0, 0);
-  return context.getImageData(0, 0, bitmap.width, bitmap.height);
+  const image = context.getImageData(0, 0, width, height);
+  if (image.data.every((byte, place) => place % 4 !== 3 || byte === 255)) return image;
+  const isGif = (await file.slice(0, 3).text()) === "GIF"; // browsers forget the colours of its transparent pixels
+  const probe = isGif ? null : stored(await open(new Blob([Uint8Array.from(atob(PROBE), (byte) => byte.charCodeAt(0))])));
+  if (probe?.join() !== "200,100,50,0") refuse("The browser loses the colours of transparent pixels: save the image without transparency" + (isGif ? ", or as PNG." : "."));
+  return { data: stored(bitmap) ?? refuse("The browser cannot read so large an image with transparency: make it smaller."), width, height };
 }
 
-/** Return a plane of bytes for each channel; grey is Pillow's. @param {ImageData} image @param {number} channels */
+/** @param {Blob} file */
+function open(file) {
+  return createImageBitmap(file, { premultiplyAlpha: "none", colorSpaceConversion: "none" }).catch(() => {
+    refuse("The browser cannot read this file as an image.");
+  });
+}
+
+/** Return the pixels as they are stored, which a 2D canvas multiplies by their opacity; null if they cannot be read. @param {ImageBitmap} bitmap */
+function stored(bitmap) {
+  const gl = new OffscreenCanvas(1, 1).getContext("webgl2"), data = new Uint8Array(4 * bitmap.width * bitmap.height);
+  if (!gl) return null;
+  const texture = gl.createTexture();
+  gl.bindTexture(gl.TEXTURE_2D, texture);
+  gl.texImage2D(gl.TEXTURE_2D, 0, gl.RGBA, gl.RGBA, gl.UNSIGNED_BYTE, bitmap);
+  gl.bindFramebuffer(gl.FRAMEBUFFER, gl.createFramebuffer());
+  gl.framebufferTexture2D(gl.FRAMEBUFFER, gl.COLOR_ATTACHMENT0, gl.TEXTURE_2D, texture, 0);
+  gl.readPixels(0, 0, bitmap.width, bitmap.height, gl.RGBA, gl.UNSIGNED_BYTE, data);
+  const failed = gl.getError();
+  gl.getExtension("WEBGL_lose_context")?.loseContext();
+  return failed ? null : data;
+}
+
+/** Return a plane of bytes for each channel; grey is Pillow's. @param {Pick<ImageData, "width" | "height"> & { data: Uint8Array | Uint8ClampedArray }} image @param {number} channels */
 function planes({ data, width, height }, channels) {
   const result = Array.from({ length: channels }, () => new Uint8Array(width * height));
   for (let place = 0; place < width * height; place++) {

@@ -4,7 +4,9 @@
 import { refuse } from "./errors.js";
 
 /** @type {Record<string, (value: any) => boolean>} */
-const FITS = { int: Number.isInteger, float: Number.isFinite, str: (value) => typeof value === "string" };
+const FITS = {
+  int: Number.isInteger, float: Number.isFinite, str: (value) => typeof value === "string", bool: (value) => typeof value === "boolean",
+};
 
 /** A value as it is written in a program. @param {any} value @returns {string} */
 function shown(value) {
@@ -21,31 +23,43 @@ export function checkInput({ image, pairs }, input) {
 }
 
 /**
- * Return the options to generate with: the given ones, once checked, and those of the model that do not contradict them.
- * @param {Manifest} manifest @param {Record<string, any>} given @returns {Generation | null}
+ * Drop options that are undefined, and refuse those that are unknown or break their rule.
+ * @template {Record<string, any>} T
+ * @param {Pick<Manifest, "rules" | "unsupported"> & { task: string, vocabulary: number | null }} owner @param {T} given @returns {T}
  */
-export function settle({ task, generation, rules, unsupported, vocabulary }, given) {
+export function checkOptions({ task, rules, unsupported, vocabulary }, given) {
   for (const [name, value] of Object.entries(given)) {
     if (value === undefined) { delete given[name]; continue; }
     if (unsupported.includes(name)) refuse(`${name} is not supported in the browser: use zoo run.`);
-    if (!rules[name]) refuse(`Unknown option ${name}: ${task} has ${Object.keys(rules).join(", ") || "none"}.`);
-    const { type, bound } = rules[name], [kind, none] = type.split(" or "), fits = FITS[kind.replace("list of ", "")];
+    if (!Object.hasOwn(rules, name)) refuse(`Unknown option ${name}: ${task} has ${Object.keys(rules).join(", ") || "none"}.`);
+    const { type, bound } = rules[name], [kind, none] = type.split(" or "), one = kind.replace("list of ", "");
+    const fits = FITS[one] ?? ((/** @type {any} */ value) => value instanceof /** @type {any} */ (globalThis)[one]);
     const must = (/** @type {string} */ what) => refuse(`${name} must ${what}, got ${shown(value)}.`);
     if (value === null && none) continue;
     if (kind === "float" && typeof value === "number" && !fits(value)) must("be finite");
-    if (FITS[kind] ? !fits(value) : !Array.isArray(value) || !value.every(fits)) must(`be ${type}`);
-    if (value < 0 && bound === "not negative" || value <= 0 && bound === "positive") must(`${bound.replace(/^(not )?/, "$1be ")}`);
+    if (kind === one ? !fits(value) : !Array.isArray(value) || !value.every(fits)) must(`be ${type}`);
+    if (value < 0 && bound === "not negative" || value <= 0 && bound === "positive") must(bound.replace(/^(not )?/, "$1be "));
     if (/^..._p$/.test(name) && !(value >= 0 && value <= 1)) must("lie in [0, 1]");
     if (name === "stop" && value.includes("")) refuse("A stop string must not be empty.");
     if (/suppress_tokens$|_ids?$/.test(name) && vocabulary) for (const id of [value].flat())
       if (id < 0 || id >= vocabulary) refuse(`${name} contains ${id}, outside the vocabulary of ${vocabulary}.`);
   }
+  return given;
+}
+
+/**
+ * Return the options to generate with: the given ones, once checked, and those of the model that do not contradict them.
+ * @param {Manifest} manifest @param {Record<string, any>} given @returns {Generation | null}
+ */
+export function settle(manifest, given) {
+  const { generation } = manifest;
+  checkOptions(manifest, given);
   if (!generation) return null;
   /** @type {any} */
   const options = { ...generation }, sampling = ["top_k", "top_p", "min_p"];
   for (const name of given.temperature === 0 ? sampling : []) options[name] = null;
-  for (const { pair, none } of [{ pair: ["max_new_tokens", "max_length"], none: null }, { pair: ["min_new_tokens", "min_length"], none: 0 }])
-    if (pair.some((name) => name in given)) for (const name of pair) options[name] = none;
+  for (const [one, other, none] of /** @type {const} */ ([["max_new_tokens", "max_length", null], ["min_new_tokens", "min_length", 0]]))
+    if (one in given || other in given) options[one] = options[other] = none;
   Object.assign(options, given);
   options.max_new_tokens ??= options.max_length ?? 32;
   for (const name of sampling)

@@ -83,7 +83,7 @@ async function start() {
   $("run").textContent = action;
   $("text-field").hidden = task === "image-classification";
   $("image-field").hidden = task !== "image-classification";
-  /** @type {HTMLTextAreaElement} */ ($("text")).value = EXAMPLES[task].replace("MASK", manifest.mask?.text ?? "");
+  /** @type {HTMLTextAreaElement} */ ($("text")).value = EXAMPLES[task].replace("MASK", () => manifest.mask?.text ?? "");
   $("options").hidden = !manifest.generation;
   for (const name of OPTIONS) /** @type {HTMLInputElement} */ ($(name)).value = String(manifest.generation?.[name] ?? "");
   complain("");
@@ -199,10 +199,10 @@ async function compare(output, signal) {
 
 /** @param {HTMLElement} output @param {Scored[]} scored @param {string} title */
 function list(output, scored, title) {
-  const rows = scored.slice(0, 10).map(({ label, probability, value }) => {
+  const rows = scored.slice(0, 10).map(({ label, text, probability, value }) => {
     const bar = make("div");
     bar.style.width = `${100 * (probability ?? 0)}%`;
-    return make("tr", {}, make("th", { scope: "row" }, label), make("td", { className: "bar" }, bar),
+    return make("tr", {}, make("th", { scope: "row" }, label ?? text ?? ""), make("td", { className: "bar" }, bar),
       make("td", { className: "number" }, (probability ?? value ?? NaN).toFixed(4)));
   });
   output.append(make("table", {}, make("caption", {}, title), make("tbody", {}, ...rows)));

@@ -185,10 +185,11 @@ export interface RunOptions extends Partial<Generation> {
   onText?: (piece: string) => void;
 }
 
-/** The likeliest tokens or classes, or values of a regression. */
+/** A likely token with its text, or a class with its label; `value` for a regression. */
 export interface Scored {
-  label: string;
+  label?: string;
   token?: number;
+  text?: string;
   probability?: number;
   value?: number;
 }

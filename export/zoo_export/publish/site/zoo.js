@@ -3,9 +3,23 @@
 /** @import { Loaded, LoadOptions, Manifest, Progress, Result, Runtime, RunOptions } from "./types.js" */
 
 import { ModelError, checkModules, get, refuse } from "./errors.js";
-import { checkInput, settle } from "./options.js";
+import { checkInput, checkOptions, settle } from "./options.js";
 
 export { ModelError };
+
+const rule = (/** @type {string} */ type, /** @type {"positive" | null} */ bound = null) => ({ type: `${type} or none`, bound });
+/** The options of loadSession, and of every call. */
+const LOADING = { task: "loadSession", unsupported: [], vocabulary: null, rules: {
+  runtime: rule("str"), threads: rule("int", "positive"), unverified: rule("bool"), cache: rule("bool"),
+  signal: rule("AbortSignal"), onProgress: rule("Function"), onText: rule("Function"),
+} };
+
+/** @param {string | URL} path */
+function folderOf(path) {
+  const folder = new URL(path, location.href);
+  folder.pathname = folder.pathname.replace(/\/?$/, "/");
+  return folder;
+}
 
 /**
  * Read the description of a published model.
@@ -13,7 +27,7 @@ export { ModelError };
  * @returns {Promise<Manifest>}
  */
 export async function describe(folder = new URL("./", import.meta.url)) {
-  const response = await get("model.json", new URL(folder), { cache: "no-cache" });
+  const response = await get("model.json", folderOf(folder), { cache: "no-cache" });
   const manifest = await response.json().catch(() => null), fail = (/** @type {string} */ why) => {
     refuse(`${response.url} ${why}: publish the model again.`, "DownloadError");
   };
@@ -25,12 +39,13 @@ export async function describe(folder = new URL("./", import.meta.url)) {
 /** Say what this browser lacks, or return null. */
 export function missing() {
   if (!isSecureContext) return "The page must be served over HTTPS or from localhost: browsers check digests only there.";
+  const old = "This browser is too old: ";
   if (typeof WebAssembly !== "object" || typeof BigInt64Array !== "function" || typeof Worker !== "function")
-    return "This browser is too old: it lacks WebAssembly or workers.";
-  if (!globalThis.AbortSignal?.prototype.throwIfAborted || ![].with) return "This browser is too old: it lacks AbortSignal.throwIfAborted or Array.with.";
+    return old + "it lacks WebAssembly or workers.";
+  if (!globalThis.AbortSignal?.prototype.throwIfAborted || ![].with) return old + "it lacks AbortSignal.throwIfAborted or Array.with.";
   // A function with a vector instruction: v128.const, i8x16.popcnt, drop.
   const simd = [0, 97, 115, 109, 1, 0, 0, 0, 1, 4, 1, 96, 0, 0, 3, 2, 1, 0, 10, 25, 1, 23, 0, 253, 12, ...Array(16).fill(0), 253, 98, 26, 11];
-  return WebAssembly.validate(new Uint8Array(simd)) ? null : "This browser is too old: its WebAssembly lacks vector instructions.";
+  return WebAssembly.validate(new Uint8Array(simd)) ? null : old + "its WebAssembly lacks vector instructions.";
 }
 
 /**
@@ -53,13 +68,13 @@ export async function chooseRuntime(manifest, name) {
  * @param {LoadOptions} options
  */
 export async function loadSession(source = new URL("./", import.meta.url), options = {}) {
-  const { onProgress, signal, ...rest } = options;
+  const { onProgress, signal, ...rest } = checkOptions(LOADING, { ...options });
   const lacks = missing();
   if (lacks) refuse(lacks, "UnsupportedError");
-  const isRead = typeof source === "object" && "schema" in source;
-  const folder = isRead ? new URL("./", import.meta.url) : new URL(source, location.href);
+  const isRead = source instanceof Object && "schema" in source;
+  const folder = isRead ? new URL("./", import.meta.url) : folderOf(source);
   const manifest = isRead ? source : await describe(folder);
-  const runtime = await chooseRuntime(manifest, options.runtime);
+  const runtime = await chooseRuntime(manifest, rest.runtime);
   const session = new Session(manifest, runtime);
   try {
     Object.assign(session, await session.call("load", { manifest, runtime, folder: folder.href, ...rest }, { signal, onProgress }));
@@ -104,7 +119,8 @@ export class Session {
    * @param {string | [string, string] | Blob | ImageData} input @param {RunOptions} options
    * @returns {Promise<Result>}
    */
-  async run(input, { signal, onText, ...given } = {}) {
+  async run(input, options = {}) {
+    const { signal, onText, ...given } = { ...options };
     checkInput(this.manifest, input);
     return this.call("run", { input, options: settle(this.manifest, given) }, { signal, onText });
   }
@@ -118,9 +134,10 @@ export class Session {
     /** @type {string[]} */
     const pieces = [];
     let wake = () => {}, isDone = false;
-    const control = new AbortController(), { signal } = control, cancel = () => control.abort(options.signal?.reason);
-    options.signal?.throwIfAborted();
-    options.signal?.addEventListener("abort", cancel);
+    const control = new AbortController(), { signal } = control, cancel = () => control.abort(), outer = options?.signal;
+    checkOptions(LOADING, { signal: outer });
+    outer?.addEventListener("abort", cancel);
+    if (outer?.aborted) cancel();
     const result = this.run(input, { ...options, signal, onText: (piece) => { pieces.push(piece); wake(); } });
     result.finally(() => { isDone = true; wake(); }).catch(() => {});
     try {
@@ -130,7 +147,7 @@ export class Session {
         await new Promise((resolve) => { wake = () => resolve(null); });
       }
     } finally {
-      options.signal?.removeEventListener("abort", cancel);
+      outer?.removeEventListener("abort", cancel);
       cancel();
     }
   }
@@ -147,7 +164,8 @@ export class Session {
    * @returns {Promise<any>}
    */
   async call(method, given, { signal, ...hooks } = {}) {
-    signal?.throwIfAborted();
+    checkOptions(LOADING, { signal, ...hooks });
+    if (signal?.aborted) throw new DOMException("The call was cancelled.", "AbortError");
     if (this.#failure) throw this.#failure;
     const id = ++this.#count, cancel = () => this.#worker.postMessage({ id, method: "cancel" });
     signal?.addEventListener("abort", cancel);
