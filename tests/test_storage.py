@@ -11,6 +11,7 @@ import json
 import os
 import shutil
 import stat
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,6 +20,7 @@ import pytest
 
 from tests.conftest import full, nth_call
 from zoo import ArtifactError, StorageError, UsageError
+from zoo.errors import ZooWarning
 from zoo.storage import add_to_directory, new_directory, new_file, recover
 
 
@@ -272,13 +274,67 @@ def test_full_disk_leaves_the_old_state(
         assert operation is make or read(TARGET) == OLD, f"{call} {number}"
 
 
+@pytest.mark.filterwarnings("ignore::zoo.errors.ZooWarning")
 @pytest.mark.parametrize("call", ["mkdir", "Path.open", "os.open", "fsync", "rename", "replace"])
 def test_full_disk_leaves_an_addition_complete_or_undone(call: str) -> None:
-    """After its commit, the next process completes it."""
+    """After an error the old files remain. After success the next process finds the new ones, and nothing else."""
     for number, error in attempts(add, call, full):
-        assert error is not None, f"{call} {number} was swallowed"
         recover(TARGET)
-        assert read(TARGET) in (OLD, MERGED), f"{call} {number}"
+        assert read(TARGET) == (MERGED if error is None else OLD), f"{call} {number}"
+
+
+@pytest.mark.parametrize(
+    ("call", "number", "message"),
+    [
+        ("replace", 1, r"^target is written, but the next command that opens it must finish moving files \(No space"),
+        ("unlink", 1, r"^target/a\.txt is no longer used, but cannot be removed \(No space left on device\)$"),
+    ],
+)
+def test_addition_that_cannot_be_undone_warns(call: str, number: int, message: str) -> None:
+    """Its files are committed: an error would be false."""
+    write(TARGET, OLD)
+    with (
+        pytest.warns(ZooWarning, match=message),
+        nth_call(call, number, full),
+        add_to_directory(TARGET, lambda stage: ["a.txt"]) as stage,
+    ):
+        write(stage, NEW)
+    recover(TARGET)
+    assert {**read(TARGET), "a.txt": None} == {**MERGED, "a.txt": None}
+
+
+def test_file_that_may_not_survive_a_power_failure_warns() -> None:
+    """It is complete, and cannot be undone where it replaced another."""
+    target = Path("notes.json")
+    with (
+        pytest.warns(ZooWarning, match=r"notes\.json is written, but a power failure may undo that \(No space"),
+        nth_call("fsync", 3, full),
+        new_file(target, force=False) as path,
+    ):
+        path.write_text("new")
+    assert names() == ["notes.json"]
+
+
+def test_read_only_folders_are_replaced() -> None:
+    """Their owner, here not root, may remove them after a change of their mode."""
+    with tempfile.TemporaryDirectory() as place:  # others may not enter pytest's own
+        Path(place).chmod(0o777)
+        process = os.fork()
+        if process == 0:
+            try:
+                os.chdir(place)
+                if os.geteuid() == 0:
+                    os.setuid(65534)
+                for number in range(2):
+                    with new_directory(TARGET, force=True, owned=lambda folder: {"sub/a.txt"}) as stage:
+                        write(stage / "sub", {"a.txt": b"%d" % number})
+                    (TARGET / "sub").chmod(0o555)
+                os._exit(0)
+            finally:
+                os._exit(1)
+        assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == 0
+        assert [path.name for path in Path(place).iterdir()] == ["target"]
+        assert read(Path(place, "target/sub")) == {"a.txt": b"1"}
 
 
 @pytest.mark.slow_after(9)

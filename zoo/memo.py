@@ -54,7 +54,8 @@ def write(name: str, data: bytes) -> None:
     part = folder / f"{name}.{secrets.token_hex(4)}.part"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        part.write_bytes(hashlib.sha256(data).digest() + data)
+        with part.open("xb") as file:
+            file.write(hashlib.sha256(data).digest() + data)
         part.replace(folder / name)
     except OSError:
         with suppress(OSError):

@@ -16,13 +16,14 @@ import json
 import os
 import secrets
 import shutil
+import warnings
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
 from zoo import system
-from zoo.errors import OTHER_PLACE, REPLACE, ArtifactError, UsageError, storage_errors
+from zoo.errors import OTHER_PLACE, REPLACE, ArtifactError, UsageError, ZooWarning, storage_errors
 
 __all__ = [
     "Owned",
@@ -55,8 +56,8 @@ def new_directory(target: Path, *, force: bool, owned: Owned, kind: str = "a mod
 
     Raises :class:`UsageError` as :func:`check_target` does, and ``StorageError`` when the file system refuses.
     """
-    target = Path(os.path.abspath(target))  # noqa: PTH100  (resolve() would follow links)
     with storage_errors(target):
+        target = Path(os.path.abspath(target))  # noqa: PTH100  (resolve() would follow links)
         check_target(target, force=force, owned=owned, kind=kind)
         target.parent.mkdir(parents=True, exist_ok=True)
         with _stage(target.parent, f".{target.name}{STAGE}", target) as stage:
@@ -74,8 +75,8 @@ def new_file(target: Path, *, force: bool) -> Iterator[Path]:
     Raises :class:`UsageError` when ``target`` exists and ``force`` is false, or is not a plain file, and
     ``StorageError`` when the file system refuses.
     """
-    target = Path(os.path.abspath(target))  # noqa: PTH100
     with storage_errors(target):
+        target = Path(os.path.abspath(target))  # noqa: PTH100
         check_file_target(target, force=force)
         target.parent.mkdir(parents=True, exist_ok=True)
         with _stage(target.parent, f".{target.name}{STAGE}", None) as stage:
@@ -83,7 +84,8 @@ def new_file(target: Path, *, force: bool) -> Iterator[Path]:
             _make_durable(stage)
             check_file_target(target, force=force)
             (stage / target.name).replace(target)
-            system.sync(target.parent)
+            with _warns(f"{target} is written, but a power failure may undo that"):
+                system.sync(target.parent)
 
 
 @contextmanager
@@ -100,11 +102,21 @@ def add_to_directory(directory: Path, finish: Callable[[Path], Collection[str]] 
         with settled(directory):
             removed = finish(stage)
             _make_durable(stage)
-            stage.rename(directory / COMMIT)
-            system.sync(directory)
-            _move_committed(directory)
+            _commit(stage, directory)
+            with _warns(f"{directory} is written, but the next command that opens it must finish moving files"):
+                _move_committed(directory)
             for name in removed:
-                (directory / name).unlink(missing_ok=True)
+                with _warns(f"{directory / name} is no longer used, but cannot be removed"):
+                    (directory / name).unlink(missing_ok=True)
+
+
+@contextmanager
+def _warns(what: str) -> Iterator[None]:
+    """Turn an ``OSError`` into a warning, after a change that can no longer be undone."""
+    try:
+        yield
+    except OSError as error:
+        warnings.warn(f"{what} ({error.strerror})", ZooWarning, stacklevel=4)
 
 
 def recover(directory: Path) -> None:
@@ -183,13 +195,25 @@ def _is_entry(path: Path, entry: object) -> bool:
     return entry == {"sha256": digest, "size": path.stat().st_size}
 
 
+def _commit(stage: Path, directory: Path) -> None:
+    """Rename the stage to ``.zoo-commit``, durably. On failure nothing has changed."""
+    commit = directory / COMMIT
+    stage.rename(commit)
+    try:
+        system.sync(directory)
+    except OSError:
+        commit.rename(stage)
+        raise
+
+
 def _move_committed(directory: Path) -> None:
     """Move committed files into place. The caller holds the directory's lock."""
     commit = directory / COMMIT
     for path in sorted(commit.iterdir(), key=lambda path: (path.name == LAST, path.name)):
         path.replace(directory / path.name)
     system.sync(directory)
-    commit.rmdir()
+    with suppress(OSError):  # an empty one changes nothing, and the next process removes it
+        commit.rmdir()
 
 
 def check_target(target: Path, *, force: bool, owned: Owned, kind: str = "a model directory") -> None:
@@ -293,6 +317,9 @@ def _is_stage(path: Path) -> bool:
 
 def _remove(stage: Path) -> None:
     """Remove a stage, its marker last, so that the next sweep can continue an interrupted removal."""
+    for folder, _, _ in os.walk(stage / CONTENT):
+        with suppress(OSError):
+            os.chmod(folder, 0o700)  # noqa: PTH101  (a directory that was replaced may have been read-only)
     shutil.rmtree(stage / CONTENT, ignore_errors=True)
     with suppress(OSError):
         if [path.name for path in stage.iterdir()] == [MARKER]:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -14,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from zoo.errors import ArtifactError, StorageError, UsageError, storage_errors
-from zoo.storage import check_file_target
+from zoo.storage import check_file_target, new_file
 from zoo_runtime.rows import LINES, PARQUET, is_id, open_input, pyarrow_module
 
 __all__ = ["EMBEDDING", "Results", "plain"]
@@ -46,6 +45,7 @@ class Results:
         force: replace an existing file, but not a symbolic link.
         resume: continue an existing file. An incomplete last line is removed.
         types: pyarrow types of the input's columns, where known.
+        temporary: the caller renames the file once it is complete.
 
     Raises:
         UsageError: the file cannot be written, or already exists.
@@ -53,9 +53,15 @@ class Results:
     """
 
     def __init__(
-        self, path: Path, *, force: bool = False, resume: bool = False, types: Mapping[str, Any] = MappingProxyType({})
+        self,
+        path: Path,
+        *,
+        force: bool = False,
+        resume: bool = False,
+        types: Mapping[str, Any] = MappingProxyType({}),
+        temporary: bool = False,
     ) -> None:
-        self.path, self.types = path, types
+        self.path, self.types, self._temporary = path, types, temporary
         self.metadata: dict[str, str] = {}
         """Key-value metadata for a parquet file."""
         self.parquet = path.suffix.lower() == PARQUET
@@ -84,31 +90,30 @@ class Results:
     @contextmanager
     def writing(self) -> Iterator[Results]:
         """Open the file, and complete it when the block ends. If the block raises, earlier contents are kept."""
-        target = self.path.resolve()
-        temporary = target.with_name(f".{target.name}.{os.getpid()}")
-        place = temporary if self.parquet or (self._exists and not self._resume) else target
-        with storage_errors(self.path):
-            self._file = place.open("r+b" if self._resume else "wb")
-        try:
+        replaces = self._exists and not self._resume
+        staged = (self.parquet or replaces) and not self._temporary
+        with new_file(self.path, force=replaces) if staged else nullcontext(self.path) as place:
             with storage_errors(self.path):
-                self._file.truncate(self._end)
-                self._file.seek(self._end)
-            yield self
-            with storage_errors(self.path):
-                self._flush()
-                if self._writer is not None:
-                    self._writer.close()
-                self._file.flush()
-                os.fsync(self._file.fileno())
-                self._file.close()  # Windows does not rename an open file
-                if place != target:
-                    place.replace(target)
-        except BaseException:
-            self._abandon()
-            with contextlib.suppress(OSError):
-                if place != target or not (self._resume or place.stat().st_size):
-                    place.unlink()
-            raise
+                place.parent.mkdir(parents=True, exist_ok=True)
+                self._file = place.open("r+b" if self._resume else "xb")
+            try:
+                with storage_errors(self.path):
+                    self._file.truncate(self._end)
+                    self._file.seek(self._end)
+                yield self
+                with storage_errors(self.path):
+                    self._flush()
+                    if self._writer is not None:
+                        self._writer.close()
+                    self._file.flush()
+                    os.fsync(self._file.fileno())
+                    self._file.close()  # Windows does not rename an open file
+            except BaseException:
+                self._abandon()
+                with suppress(OSError):
+                    if not (self._resume or place.stat().st_size):
+                        place.unlink()
+                raise
 
     def write(self, id: Any, result: Mapping[str, Any], columns: Mapping[str, Any] = MappingProxyType({})) -> None:
         """Add a row. A vector in a parquet file keeps the ``columns`` of its input."""
@@ -159,10 +164,10 @@ class Results:
 
     def _abandon(self) -> None:
         """Close the file, ignoring errors: the disk may be full."""
-        with contextlib.suppress(Exception):
+        with suppress(Exception):
             if self._writer is not None:
                 self._writer.close()
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             self._file.close()
 
     def _read_earlier(self) -> int:

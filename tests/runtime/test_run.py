@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 from tests.conftest import full, nth_call
-from zoo.errors import ArtifactError, StorageError
+from zoo.errors import ArtifactError, StorageError, UsageError
 from zoo_runtime import load_session
 from zoo_runtime.results import Results
 from zoo_runtime.rows import read_rows
@@ -411,7 +411,8 @@ def test_parquet_without_pyarrow_is_reported(
 
 
 def test_unwritable_output_is_reported(bert: Path, zoo: Zoo, computed: list[int]) -> None:
-    zoo("run", bert, "x", "--output", "absent/out.jsonl").failed(6, "cannot write", "absent/out.jsonl")
+    Path("file").touch()
+    zoo("run", bert, "x", "--output", "file/out.jsonl").failed(6, "cannot write", "file/out.jsonl")
     assert computed == []
 
 
@@ -490,6 +491,38 @@ def test_links_are_not_replaced(bert: Path, zoo: Zoo, name: str, target: str) ->
 
 
 @pytest.mark.parametrize("name", ["out.jsonl", "out.parquet"])
+@pytest.mark.parametrize("link", [".{}.{}", "{}"])
+def test_planted_links_are_not_followed(name: str, link: str) -> None:
+    """Under a name that can be guessed, or under that of the output, after it was found to be free."""
+    Path("precious").write_text("precious")
+    results = Results(Path(name))
+    Path(link.format(name, os.getpid())).symlink_to("precious")
+    with contextlib.suppress(StorageError, UsageError), results.writing():
+        results.write(1, {"score": 0.5})
+    assert Path("precious").read_text() == "precious"
+    assert Path(name).is_symlink() == (link == "{}")
+
+
+@pytest.mark.parametrize("name", ["out.jsonl", "out.parquet"])
+def test_file_of_a_killed_run_is_removed(name: str) -> None:
+    """By the next run with the same output, but not while its process lives."""
+    Path(name).write_text("old")
+    held = Results(Path(name), force=True)
+    with held.writing():
+        if (process := os.fork()) == 0:
+            with Results(Path(name), force=True).writing() as results:
+                results.write(1, {"score": 0.5})
+                os._exit(9)
+        os.waitpid(process, 0)
+        assert len(list(Path().iterdir())) == 3
+        with Results(Path(name), force=True).writing() as results:
+            results.write(2, {"score": 0.5})
+        assert len(list(Path().iterdir())) == 2
+        held.write(3, {"score": 0.5})
+    assert [path.name for path in Path().iterdir()] == [name]
+
+
+@pytest.mark.parametrize("name", ["out.jsonl", "out.parquet"])
 @pytest.mark.parametrize("call", ["fsync", "replace", "Path.open"])
 def test_failed_replacement_keeps_the_old_file(bert: Path, zoo: Zoo, snapshot: Any, name: str, call: str) -> None:
     Path(name).write_text("precious")
@@ -543,7 +576,7 @@ def test_full_disk_keeps_complete_rows(bert: Path, zoo: Zoo) -> None:
 
     def small(self: Path, mode: str = "r", *arguments: Any, **options: Any) -> Any:
         file = original(self, mode, *arguments, **options)
-        return NoRoom(file, 3000) if {"w", "+"} & set(mode) else file
+        return NoRoom(file, 3000) if {"w", "x", "+"} & set(mode) else file
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Path, "open", small)

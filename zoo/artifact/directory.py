@@ -238,8 +238,15 @@ def check_model_target(target: Path, *, force: bool) -> None:
 
 
 def listed_files(path: Path) -> Collection[str] | None:
-    """Return the files of a model directory, or None if it has no valid manifest."""
+    """Return the files of a model directory, or None if it has no valid manifest.
+
+    Raises :class:`ArtifactError` if the manifest cannot be read.
+    """
+    if not (path / MANIFEST).is_file():
+        return None
     try:
         return {MANIFEST, *read_manifest(path / MANIFEST)}
-    except (ArtifactError, OSError):
+    except ArtifactError as error:
+        if isinstance(error.__cause__, OSError):
+            raise
         return None

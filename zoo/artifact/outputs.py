@@ -48,14 +48,18 @@ def _kind(command: str) -> str:
 
 def _owned_by(command: str) -> storage.Owned:
     def owned(directory: Path) -> Collection[str] | None:
+        if not (directory / RECORD).is_file():
+            return None
         try:
             record = load_json(directory / RECORD)
-            files = record.get("files")
-            if (record.get("schema"), record.get("command")) != (SCHEMA, command) or not isinstance(files, dict):
-                return None
-            return {RECORD, *(name for name, entry in files.items() if _is_unchanged(directory / name, entry))}
-        except (ArtifactError, OSError):
+        except ArtifactError as error:
+            if isinstance(error.__cause__, OSError):
+                raise  # unreadable
             return None
+        files = record.get("files")
+        if (record.get("schema"), record.get("command")) != (SCHEMA, command) or not isinstance(files, dict):
+            return None
+        return {RECORD, *(name for name, entry in files.items() if _is_unchanged(directory / name, entry))}
 
     return owned
 

@@ -271,8 +271,7 @@ def load_directory(stored: ModelDirectory) -> nn.Module:
     """:func:`load` from an opened model directory."""
     model = build_on_meta(stored.spec, stored.dtype)
     check_layout(model, stored.layout, stored.path)
-    with _reading(stored.path):
-        fill(model, read_tensors(stored.path, {tensor.file for tensor in stored.layout.values()}))
+    fill(model, read_tensors(stored.path, {tensor.file for tensor in stored.layout.values()}))
     return attach(model, read_companions(stored))
 
 
@@ -316,16 +315,18 @@ def fill(model: nn.Module, tensors: Iterable[tuple[str, Tensor]]) -> None:
 
 
 def read_tensors(directory: Path, files: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
-    """Yield the tensors of safetensors files, memory-mapped."""
+    """Yield the tensors of safetensors files, memory-mapped. Raises :class:`ArtifactError` for an unreadable file."""
     for file in sorted(files):
-        with safe_open(directory / file, framework="pt") as reader:
+        with _reading(directory / file), safe_open(directory / file, framework="pt") as reader:
             for name in reader.keys():  # noqa: SIM118  (not a mapping)
                 yield name, reader.get_tensor(name)
 
 
 @contextmanager
-def _reading(where: object) -> Iterator[None]:
+def _reading(path: Path) -> Iterator[None]:
     try:
         yield
     except SafetensorError as error:
-        raise ArtifactError(f"not valid safetensors ({error})", where) from error
+        raise ArtifactError(f"not valid safetensors ({error})", path) from error
+    except (OSError, RuntimeError) as error:  # torch maps the file, and reports failures as RuntimeError
+        raise ArtifactError(f"cannot read ({error})", path) from error

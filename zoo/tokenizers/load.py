@@ -150,6 +150,8 @@ def is_tokenizer_json(path: Path) -> bool:
     """Return whether a file is a tokenizer.json, whatever its name."""
     try:
         _read_json(path)
+    except OSError:
+        raise
     except Exception:  # the library raises bare Exception
         return False
     return True

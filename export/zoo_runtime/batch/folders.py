@@ -20,8 +20,8 @@ __all__ = ["MANIFEST", "LocalFolder", "OutputFolder", "RemoteFolder", "is_tempor
 MANIFEST = "_zoo.manifest"
 """The manifest in the output folder, or the start of the names of its parts. Readers of data sets skip such names."""
 _TEMPORARY = ".zoo-shard-"
-_TEMPORARIES = re.compile(rf"\.?{re.escape(_TEMPORARY)}[0-9a-f]{{16}}(\.\w+)*")
-"""Names of a worker's temporary files; Parquet files are written beside them, under a name with one more dot."""
+_TEMPORARIES = re.compile(rf"{re.escape(_TEMPORARY)}[0-9a-f]{{16}}(\.\w+)?")
+"""Names of a worker's temporary files."""
 _STORES = frozenset({"abfs", "abfss", "adl", "az", "gcs", "gs", "memory", "oci", "oss", "s3", "s3a"})
 """Protocols of object stores, in which an object appears as a whole and a rename is a copy."""
 _PART = 256

@@ -64,7 +64,7 @@ def run_shard(plan: Plan, shard: Shard) -> Done:
         rows, failures = 0, []
         try:
             with folder.writing(shard.target) as temporary:
-                results = Results(temporary, types=column_types(str(path)))
+                results = Results(temporary, types=column_types(str(path)), temporary=True)
                 results.metadata = source(session.stored)
                 with results.writing():
                     for answer in _answers(plan, session, str(path), keep=results.parquet):

@@ -125,7 +125,7 @@ def test_only_files_of_killed_workers_are_removed(bert: Path, zoo: Zoo, corpus: 
     here()
     base = ("run", bert, "--input", corpus(2), "--output", "out", "--engine", "here")
     assert zoo(*base).status == 0
-    left = [f".zoo-shard-{'0a' * 8}.jsonl", f"..zoo-shard-{'0a' * 8}.parquet.123"]
+    left = [f".zoo-shard-{'0a' * 8}.jsonl", f".zoo-shard-{'0b' * 8}.parquet"]
     foreign = [".my.zoo-shard-notes", ".zoo-shard-notes.txt", "zoo-shard-0a0a0a0a0a0a0a0a.jsonl"]
     for name in (*left, *foreign):
         Path("out", name).write_text("kept?")
