@@ -23,12 +23,12 @@ def is_stream(node: ast.expr) -> bool:
 
 
 def prints(call: ast.Call) -> bool:
-    """Yield calls of print without a file, of click.echo, and of write on standard streams."""
+    """Yield calls of print without a file, of click.echo and of zoo.cli.output, and of write on standard streams."""
     match call.func:
         case ast.Name(id="print"):
             files = [keyword.value for keyword in call.keywords if keyword.arg == "file"]
             return not files or is_stream(files[0])
-        case ast.Attribute(attr="echo" | "secho"):
+        case ast.Attribute(attr="echo" | "secho") | ast.Name(id="echo" | "message"):
             return True
         case ast.Attribute(attr="write", value=stream):
             return is_stream(stream)

@@ -18,10 +18,11 @@ from tokenizers import Tokenizer, decoders, models
 
 from tests.exported import LIVELY
 from zoo.errors import UsageError
+from zoo.terminal import printable
 from zoo.tokenizers.load import byte_tokenizer
 from zoo.tokenizers.stream import continuation
 from zoo_runtime import load_session
-from zoo_runtime.generation.text import GrowingText, printable
+from zoo_runtime.generation.text import GrowingText
 
 Exported = Callable[..., Path]
 Zoo = Callable[..., Any]

@@ -15,9 +15,11 @@ from typing import Any
 import click
 
 from zoo import plugins
+from zoo.cli import output
 from zoo.contract import Command
 from zoo.errors import PluginError, StorageError, ZooError, missing_package
 from zoo.plugins.discovery import describe
+from zoo.terminal import one_line
 from zoo.version import __version__
 
 __all__ = ["cli", "main", "run"]
@@ -111,7 +113,8 @@ class Commands(click.Group):
         with contextlib.suppress(ZooError):  # help must work even if the plugins are broken
             for plugin, command in plugins.active().commands():
                 text = command.help if plugin.built_in else f"{command.help} ({plugin.distribution})"
-                sections.setdefault(command.section, []).append((command.name, text))
+                row = one_line(command.name), one_line(text)
+                sections.setdefault(one_line(command.section), []).append(row)
         others = sorted(set(sections) - set(SECTIONS))
         for name in (*SECTIONS, *others):
             if sections[name]:
@@ -196,7 +199,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except click.ClickException as error:
             return _fail(error, error.format_message(), error.exit_code, arguments)
         except (click.Abort, KeyboardInterrupt):
-            click.echo("interrupted", err=True)
+            output.echo("interrupted", err=True)
             return 130
         except OSError as error:
             _discard_output()
@@ -215,7 +218,7 @@ def _call(arguments: Sequence[str]) -> int:
     try:
         status = cli.main(args=list(arguments), prog_name="zoo", standalone_mode=False)
     except click.exceptions.NoArgsIsHelpError as error:
-        click.echo(error.format_message())
+        output.echo(error.format_message())
         return 0
     return status or 0  # None, or the status passed to ctx.exit()
 
@@ -230,11 +233,11 @@ def _fail(error: BaseException, message: str, status: int, arguments: Sequence[s
     if "--debug" in arguments:
         import traceback
 
-        traceback.print_exception(error)
-    click.echo(f"error: {' '.join(message.split())}", err=True)
+        output.echo("".join(traceback.format_exception(error)), err=True, nl=False)
+    output.message("error", message)
     return status
 
 
 def _show_warning(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:
     prefix = "" if issubclass(category, plugins.ZooWarning) else f"{category.__name__}: "
-    click.echo(f"warning: {prefix}{' '.join(str(message).split())}", err=True)
+    output.message("warning", f"{prefix}{message}")

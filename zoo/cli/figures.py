@@ -6,8 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import click
-
+from zoo.cli.output import echo
 from zoo.cli.report import emit_json
 from zoo.errors import UsageError
 from zoo.figures.drawing import write_figure
@@ -73,7 +72,7 @@ def write(
     if as_json:
         emit_json("show", facts)
     else:
-        click.echo(f"{target}: {title}")
+        echo(f"{target}: {title}")
 
 
 def _plot(

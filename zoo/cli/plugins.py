@@ -9,6 +9,7 @@ import click
 
 from zoo import plugins
 from zoo.cli.options import Group, json_option
+from zoo.cli.output import echo
 from zoo.cli.plugins_check import check_plugin
 from zoo.cli.report import columns, emit_json
 from zoo.plugins import Plugin
@@ -99,7 +100,7 @@ def new_plugin(name: str, output: Path | None, force: bool, as_json: bool) -> No
         emit_json("plugins.new", result)
         return
     place = target if target.is_absolute() else f"./{target}"  # pip reads this as a directory
-    click.echo(f"{target}: {plugin.distribution}, {len(files)} files. Next:")
-    click.echo(f"pip install -e {shlex.quote(f'{place}[test]')}")
-    click.echo(f"zoo plugins check {plugin.name}")
-    click.echo(f"zoo export {plugin.preset} --onnx")
+    echo(f"{target}: {plugin.distribution}, {len(files)} files. Next:")
+    echo(f"pip install -e {shlex.quote(f'{place}[test]')}")
+    echo(f"zoo plugins check {plugin.name}")
+    echo(f"zoo export {plugin.preset} --onnx")

@@ -13,9 +13,11 @@ import click
 
 from zoo import plugins
 from zoo.cli.options import json_option
+from zoo.cli.output import echo
 from zoo.cli.report import columns, emit_json
 from zoo.errors import PluginError, UsageError, nearest
 from zoo.plugins import Plugin, isolation
+from zoo.terminal import one_line
 
 if TYPE_CHECKING:
     from zoo.testing import Check, Result
@@ -96,7 +98,7 @@ def check_plugin(
         _print(rows)
     if ctx.find_root().params["debug"]:
         for row in failed:
-            click.echo(f"{row.title} {row.result.check}\n{row.result.traceback}{row.output}", err=True)
+            echo(f"{row.title} {row.result.check}\n{row.result.traceback}{row.output}", err=True)
     if failed:
         listed = ", ".join(dict.fromkeys(row.result.check for row in failed))
         raise PluginError(f"{failed[0].plugin} fails {len(failed)} of {len(rows)} checks ({listed})")
@@ -109,7 +111,7 @@ def _explain(name: str, as_json: bool) -> None:
     if as_json:
         emit_json("plugins.check.explain", {"check": check.name, "explanation": check.explanation})
     else:
-        click.echo(f"{check.name}\n\n{check.explanation}")
+        echo(f"{check.name}\n\n{check.explanation}")
 
 
 def _find(name: str) -> list[Plugin]:
@@ -182,11 +184,11 @@ def _print(rows: list[_Row]) -> None:
     )
     for row in rows:
         if row.result.status == "failed":
-            click.echo(f"\n{row.title} {row.result.check}")
-            click.echo(f"  expected: {row.result.expected}")
-            click.echo(f"  happened: {row.result.happened}")
+            echo("\n" + one_line(f"{row.title} {row.result.check}"))
+            echo(f"  expected: {one_line(row.result.expected)}")
+            echo(f"  happened: {one_line(row.result.happened)}")
             if row.result.check != _LOAD:
-                click.echo(f"  read more: zoo plugins check --explain {row.result.check}")
+                echo(f"  read more: zoo plugins check --explain {row.result.check}")
 
 
 @contextlib.contextmanager
@@ -196,6 +198,7 @@ def _progress() -> Iterator[Any]:
         yield lambda text: None
         return
     from rich.console import Console
+    from rich.text import Text
 
     with Console(stderr=True).status("loading") as status:
-        yield lambda text: status.update(f"checked {text}")
+        yield lambda text: status.update(Text(f"checked {one_line(text)}"))

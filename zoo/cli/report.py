@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import click
-
 from zoo.artifact.provenance import fold_names
 from zoo.cli.options import is_quiet
+from zoo.cli.output import echo
+from zoo.terminal import one_line, printable_json
 
 __all__ = ["bytes_text", "columns", "count_text", "emit_json", "say", "say_head"]
 
 
-_CONTROL = re.compile("[\x7f-\x9f]")
-"""Control characters that JSON allows unescaped but terminals interpret."""
+_CELL = 1000
+"""Maximum number of characters of a value in a table."""
 
 
 def say(text: object) -> None:
     """Print a line of the result, unless the command was given ``--quiet``."""
     if not is_quiet():
-        click.echo(text)
+        echo(text)
 
 
 def say_head(new: Sequence[str], dropped: Sequence[str]) -> None:
@@ -35,19 +34,19 @@ def say_head(new: Sequence[str], dropped: Sequence[str]) -> None:
 def emit_json(command: str, data: dict[str, Any], *, version: int = 1) -> None:
     """Print a result as JSON. Its ``schema`` names the command and the schema's version."""
     text = json.dumps({"schema": f"zoo.{command}/{version}", **data}, indent=2, ensure_ascii=False)
-    click.echo(_CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", text))
+    echo(printable_json(text))
 
 
 def columns(rows: Iterable[Sequence[object]], *, right: Sequence[int] = ()) -> None:
     """Print rows in columns, left-aligned except for the columns in ``right``."""
-    cells = [[str(cell) for cell in row] for row in rows]
+    cells = [[one_line(cell, _CELL) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     for row in cells:
         aligned = [
             cell.rjust(width) if place in right else cell.ljust(width)
             for place, (cell, width) in enumerate(zip(row, widths, strict=True))
         ]
-        click.echo("  ".join(aligned).rstrip())
+        echo("  ".join(aligned).rstrip())
 
 
 def count_text(count: float) -> str:

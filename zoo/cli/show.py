@@ -13,11 +13,13 @@ from zoo.artifact import ADAPTER, coverage_summary, find_records
 from zoo.cli import figures
 from zoo.cli.model_argument import find_model
 from zoo.cli.options import json_option
+from zoo.cli.output import echo
 from zoo.cli.report import bytes_text, columns, emit_json
 from zoo.contract import Graph, KeyValues, States
 from zoo.errors import ArtifactError, UsageError
 from zoo.models.count import parameter_count
 from zoo.registry import ModelSpec
+from zoo.terminal import one_line
 
 if TYPE_CHECKING:
     from zoo.artifact import ModelDirectory
@@ -136,7 +138,7 @@ def _write_page(
         emit_json("show", {"attention": str(target), "bytes": size, "maps": maps, "error": error, "evidence": evidence})
         return
     verdict = "verified" if evidence["verified"] else f"NOT VERIFIED ({evidence['reason']})"
-    click.echo(f"{target}: {maps} layers, {heads} heads, {verdict}, {bytes_text(size)}")
+    echo(one_line(f"{target}: {maps} layers, {heads} heads, {verdict}, {bytes_text(size)}"))
 
 
 def _facts(spec: ModelSpec, stored: ModelDirectory | None) -> dict[str, Any]:
@@ -243,10 +245,10 @@ def command(
         emit_json("show", facts)
         return
     title = facts["description"] if stored is None else f"{_kind(stored)} {stored.path}"
-    click.echo(f"{facts['name']}: {title}")
-    click.echo(f"{facts['architecture']} ({facts['reference']}), from {facts['distribution']}\n")
+    echo(one_line(f"{facts['name']}: {title}"))
+    echo(one_line(f"{facts['architecture']} ({facts['reference']}), from {facts['distribution']}") + "\n")
     columns(facts["config"].items())
-    click.echo()
+    echo()
     sizes = ", ".join(f"{bytes_text(size)} in {dtype}" for dtype, size in facts["bytes"].items())
     if stored is not None:
         sizes = f"{bytes_text(facts['weight_bytes'])} in {stored.dtype}"
@@ -268,14 +270,14 @@ def command(
         rows.append(("objectives", ", ".join(facts["objectives"])))
     columns(rows)
     if facts.get("weight_error"):
-        click.echo(f"weights not usable: {facts['weight_error']}")
+        echo(one_line(f"weights not usable: {facts['weight_error']}"))
     for export in facts.get("exports", ()):
-        verdict = "verified" if export["verified"] else f"NOT VERIFIED ({' '.join(export['reason'].split())})"
-        click.echo(f"export {', '.join(export['files'])}: {verdict}")
+        verdict = "verified" if export["verified"] else f"NOT VERIFIED ({export['reason']})"
+        echo(one_line(f"export {', '.join(export['files'])}: {verdict}"))
         if export["coverage"]:
-            click.echo(f"  {export['coverage']}")
+            echo(f"  {one_line(export['coverage'])}")
     for graph in facts["graphs"]:
-        click.echo(f"\ngraph {graph['name']}")
+        echo(f"\ngraph {graph['name']}")
         shown = [("in ", *item) for item in graph["inputs"].items()] + [
             ("out", *item) for item in graph["outputs"].items()
         ]
@@ -288,6 +290,6 @@ def command(
             ]
         )
         if repeated:
-            click.echo(f"     and {len(repeated)} tensors of the other layers")
+            echo(f"     and {len(repeated)} tensors of the other layers")
         for name, size in graph["sizes"].items():
-            click.echo(f"     {name}: {size}")
+            echo(f"     {one_line(f'{name}: {size}')}")

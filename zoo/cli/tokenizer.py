@@ -10,6 +10,7 @@ from pathlib import Path
 import click
 
 from zoo.cli.options import COUNT, Group, json_option, parse_ids
+from zoo.cli.output import echo
 from zoo.cli.progress import show_progress
 from zoo.cli.report import bytes_text, emit_json
 from zoo.errors import OTHER_PLACE, UsageError, ZooWarning
@@ -100,8 +101,8 @@ def train(
         emit_json("tokenizer.train", {"file": str(output), "kind": kind, "vocab_size": made, **facts})
         return
     short = f" of {vocab_size:,} (the text yields no more)" if made < vocab_size else ""
-    click.echo(f"{output}: {kind}, {made:,} tokens{short}, from {lines.count:,} lines, {bytes_text(size)}")
-    click.echo("special tokens: " + "  ".join(f"{token} {number}" for token, number in named.items()))
+    echo(f"{output}: {kind}, {made:,} tokens{short}, from {lines.count:,} lines, {bytes_text(size)}")
+    echo("special tokens: " + "  ".join(f"{token} {number}" for token, number in named.items()))
 
 
 def _check_output(output: Path, inputs: tuple[Path, ...], *, force: bool) -> None:
@@ -146,8 +147,8 @@ def encode(source: str, texts: tuple[str, ...], no_special: bool, as_json: bool)
         emit_json("tokenizer.encode", {"results": rows})
         return
     for item in encoded:
-        click.echo(",".join(map(str, item.ids)))
-        click.echo(" ".join(item.tokens))
+        echo(",".join(map(str, item.ids)))
+        echo(" ".join(item.tokens))
 
 
 @command.command("decode")
@@ -171,4 +172,4 @@ def decode(source: str, ids: str, as_json: bool) -> None:
     if as_json:
         emit_json("tokenizer.decode", {"ids": numbers, "text": text})
     else:
-        click.echo(text)
+        echo(text)

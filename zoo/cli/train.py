@@ -14,6 +14,7 @@ import click
 
 from zoo.artifact import check_model_target
 from zoo.cli.options import DataCommand, force_option, is_quiet, json_option, option, quiet_option
+from zoo.cli.output import echo
 from zoo.cli.progress import Progress, show_progress
 from zoo.cli.report import emit_json, say
 from zoo.errors import UsageError
@@ -136,7 +137,7 @@ def command(
                 run = launch.start(plan, output, force=force, processes=processes, progress=progress)
         facts = run.data.facts
         if (facts.truncated or facts.bad) and is_first():
-            click.echo(f"of {facts.rows:,} rows, {facts.truncated:,} truncated and {facts.bad:,} left out", err=True)
+            echo(f"of {facts.rows:,} rows, {facts.truncated:,} truncated and {facts.bad:,} left out", err=True)
         with show_progress("training") as progress:
             outcome = run.train(Reporter(run.trainer.done, progress))
     if not is_first():
@@ -198,4 +199,4 @@ class Reporter:
             elapsed = time.monotonic() - self._started
             left = round(elapsed / (step.number - self._done) * (steps - step.number))
             text += f", {timedelta(seconds=left)} left"
-        click.echo(text, file=sys.stderr)
+        echo(text, file=sys.stderr)

@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from zoo.cli.options import BYTES, THREADS, check_figure_option, figure_option, json_option
+from zoo.cli.output import echo, message
 from zoo.cli.report import bytes_text, columns, emit_json
 from zoo.errors import UsageError
 from zoo_export.cli.curves import BUSY, show_curves
@@ -111,11 +112,11 @@ def _measure(directory: Path, figure: Path | None, force: bool, as_json: bool, *
     with comparing("measuring") as progress:
         result = bench_model(directory, progress=progress, **options)
     for name, reason in result["left_out"].items():
-        click.echo(f"warning: {name} not measured: {reason}", err=True)
+        message("warning", f"{name} not measured: {reason}")
     waited = max(case["waited"] or 0 for case in result["cases"])
     if waited > BUSY:
         what = f"threads waited for a free core for {waited:.0%} of the time"
-        click.echo(f"warning: {what}, so ratios are unreliable: repeat it on an idle machine", err=True)
+        message("warning", f"{what}, so ratios are unreliable: repeat it on an idle machine")
     if figure is not None:
         from zoo_export.bench.plot import plot_bench
 
@@ -125,14 +126,14 @@ def _measure(directory: Path, figure: Path | None, force: bool, as_json: bool, *
         return
     variant = f" ({result['variant']})" if result["variant"] else ""
     threads = f", threads: {result['threads']}" if result["threads"] else ""
-    click.echo(f"{result['model']}{variant}: {result['dtype']} on {result['provider']}{threads}, {result['cpu']}\n")
+    echo(f"{result['model']}{variant}: {result['dtype']} on {result['provider']}{threads}, {result['cpu']}\n")
     rows = [row for case in result["cases"] for row in _rows(case)]
     titles = ("GRAPH", "PHASE", "B x N", "", "MS", "BEST", "TOKENS/S", "ROWS/S", "VS TORCH", "OF LIMIT")
     columns([titles, *rows], right=range(4, 10))
     pasts = [(case, case["past_bytes"]) for case in result["cases"] if case["past_bytes"]]
     sizes = [f"{bytes_text(size)} for {case['batch']} x {case['length']}" for case, size in pasts]
     if sizes:
-        click.echo(f"\npast: {', '.join(sizes)}")
+        echo(f"\npast: {', '.join(sizes)}")
 
 
 def _rows(case: dict[str, Any]) -> list[tuple[str, ...]]:

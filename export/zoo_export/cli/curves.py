@@ -6,9 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import click
-
 from zoo.cli.options import check_figure_option
+from zoo.cli.output import echo, message
 from zoo.cli.report import columns, emit_json
 from zoo_export.cli.results import comparing
 
@@ -40,7 +39,7 @@ def show_curves(
     busy = sum(part > BUSY for part in waited)
     if busy:
         what = f"threads waited for a free core for more than {BUSY:.0%} of the time at {busy} of {len(waited)} points"
-        click.echo(f"warning: {what}: repeat it on an idle machine", err=True)
+        message("warning", f"{what}: repeat it on an idle machine")
     if figure is not None:
         from zoo_export.bench.plot import plot_bench
 
@@ -49,21 +48,21 @@ def show_curves(
         emit_json("bench-curves", result)
         return
     threads = f", threads: {result['threads']}" if result["threads"] else ""
-    click.echo(f"one text at a time, float32 on cpu{threads}, {result['cpu']}")
+    echo(f"one text at a time, float32 on cpu{threads}, {result['cpu']}")
     compared = max((length for length in result["compared_to"].values() if length), default=None)
     if compared:
         beyond = ", longer texts only timed" if compared < lengths[-1] else ""
-        click.echo(f"presets: graphs verified against their models on up to {compared} tokens{beyond}")
+        echo(f"presets: graphs verified against their models on up to {compared} tokens{beyond}")
     for title in _PANELS:
         rows = table_rows(result, title)
-        click.echo()
+        echo()
         columns(rows, right=range(len(rows[0])))
-    click.echo()
+    echo()
     columns(growth_rows(result), right=range(1, 5))
     for model in result["models"]:
         for point in model["points"]:
             if point["failure"]:
-                click.echo(f"{model['name']}, {point['length']} tokens: {point['failure']}")
+                echo(f"{model['name']}, {point['length']} tokens: {point['failure']}")
 
 
 def table_rows(result: Mapping[str, Any], title: str) -> list[Row]:

@@ -12,6 +12,7 @@ from zoo.artifact import ADAPTERS, LOOP, PROFILES, SERVING, Export, ModelDirecto
 from zoo.artifact.provenance import base_name
 from zoo.cli.model_argument import find_preset
 from zoo.cli.options import Command, force_option, json_option, option, quiet_option
+from zoo.cli.output import message
 from zoo.cli.report import emit_json, say
 from zoo.errors import UsageError
 from zoo_export.cli.options import (
@@ -248,7 +249,7 @@ def _export_graphs(
         directory = model_directory(model, output=output, settings=settings, force=force)
         files = export_graphs_only(directory, options=options, force=force)
     verify = f"zoo verify {directory}" + (f" --variant {options.variant}" if options.variant else "")
-    click.echo(f"warning: {directory}: {', '.join(files)} NOT VERIFIED: {verify} completes it", err=True)
+    message("warning", f"{directory}: {', '.join(files)} NOT VERIFIED: {verify} completes it")
     export = Export(ModelDirectory.open(directory, weights=False), options.variant)
     _warn_of_cpu_nodes(export)
     reasons = _note_missing_functions(export)
@@ -265,7 +266,7 @@ def _note_missing_functions(export: Export) -> dict[str, str]:
     reasons = {name: text for name, graph in graphs.items() for text in without_functions(graph).values()}
     for name, reason in reasons.items():
         which = f"graph {name} is " if len(graphs) > 1 else ""
-        click.echo(f"note: {export.stored.path}: {which}exported without functions: {reason}", err=True)
+        message("note", f"{export.stored.path}: {which}exported without functions: {reason}")
     return reasons
 
 
@@ -285,4 +286,4 @@ def _warn_of_cpu_nodes(export: Export) -> None:
         if found:
             names = ", ".join(f"{count} x {operator}" for operator, count in sorted(found.items()))
             file = f"{export.stored.path}: {export.graph_files[name]}"
-            click.echo(f"warning: {file} {what}: CUDA has no kernel for {names}", err=True)
+            message("warning", f"{file} {what}: CUDA has no kernel for {names}")

@@ -7,10 +7,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import click
-
 from zoo import plugins
 from zoo.artifact import LOOP, PREFILL, SERVING, Record, abridged, coverage_summary, export_file
+from zoo.cli.output import message
 from zoo.cli.progress import show_progress
 from zoo.cli.report import emit_json, say
 
@@ -95,7 +94,7 @@ def say_record(record: Record, format_name: str, command: str, as_json: bool) ->
     by, _ = plugins.active().exporter(format_name)
     if not verified:
         what = f"{files} NOT VERIFIED: {by} does not compare its files with the model"
-        click.echo(f"warning: {directory}: {what}", err=True)
+        message("warning", f"{directory}: {what}")
     if as_json:
         facts = {"format": format_name, "files": record.files, "verified": verified, "evidence": record.evidence}
         emit_json(command, {"directory": str(directory), **facts})

@@ -7,8 +7,7 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import click
-
+from zoo.cli.output import echo, message
 from zoo.cli.progress import show_progress
 from zoo.errors import UsageError, ZooError
 
@@ -30,14 +29,12 @@ class Report:
 
     def watch(self, answers: Iterator[Answer]) -> Iterator[Answer]:
         """Pass answers on."""
-        from zoo_runtime.generation.text import printable
-
         for answer in stdout_to_stderr(answers):
             self.total += 1
             if answer.error is not None:
                 self.errors.append(answer.error)
                 if not self.quiet:
-                    click.echo(f"warning: {printable(answer.error.command_line)}", err=True)
+                    message("warning", answer.error.command_line)
             yield answer
 
     @property
@@ -80,12 +77,10 @@ def described(answer: Answer) -> dict[str, Any]:
 
 def print_answers(session: Session, runner: Runner[Any], answers: Iterator[Answer], *, together: bool) -> None:
     """Print human-readable lines, for all answers at once if ``together``, so that they can be compared."""
-    from zoo_runtime.generation.text import printable
-
     sound = (answer for answer in answers if answer.error is None)
     for group in [list(sound)] if together else ([answer] for answer in sound):
         for line in stdout_to_stderr(session.show(runner, group)) if group else ():
-            click.echo(printable(line, "\n\t"))
+            echo(line)
 
 
 def open_stream(
@@ -103,13 +98,11 @@ def open_stream(
 
 def print_stream(session: Session, runner: Runner[Any], text: str, pieces: Iterator[str]) -> None:
     """Print a text as it is generated, preceded by its prompt if it continues one."""
-    from zoo_runtime.generation.text import printable
-
     with contextlib.redirect_stdout(sys.stderr):
         lead = session.lead(runner, text)
     try:
-        click.echo(printable(lead, "\n\t"), nl=False)
+        echo(lead, nl=False)
         for piece in stdout_to_stderr(pieces):
-            click.echo(printable(piece, "\n\t"), nl=False)
+            echo(piece, nl=False)
     finally:
-        click.echo()
+        echo()

@@ -9,10 +9,9 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-import click
-
 from zoo import plugins
 from zoo.cli.options import is_quiet
+from zoo.cli.output import echo, message
 from zoo.cli.progress import show_progress
 from zoo.errors import ArtifactError, UsageError
 from zoo.version import __version__
@@ -50,7 +49,6 @@ def run_batches(
     from zoo_runtime.batch.plan import plain_selection
     from zoo_runtime.batch.shards import model_digest
     from zoo_runtime.batch.urls import is_url, local
-    from zoo_runtime.generation.text import printable
     from zoo_runtime.onnx_runtime import ort
     from zoo_runtime.session import chosen_provider
 
@@ -71,13 +69,13 @@ def run_batches(
     )
 
     def warn(text: str) -> None:
-        click.echo(f"warning: {printable(text)}", err=True)
+        message("warning", text)
 
     with show_progress("running files") as show:
         summary = run_batch(plan, inputs, engine=engine, workers=workers, resume=resume, warn=warn, show=show)
     kept = f", {summary.kept} of them from an earlier run" if summary.kept else ""
     if not is_quiet():
-        click.echo(f"{output}: {summary.rows - summary.failed} results of {_files(summary.shards)}{kept}", err=True)
+        echo(f"{output}: {summary.rows - summary.failed} results of {_files(summary.shards)}{kept}", err=True)
     if summary.lost:
         what = f"{len(summary.lost)} of {_files(summary.shards)} failed"
         raise ArtifactError(what, inputs, "see the warnings above; --resume runs them again")

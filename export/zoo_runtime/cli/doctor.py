@@ -9,6 +9,7 @@ import click
 
 from zoo import plugins
 from zoo.cli.options import json_option
+from zoo.cli.output import echo
 from zoo.cli.report import columns, emit_json
 from zoo.version import __version__
 
@@ -70,12 +71,12 @@ def command(as_json: bool) -> None:
         )
         return
     columns((name, value or "not installed") for name, value in versions.items())
-    click.echo()
+    echo()
     columns(
         (f"provider {name}", "loads" if problem is None else f"does not load: {problem}")
         for name, problem in providers.items()
     )
-    click.echo()
+    echo()
     columns(
         (
             f"plugin {plugin.name}",
@@ -86,4 +87,4 @@ def command(as_json: bool) -> None:
         for plugin in found
     )
     for problem in problems:
-        click.echo(f"\nproblem: {problem}")
+        echo(f"\nproblem: {problem}")

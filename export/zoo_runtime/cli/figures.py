@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import click
-
+from zoo.cli.output import echo
 from zoo.errors import UsageError
 from zoo.plots.plot import check_figure
 
@@ -50,4 +49,4 @@ class AnswerFigure:
         if self._answers:
             plot = draw_answers(session, runner, self._answers, task)
             plot.write(self._target, force=self._force)
-            click.echo(f"{self._target}: {plot.title}", err=True)
+            echo(f"{self._target}: {plot.title}", err=True)

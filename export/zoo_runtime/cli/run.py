@@ -11,6 +11,7 @@ import click
 
 from zoo.artifact import ADAPTERS
 from zoo.cli.options import THREADS, json_option
+from zoo.cli.output import echo
 from zoo.cli.progress import is_shown
 from zoo.cli.report import emit_json
 from zoo.errors import ArtifactError, UsageError
@@ -256,10 +257,10 @@ def command(
             drawing.write(session, runner, task or session.task)
     if isinstance(results, AugmentedRows):
         lost = f", {results.empty} empty variants left out" if results.empty > 1 else ", 1 empty variant left out"
-        click.echo(f"{training_data}: {results.rows} rows of {written} inputs{lost * bool(results.empty)}", err=True)
+        echo(f"{training_data}: {results.rows} rows of {written} inputs{lost * bool(results.empty)}", err=True)
     elif results is not None and is_shown():
         kept = f", {earlier} kept from an earlier run" if earlier else ""
-        click.echo(f"{output}: {written} results written{kept}, {report.summary}", err=True)
+        echo(f"{output}: {written} results written{kept}, {report.summary}", err=True)
     if report.errors:
         if len(given) == 1:
             raise report.errors[0]

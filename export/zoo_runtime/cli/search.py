@@ -7,7 +7,9 @@ from pathlib import Path
 import click
 
 from zoo.cli.options import json_option
+from zoo.cli.output import echo
 from zoo.cli.report import emit_json
+from zoo.terminal import printable
 
 TASK = "sentence-embedding"
 
@@ -36,7 +38,6 @@ def command(
     VECTORS is a parquet file from `zoo run --task sentence-embedding`. Every row is compared.
     """
     from zoo_runtime import load_session
-    from zoo_runtime.generation.text import printable
     from zoo_runtime.results import plain
     from zoo_runtime.rows import open_parquet
     from zoo_runtime.vectors import check_source, search_vectors
@@ -53,4 +54,4 @@ def command(
         return
     for match in matches:
         shown = match.columns.get("text", match.columns.get("id", match.row))
-        click.echo(f"{match.score:.4f} {printable(str(shown))}")
+        echo(f"{match.score:.4f} {printable(str(shown))}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import unicodedata
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -12,15 +11,7 @@ from zoo_runtime.generation.choices import Ranked
 if TYPE_CHECKING:
     from zoo.tokenizers.tokenizer import Tokenizer
 
-__all__ = ["GrowingText", "described", "printable"]
-
-
-def printable(text: str, keep: str = "") -> str:
-    """Escape control characters other than those in ``keep``, which could control the terminal."""
-    return "".join(
-        c if c.isprintable() or c in keep or unicodedata.category(c) == "Zs" else c.encode("unicode_escape").decode()
-        for c in text
-    )
+__all__ = ["GrowingText", "described"]
 
 
 def described(ranked: Ranked, tokenizer: Tokenizer | None) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import numpy as np
 from zoo.artifact import GENERATION, LOOP
 from zoo.errors import ArtifactError, UsageError, argument
 from zoo.probe.pipeline import decoder_inputs
+from zoo.terminal import printable
 from zoo_runtime.generation.beams import Beam, search_beams
 from zoo_runtime.generation.bias import make_bias
 from zoo_runtime.generation.choices import Choices, Continuation, Ranked
@@ -21,7 +22,7 @@ from zoo_runtime.generation.options import CONSTRAINTS, Generation
 from zoo_runtime.generation.search import continue_rows
 from zoo_runtime.generation.settings import read_generation_config, without_contradictions
 from zoo_runtime.generation.speculation import Counts
-from zoo_runtime.generation.text import GrowingText, described, printable
+from zoo_runtime.generation.text import GrowingText, described
 from zoo_runtime.providers import device_of
 from zoo_runtime.runner import Answer, Context, TextRunner, Tokens
 from zoo_runtime.serving.names import CAPACITY

@@ -13,9 +13,10 @@ from zoo.artifact import GENERATION
 from zoo.audio import HOP, SAMPLING_RATE, AudioReader, log_mel
 from zoo.contract import Size
 from zoo.errors import ArtifactError, UsageError
+from zoo.terminal import printable
 from zoo_runtime.generation.choices import Choices, Ranked
 from zoo_runtime.generation.options import Generation
-from zoo_runtime.generation.text import GrowingText, printable
+from zoo_runtime.generation.text import GrowingText
 from zoo_runtime.generation.timestamps import Segment, Timestamps
 from zoo_runtime.runner import Answer, Context, Tokens, chosen_adapters
 from zoo_runtime.stepper import Array, Stepper
