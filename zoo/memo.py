@@ -67,8 +67,10 @@ class Memo:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        data = read(name)
-        self._known: dict[str, Any] = json.loads(data) if data is not None else {}
+        self._known: dict[str, Any] = {}
+        with suppress(ValueError, RecursionError):  # not written by zoo
+            known = json.loads(read(name) or b"{}")
+            self._known = known if isinstance(known, dict) else {}
         self._used: dict[str, Any] = {}
 
     def get(self, facts: Any) -> Any:

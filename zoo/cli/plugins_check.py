@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,7 @@ from zoo.cli.output import echo
 from zoo.cli.report import columns, emit_json
 from zoo.errors import PluginError, UsageError, nearest
 from zoo.plugins import Plugin, isolation
+from zoo.plugins.plain import read_plain
 from zoo.terminal import one_line
 
 if TYPE_CHECKING:
@@ -55,6 +56,26 @@ class _Row:
             "happened": result.happened or None,
             "reason": result.reason or None,
         }
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Model:
+    """A model to check."""
+
+    name: str
+    model: str
+    """The name in results."""
+    expected_failures: Mapping[str, str]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Described:
+    """What there is to check."""
+
+    reason: str | None
+    """Why the plugin did not load, or None."""
+    models: tuple[_Model, ...] = ()
+    expected_failures: Mapping[str, str] = field(default_factory=dict)
 
 
 @click.command("check")
@@ -130,8 +151,13 @@ def _check(plugin: Plugin, models: tuple[str, ...], seconds: float) -> Iterator[
 
     about = {"plugin": plugin.name, "key": plugin.key}
     request = {**about, "models": list(dict.fromkeys(models))}
-    (loaded,) = isolation.run(f"{_JOBS}:describe_job", {_LOAD: request}, seconds=seconds)
-    reason = loaded.failure if loaded.failure is not None else loaded.value["reason"]
+    (loaded,) = isolation.run(
+        f"{_JOBS}:describe_job",
+        {_LOAD: request},
+        seconds=seconds,
+        parse=lambda data: read_plain(_Described, data, "the description"),
+    )
+    reason = loaded.failure if loaded.failure is not None else loaded.value.reason
     if reason is not None:
         result = Result(
             check=_LOAD, status="failed", seconds=loaded.seconds, expected="the plugin loads", happened=reason
@@ -141,23 +167,25 @@ def _check(plugin: Plugin, models: tuple[str, ...], seconds: float) -> Iterator[
     yield _Row(plugin, None, Result(check=_LOAD, status="passed", seconds=loaded.seconds))
     asked: dict[str, tuple[Check, str | None, str | None]] = {}
     jobs = {}
-    for model in (None, *loaded.value["models"]):
-        expected = (model or loaded.value)["expected_failures"]
+    for model in (None, *loaded.value.models):
+        expected = (model or loaded.value).expected_failures
         for check in all_checks():
             if check.of_plugin is (model is None):
-                title = model["model"] if model else None
+                title = model.model if model else None
                 job = f"{title or plugin.name} {check.name}"
                 asked[job] = check, title, expected.get(check.name)
                 jobs[job] = {
                     **about,
                     "check": check.name,
-                    "model": model and model["name"],
+                    "model": model and model.name,
                     "expected_failure": expected.get(check.name),
                 }
-    for outcome in isolation.run(f"{_JOBS}:check_job", jobs, seconds=seconds):
+    for outcome in isolation.run(
+        f"{_JOBS}:check_job", jobs, seconds=seconds, parse=lambda data: read_plain(Result, data, "the result")
+    ):
         check, title, known = asked[outcome.job]
         if outcome.failure is None:
-            result = Result(**outcome.value)
+            result = outcome.value
         else:
             result = Result(
                 check=check.name,

@@ -14,12 +14,13 @@ import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from typing import IO, Any
 
 from zoo import system
+from zoo.plugins.plain import read_plain
 
 __all__ = ["Outcome", "run"]
 
@@ -30,6 +31,14 @@ _STARTING = 60.0
 """Time limit in seconds for starting an interpreter, even on a busy machine."""
 _OUTPUT = 2000
 """Maximum number of bytes kept of a job's output."""
+_MOST_OUTPUT = 64 << 20
+"""Bytes of output after which a process is killed."""
+_LONGEST = 8 << 20
+"""Maximum number of bytes of an answer."""
+_POLL = 0.1
+"""Seconds after which to look for the end of a process and at the size of its output."""
+_GRACE = 2.0
+"""Seconds in which to read what an ended process has written."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,96 +56,182 @@ class Outcome:
 
 
 def run(
-    function: str, jobs: Mapping[str, Any], *, seconds: float, environment: Mapping[str, str] | None = None
+    function: str,
+    jobs: Mapping[str, Any],
+    *,
+    seconds: float,
+    parse: Callable[[Any], Any] | None = None,
+    environment: Mapping[str, str] | None = None,
 ) -> Iterator[Outcome]:
     """Call ``module:function`` with each job's name and argument, in sequence, in a subprocess.
 
-    A job that hangs is killed with all its child processes. After a job that ends the subprocess, the remaining jobs
-    run in a new one. Outcomes are yielded in the order of the jobs, each as soon as it is known.
+    A job that hangs is killed with all its child processes, except those that it moved to another session. After a job
+    that ends the subprocess or disturbs the exchange with it, the remaining jobs run in a new one. So does that job
+    itself unless it was the first, because an earlier one may be at fault. Outcomes are yielded in the order of the
+    jobs, each as soon as it is known.
 
     Args:
         function: called as ``function(name, argument)``; its result must be plain data.
         jobs: arguments by name, plain data too.
         seconds: time limit per job.
+        parse: checks and converts a value, which a job may have forged. It raises ``ValueError``.
         environment: environment variables to add in the subprocess.
     """
     waiting = dict(jobs)
     while waiting:
-        for outcome in _run_process(function, dict(waiting), seconds, {**os.environ, **(environment or {})}):
+        extended = {**os.environ, **(environment or {})}
+        for outcome in _run_process(function, dict(waiting), seconds, parse or _unchanged, extended):
             del waiting[outcome.job]
             yield outcome
 
 
+def _unchanged(value: Any) -> Any:
+    return value
+
+
 def _run_process(
-    function: str, jobs: Mapping[str, Any], seconds: float, environment: Mapping[str, str]
-) -> Iterator[Outcome]:
-    """Yield the outcomes of jobs run in one process, up to and including a job that ends it."""
-    request = json.dumps({"path": sys.path, "function": function, "jobs": dict(jobs)})
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        output = Path(folder) / "output"
-        with output.open("wb") as stream:
-            process = subprocess.Popen(
-                [sys.executable, "-P", "-c", _START], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                stderr=stream, text=True, start_new_session=True,
-            )  # fmt: skip
-        lines: queue.Queue[str | None] = queue.Queue()
-        try:
-            assert process.stdin is not None
-            assert process.stdout is not None
-            threading.Thread(target=_pump, args=(process.stdout, lines), daemon=True).start()
-            with suppress(BrokenPipeError):
-                process.stdin.write(request)
-                process.stdin.close()
-            if _is_ready(lines):
-                yield from _outcomes(process, lines, jobs, seconds, output)
-            else:
-                reason = _ending(process)
-                said = output.read_text(encoding="utf-8", errors="replace").strip().rpartition("\n")[2]
-                yield Outcome(job=next(iter(jobs)), failure=f"could not start a process ({said or reason})")
-        finally:
-            _end(process)
-
-
-def _is_ready(lines: queue.Queue[str | None]) -> bool:
-    try:
-        return lines.get(timeout=_STARTING) is not None
-    except queue.Empty:
-        return False
-
-
-def _outcomes(
-    process: subprocess.Popen[str],
-    lines: queue.Queue[str | None],
-    jobs: Iterable[str],
+    function: str,
+    jobs: Mapping[str, Any],
     seconds: float,
-    output: Path,
+    parse: Callable[[Any], Any],
+    environment: Mapping[str, str],
 ) -> Iterator[Outcome]:
+    """Yield the outcomes of jobs run in one process, up to the first whose outcome it does not tell."""
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        request, output = Path(folder, "request"), Path(folder, "output")
+        request.write_text(json.dumps({"path": sys.path, "function": function, "jobs": dict(jobs)}), encoding="utf-8")
+        with request.open("rb") as source, output.open("wb") as stream:
+            process = subprocess.Popen(
+                [sys.executable, "-P", "-c", _START], env=environment, stdin=source, stdout=subprocess.PIPE,
+                stderr=stream, start_new_session=True,
+            )  # fmt: skip
+        assert process.stdout is not None
+        channel = _Channel(process, process.stdout, output)
+        try:
+            channel.receive(_STARTING)
+        except _LostError as lost:
+            said = output.read_text(encoding="utf-8", errors="replace").strip().rpartition("\n")[2]
+            yield Outcome(job=next(iter(jobs)), failure=f"could not start a process ({said or lost})")
+        else:
+            yield from _outcomes(channel, jobs, seconds, parse)
+        finally:
+            channel.close()
+
+
+def _outcomes(channel: _Channel, jobs: Iterable[str], seconds: float, parse: Callable[[Any], Any]) -> Iterator[Outcome]:
     printed = 0
-    for job in jobs:
+    for number, job in enumerate(jobs):
         started = time.perf_counter()
         try:
-            answer = _answer(lines.get(timeout=seconds), process)
-        except queue.Empty:
-            answer = {"failure": f"did not finish within {seconds:g} s"}
-        end = answer.pop("printed", None)
-        with output.open("rb") as stream:
-            stream.seek(printed)
-            text = stream.read(_OUTPUT if end is None else min(_OUTPUT, end - printed)).decode("utf-8", "replace")
-        yield Outcome(job=job, output=text, **{"seconds": time.perf_counter() - started, **answer})
-        if end is None:
+            answer = _parse(channel.receive(seconds), job, parse)
+        except _LostError as lost:
+            if lost.may_be_due_to_others and number:
+                return
+            after = time.perf_counter() - started
+            yield Outcome(job=job, failure=str(lost), output=channel.output(printed, _OUTPUT), seconds=after)
             return
+        end = min(max(printed, answer.printed), channel.output_size())
+        text = channel.output(printed, min(_OUTPUT, end - printed))
+        yield Outcome(job=job, value=answer.value, failure=answer.failure, output=text, seconds=answer.seconds)
         printed = end
 
 
-def _answer(line: str | None, process: subprocess.Popen[str]) -> dict[str, Any]:
-    """Return the process's answer about a job, or how the process ended, which lacks ``printed``."""
-    if line is None:
-        return {"failure": _ending(process)}
+class _LostError(Exception):
+    """The subprocess did not tell the outcome of a job."""
+
+    def __init__(self, reason: str, *, may_be_due_to_others: bool = True) -> None:
+        super().__init__(reason)
+        self.may_be_due_to_others = may_be_due_to_others
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Answer:
+    """What the subprocess tells about a job."""
+
+    job: str
+    seconds: float
+    printed: int
+    """Bytes of output of all jobs so far."""
+    value: Any = None
+    failure: str | None = None
+
+
+def _parse(line: bytes, job: str, parse: Callable[[Any], Any]) -> _Answer:
+    """Parse an answer. Plugins can write to the channel, too, so that the line may be anything."""
     try:
-        answer: dict[str, Any] = json.loads(line)
-    except ValueError:
-        return {"failure": "wrote to the result channel"}
-    return answer
+        answer = read_plain(_Answer, json.loads(line))
+        if answer.job != job:
+            raise ValueError("an answer about another job")
+    except (ValueError, RecursionError) as error:
+        raise _LostError("wrote to the result channel") from error
+    if answer.failure is not None:
+        return answer
+    try:
+        return replace(answer, value=parse(answer.value))
+    except ValueError as error:
+        raise _LostError(f"gave an invalid answer ({error})") from error
+
+
+class _Channel:
+    """The lines and the output of a subprocess."""
+
+    def __init__(self, process: subprocess.Popen[bytes], stream: IO[bytes], output: Path) -> None:
+        self._process, self._output = process, output
+        self._lines: queue.Queue[bytes] = queue.Queue()
+        self._closed = threading.Event()
+        self._pump = threading.Thread(target=self._read, args=(stream,), daemon=True)
+        self._pump.start()
+
+    def _read(self, stream: IO[bytes]) -> None:
+        """Read in a thread until no process has the other end open. A job may have left one that never ends."""
+        with stream:
+            while not self._closed.is_set() and (line := stream.readline(_LONGEST)):
+                self._lines.put(line)
+        self._lines.put(b"")
+
+    def receive(self, seconds: float) -> bytes:
+        """Return the next line. Raise :class:`_LostError` if there is none in time, or there will be none."""
+        limit = time.monotonic() + seconds
+        while True:
+            with suppress(queue.Empty):
+                if line := self._lines.get(timeout=max(0, min(_POLL, limit - time.monotonic()))):
+                    return line
+                raise _LostError(self._ending())
+            if self._process.poll() is not None:
+                self._pump.join(_GRACE)
+                if self._lines.empty():
+                    raise _LostError(self._ending())
+            elif time.monotonic() >= limit:
+                raise _LostError(f"did not finish within {seconds:g} s", may_be_due_to_others=False)
+            elif self.output_size() > _MOST_OUTPUT:
+                raise _LostError(f"printed more than {_MOST_OUTPUT >> 20} MiB", may_be_due_to_others=False)
+
+    def output_size(self) -> int:
+        """Return the bytes of output so far."""
+        return self._output.stat().st_size
+
+    def output(self, start: int, length: int) -> str:
+        """Return a part of the output."""
+        with self._output.open("rb") as stream:
+            stream.seek(start)
+            return stream.read(length).decode("utf-8", "replace")
+
+    def close(self) -> None:
+        """Kill the process and its child processes."""
+        self._closed.set()
+        system.end_tree(self._process.pid)
+        self._process.wait()
+
+    def _ending(self) -> str:
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout=5)
+        status = self._process.poll()
+        if status is None:
+            return "closed the result channel"
+        if status < 0:
+            with suppress(ValueError):
+                return f"ended the process with {signal.Signals(-status).name}"
+        return f"ended the process with status {status}"
 
 
 def serve(request: Mapping[str, Any]) -> None:
@@ -151,7 +246,7 @@ def serve(request: Mapping[str, Any]) -> None:
             answer = _call(function, job, argument)
             sys.stdout.flush()
             sys.stderr.flush()
-            print(json.dumps({**answer, "printed": os.fstat(2).st_size}), file=channel, flush=True)
+            print(json.dumps({**answer, "job": job, "printed": os.fstat(2).st_size}), file=channel, flush=True)
     os._exit(0)  # skips the threads and exit handlers that jobs have left behind
 
 
@@ -172,31 +267,3 @@ def _call(function: Callable[[str, Any], Any], job: str, argument: Any) -> dict[
         traceback.print_exc()
         answer = {"failure": f"{type(error).__name__}: {error}".removesuffix(": ")}
     return {**answer, "seconds": time.perf_counter() - started}
-
-
-def _pump(stream: IO[str], lines: queue.Queue[str | None]) -> None:
-    for line in stream:
-        lines.put(line)
-    lines.put(None)
-
-
-def _ending(process: subprocess.Popen[str]) -> str:
-    with suppress(subprocess.TimeoutExpired):
-        process.wait(timeout=5)
-    status = process.poll()
-    if status is None:
-        return "closed the result channel"
-    if status < 0:
-        with suppress(ValueError):
-            return f"ended the process with {signal.Signals(-status).name}"
-    return f"ended the process with status {status}"
-
-
-def _end(process: subprocess.Popen[str]) -> None:
-    """Kill a process and its child processes."""
-    system.end_tree(process.pid)
-    process.wait()
-    for stream in (process.stdin, process.stdout):
-        if stream is not None:
-            with suppress(OSError):
-                stream.close()

@@ -16,11 +16,11 @@ import time
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, Literal
 
 import pluggy
 
@@ -30,6 +30,7 @@ from zoo.errors import PluginError, UsageError, ZooError
 from zoo.hookspecs import OLDEST_API, ZOO_API
 from zoo.plugins import isolation
 from zoo.plugins.discovery import ENTRY_POINT_GROUP, Plugin, ZooWarning, blame, describe
+from zoo.plugins.plain import read_plain
 from zoo.plugins.presets import Preset, read_presets
 
 __all__ = ["CONTRIBUTIONS", "HEAVY", "read", "seconds"]
@@ -51,7 +52,88 @@ HEAVY = ("torch", "onnx", "onnxruntime")
 VARIABLE = "ZOO_PLUGIN_SECONDS"
 """The environment variable with the time limit for loading a plugin, in seconds."""
 _SECONDS = 20.0
-_SCHEMA = 4
+_SCHEMA = 5
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Contents:
+    """A plugin's status and contributions as plain data, for the cache and from a subprocess."""
+
+    fingerprint: str | None
+    status: Literal["ok", "broken"]
+    reason: str | None
+    complaints: tuple[str, ...]
+    import_seconds: float | None
+    presets: Mapping[str, Preset]
+    preset_files: tuple[str, ...]
+    preset_stamps: tuple[Any, ...]
+    architectures: tuple[Architecture, ...]
+    importers: tuple[Importer, ...]
+    exporters: tuple[Exporter, ...]
+    tasks: tuple[Task, ...]
+    objectives: tuple[Objective, ...]
+    datasets: tuple[Dataset, ...]
+    trackers: tuple[Tracker, ...]
+    engines: tuple[Engine, ...]
+    commands: tuple[Command, ...]
+
+    @classmethod
+    def of(cls, plugin: Plugin) -> _Contents:
+        """Return those of a plugin that was read."""
+        return cls(
+            fingerprint=plugin.fingerprint,
+            status="ok" if plugin.status == "ok" else "broken",
+            reason=plugin.reason,
+            complaints=tuple(plugin.complaints),
+            import_seconds=plugin.import_seconds,
+            presets=plugin.presets,
+            preset_files=tuple(map(str, plugin.preset_files)),
+            preset_stamps=tuple(map(_stamp, plugin.preset_files)),
+            **{name: tuple(getattr(plugin, name)) for name in CONTRIBUTIONS},
+        )
+
+    @classmethod
+    def parse(cls, data: Any) -> _Contents:
+        """Return parsed JSON as contents. Raise ``ValueError`` for any other data."""
+        contents = read_plain(cls, data, "the plugin")
+        for name in CONTRIBUTIONS:
+            for item in getattr(contents, name):
+                item.check()
+        return contents
+
+    def put_into(self, plugin: Plugin) -> None:
+        """Fill a plugin, except for its fingerprint."""
+        plugin.status, plugin.reason = self.status, self.reason
+        plugin.complaints, plugin.import_seconds = self.complaints, self.import_seconds
+        plugin.presets, plugin.preset_files = self.presets, tuple(map(Path, self.preset_files))
+        for name in CONTRIBUTIONS:
+            setattr(plugin, name, getattr(self, name))
+
+    def still_hold(self, plugin: Plugin) -> bool:
+        """Return whether neither the plugin nor its preset files have changed."""
+        if plugin.fingerprint is None or self.fingerprint != plugin.fingerprint:
+            return False
+        try:
+            return [_stamp(Path(file)) for file in self.preset_files] == list(self.preset_stamps)
+        except (OSError, ValueError):  # not a file, or not the name of one
+            return False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Memory:
+    """The cache entry."""
+
+    schema: int
+    plugins: Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Report:
+    """What a subprocess tells about a plugin."""
+
+    contents: Any
+    heavy: tuple[str, ...]
+    """Packages of ``HEAVY`` that it imports."""
 
 
 def read(plugins: Sequence[Plugin], *, retry: bool = False) -> None:
@@ -76,14 +158,15 @@ def read(plugins: Sequence[Plugin], *, retry: bool = False) -> None:
     memory, unknown = _recall(), []
     for plugin in others:
         known = memory.get(plugin.key)
-        if known is None or not _holds(known, plugin) or (retry and known["status"] == "broken"):
+        if known is None or not known.still_hold(plugin) or (retry and known.status == "broken"):
             unknown.append(plugin)
         else:
-            _fill(plugin, known)
+            known.put_into(plugin)
     if unknown:
         _read_elsewhere(unknown)
-        memory |= {plugin.key: _contents(plugin) for plugin in unknown}
-        memo.write(_memory_name(), json.dumps({"schema": _SCHEMA, "plugins": memory}).encode())
+        memory |= {plugin.key: _Contents.of(plugin) for plugin in unknown}
+        plain = {key: asdict(contents) for key, contents in memory.items()}
+        memo.write(_memory_name(), json.dumps({"schema": _SCHEMA, "plugins": plain}).encode())
 
 
 def load(plugin: Plugin, manager: pluggy.PluginManager) -> None:
@@ -153,17 +236,18 @@ def _read_elsewhere(plugins: Iterable[Plugin]) -> None:
     while waiting:
         jobs = {key: plugin.identity for key, plugin in waiting.items()}
         for outcome in isolation.run(
-            "zoo.plugins.loading:report", jobs, seconds=limit, environment={"ZOO_PLUGINS": ""}
+            "zoo.plugins.loading:report", jobs, parse=_parse_report, seconds=limit, environment={"ZOO_PLUGINS": ""}
         ):
             plugin = waiting.pop(outcome.job)
             if outcome.failure is not None:
                 plugin.status, plugin.reason = "broken", f"{outcome.failure} while loading"
                 continue
-            _fill(plugin, outcome.value)
+            contents, heavy = outcome.value
+            contents.put_into(plugin)
             if outcome.output.strip() and plugin.status == "ok":
                 printed = " ".join(outcome.output.split())
                 plugin.complaints = (*plugin.complaints, f"prints when it is loaded: {printed[:80]!r}")
-            if outcome.value["heavy"]:
+            if heavy:
                 break  # in this process, a later import of the same package would go unnoticed
 
 
@@ -181,43 +265,13 @@ def report(key: str, identity: Mapping[str, str]) -> dict[str, Any]:
             *(text.removeprefix(f"{plugin}: ") for text in said),
             *(f"imports {name} when it is loaded" for name in heavy),
         ]
-    return {**json.loads(json.dumps(_contents(plugin), default=str)), "heavy": heavy}
+    contents = json.loads(json.dumps(asdict(_Contents.of(plugin)), default=str))
+    return {"contents": contents, "heavy": heavy}
 
 
-def _contents(plugin: Plugin) -> dict[str, Any]:
-    """Return a plugin's status and contributions as plain data."""
-    return {
-        "fingerprint": plugin.fingerprint,
-        "status": plugin.status,
-        "reason": plugin.reason,
-        "complaints": list(plugin.complaints),
-        "import_seconds": plugin.import_seconds,
-        "presets": {name: asdict(preset) for name, preset in plugin.presets.items()},
-        "preset_files": [str(path) for path in plugin.preset_files],
-        "preset_stamps": [_files(path) for path in plugin.preset_files],
-        **{name: [asdict(item) for item in getattr(plugin, name)] for name in CONTRIBUTIONS},
-    }
-
-
-def _fill(plugin: Plugin, contents: Mapping[str, Any]) -> None:
-    """Invert :func:`_contents`, except for the fingerprint."""
-    plugin.status, plugin.reason = contents["status"], contents["reason"]
-    plugin.complaints, plugin.import_seconds = contents["complaints"], contents["import_seconds"]
-    plugin.presets = {name: Preset(**preset) for name, preset in contents["presets"].items()}
-    plugin.preset_files = [Path(file) for file in contents["preset_files"]]
-    for name, kind in CONTRIBUTIONS.items():
-        setattr(plugin, name, tuple(kind(**_with_tuples(item)) for item in contents[name]))
-
-
-def _holds(known: Mapping[str, Any], plugin: Plugin) -> bool:
-    """Return whether a plugin's cached contents are still valid."""
-    if plugin.fingerprint is None or known["fingerprint"] != plugin.fingerprint:
-        return False
-    return [_files(Path(file)) for file in known["preset_files"]] == known["preset_stamps"]
-
-
-def _with_tuples(item: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: tuple(value) if isinstance(value, list) else value for name, value in item.items()}
+def _parse_report(data: Any) -> tuple[_Contents, Sequence[str]]:
+    told = read_plain(_Report, data, "the report")
+    return _Contents.parse(told.contents), told.heavy
 
 
 def seconds() -> float:
@@ -236,11 +290,14 @@ def _memory_name() -> str:
     return f"plugins-{hashlib.sha256(f'{sys.prefix} {sys.version}'.encode()).hexdigest()[:16]}"
 
 
-def _recall() -> dict[str, Any]:
-    """Return the cached contents of plugins, by key."""
-    data = memo.read(_memory_name())
-    memory = json.loads(data) if data is not None else {}
-    return dict(memory["plugins"]) if memory.get("schema") == _SCHEMA else {}
+def _recall() -> dict[str, _Contents]:
+    """Return the cached contents of plugins, by key. Entries that are not of this version's form are left out."""
+    found = {}
+    with suppress(ValueError, RecursionError):
+        memory = read_plain(_Memory, json.loads(memo.read(_memory_name()) or b"null"))
+        for key, contents in memory.plugins.items() if memory.schema == _SCHEMA else ():
+            found[key] = _Contents.parse(contents)
+    return found
 
 
 def _environment_stamp() -> str:
@@ -268,8 +325,7 @@ def _package_stamps(package: str) -> str | None:
 def _files(place: Path) -> list[list[object]]:
     """Return path, size and times of a file, or of every file below a folder, to detect changes."""
     if place.is_file():
-        status = place.stat()
-        return [[str(place), status.st_size, status.st_mtime_ns, status.st_ctime_ns]]
+        return [_stamp(place)]
     found = []
     for folder, folders, names in os.walk(place):
         folders[:] = [name for name in folders if name != "__pycache__"]
@@ -278,3 +334,8 @@ def _files(place: Path) -> list[list[object]]:
             status = os.stat(path)  # noqa: PTH116
             found.append([path, status.st_size, status.st_mtime_ns, status.st_ctime_ns])
     return sorted(found)
+
+
+def _stamp(file: Path) -> list[object]:
+    status = file.stat()
+    return [str(file), status.st_size, status.st_mtime_ns, status.st_ctime_ns]

@@ -26,8 +26,8 @@ from zoo.contract import (
 )
 from zoo.errors import PluginError, UsageError, Wording, argument, nearest
 from zoo.plugins import loading
-from zoo.plugins.discovery import Plugin, ZooWarning, discover
-from zoo.plugins.presets import known_provider
+from zoo.plugins.discovery import DISTRIBUTION, Plugin, ZooWarning, discover
+from zoo.plugins.presets import built_in_presets, known_provider, read_presets
 
 __all__ = ["Plugins", "Selection", "active", "clash", "select"]
 
@@ -276,7 +276,15 @@ class Plugins:
             names += [("evidence", item.evidence, "") for item in plugin.exporters if item.evidence is not None]
             for named in names:
                 providers.setdefault(named, []).append(plugin)
+        own_presets: Collection[str] = ()
+        if any(plugin.presets for plugin in self.loaded()):
+            own_presets = read_presets(built_in_presets(), "built-in registry.toml")
         for (kind, name, _), plugins in providers.items():
+            if kind == "preset" and name in own_presets:  # otherwise the registry would report it on use only
+                for plugin in plugins:
+                    ways = f"write {DISTRIBUTION}:{name} or {plugin.distribution}:{name}"
+                    plugin.status, plugin.reason = "conflict", f"preset {name!r} is built in: {ways}"
+                continue
             if kind == "command":  # a third-party command cannot replace or disable a built-in one
                 own = name in RESERVED_COMMANDS
                 at_fault = [plugin for plugin in plugins if not plugin.built_in]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from contextlib import suppress
+from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
@@ -14,6 +15,7 @@ from zoo.errors import PluginError, UsageError, ZooError, nearest
 from zoo.memo import Memo
 from zoo.plugins import Plugin, Plugins, blame, clash, isolation, loading
 from zoo.plugins.discovery import DISTRIBUTION
+from zoo.plugins.plain import read_plain
 from zoo.plugins.presets import Preset, known_provider, preset_layers, read_presets
 from zoo.registry.spec import Assignment, ModelSpec, Summary, config_class
 from zoo.version import __version__
@@ -175,9 +177,12 @@ class Registry:
         for name in names:
             try:
                 gathered = self._gather(name)
-                size = memo.get(_facts(gathered))
+                size = None
+                with suppress(ValueError):
+                    size = _parse_size(memo.get(_facts(gathered)))
                 if size is None and gathered.plugin.built_in:
-                    size = memo.put(_facts(gathered), _size(_make_spec(name, gathered)))
+                    size = _size(_make_spec(name, gathered))
+                    memo.put(_facts(gathered), asdict(size))
                 if size is None:
                     unknown[name] = gathered
                 else:
@@ -185,17 +190,18 @@ class Registry:
             except ZooError as error:
                 found[name] = error
         jobs = {name: _plain(gathered) for name, gathered in unknown.items()}
-        for outcome in (
-            isolation.run("zoo.registry.resolution:measure", jobs, seconds=loading.seconds()) if jobs else ()
-        ):
-            gathered = unknown[outcome.job]
-            name, value = outcome.job, outcome.value
+        function = "zoo.registry.resolution:measure"
+        for outcome in isolation.run(function, jobs, parse=_parse_measured, seconds=loading.seconds()):
+            name, gathered = outcome.job, unknown[outcome.job]
             if outcome.failure is not None:
                 found[name] = PluginError(f"{gathered.plugin} cannot configure {name} ({outcome.failure})")
-            elif "error" in value:
-                found[name] = (UsageError if value["usage"] else PluginError)(value["error"])
+                continue
+            measured: _Measured = outcome.value
+            if measured.size is not None:
+                memo.put(_facts(gathered), asdict(measured.size))
+                found[name] = _summary(name, gathered, measured.size)
             else:
-                found[name] = _summary(name, gathered, memo.put(_facts(gathered), value["size"]))
+                found[name] = (UsageError if measured.usage else PluginError)(measured.error)
         memo.keep()
         return {name: found[name] for name in names}
 
@@ -209,13 +215,41 @@ def _facts(gathered: _Gathered) -> Any:
     return plugin.fingerprint, architecture.config, [dict(entry.config) for entry in gathered.entries]
 
 
-def _size(spec: ModelSpec) -> tuple[str, int | None]:
-    return spec.task, spec.cost.parameters if spec.cost else None
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Size:
+    """The task of a preset and its number of parameters, None if its configuration does not tell."""
+
+    task: str
+    parameters: int | None
 
 
-def _summary(name: str, gathered: _Gathered, size: tuple[str, int | None]) -> Summary:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Measured:
+    """The size of a preset, or else the error that prevents its resolution."""
+
+    size: _Size | None = None
+    error: str = ""
+    usage: bool = False
+    """Whether the error is a :class:`UsageError`."""
+
+
+def _size(spec: ModelSpec) -> _Size:
+    return _Size(task=spec.task, parameters=spec.cost.parameters if spec.cost else None)
+
+
+def _parse_size(data: Any) -> _Size:
+    return read_plain(_Size, data, "the size")
+
+
+def _summary(name: str, gathered: _Gathered, size: _Size) -> Summary:
     return Summary(
-        name, gathered.architecture.name, *size, gathered.plugin, _description(gathered.entries), gathered.source
+        name,
+        gathered.architecture.name,
+        size.task,
+        size.parameters,
+        gathered.plugin,
+        _description(gathered.entries),
+        gathered.source,
     )
 
 
@@ -231,13 +265,17 @@ def _plain(gathered: _Gathered) -> dict[str, Any]:
 
 
 def measure(name: str, data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the task and size of a preset. Runs in a subprocess that may import its configuration."""
+    """Return a :class:`_Measured` as plain data. Runs in a subprocess that may import the configuration."""
     entries = [Preset(**entry) for entry in data["entries"]]
     gathered = _Gathered(entries, Plugin(**data["plugin"]), Architecture(**data["architecture"]))
     try:
-        return {"size": _size(_make_spec(name, gathered))}
+        return asdict(_Measured(size=_size(_make_spec(name, gathered))))
     except ZooError as error:
-        return {"error": str(error), "usage": isinstance(error, UsageError)}
+        return asdict(_Measured(error=str(error), usage=isinstance(error, UsageError)))
+
+
+def _parse_measured(data: Any) -> _Measured:
+    return read_plain(_Measured, data, "the preset")
 
 
 def registry() -> Registry:

@@ -205,7 +205,7 @@ _subject = functools.cache(find_subject)
 def describe_job(_: str, argument: Mapping[str, Any]) -> dict[str, Any]:
     """List what to check of a plugin, as a job of :mod:`zoo.plugins.isolation`.
 
-    Returns the reason why it did not load (or None), its models with their architectures, and its expected failures.
+    Returns the reason why it did not load (or None), its models, and its expected failures.
     """
     plugin = _plugin(argument)
     if plugin.status != "ok":
@@ -223,7 +223,6 @@ def describe_job(_: str, argument: Mapping[str, Any]) -> dict[str, Any]:
             {
                 "name": name,
                 "model": spec.name,
-                "architecture": spec.architecture.name,
                 "expected_failures": dict(spec.architecture.expected_failures),
             }
         )
