@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
 from collections.abc import Mapping
 from datetime import timedelta
@@ -199,4 +198,4 @@ class Reporter:
             elapsed = time.monotonic() - self._started
             left = round(elapsed / (step.number - self._done) * (steps - step.number))
             text += f", {timedelta(seconds=left)} left"
-        echo(text, file=sys.stderr)
+        echo(text, err=True)
