@@ -259,10 +259,9 @@ class Tokenizer:
 
     def _encode(self, backend: Any, texts: tuple[str, ...], where: object, offsets: bool = True) -> Encoding:
         try:
-            if not offsets:
-                batch = [texts if len(texts) > 1 else texts[0]]
-                return backend.encode_batch_fast(batch, add_special_tokens=self.special_tokens)[0]
-            return backend.encode(*texts, add_special_tokens=self.special_tokens)
+            encode = backend.encode_batch if offsets else backend.encode_batch_fast
+            # Unlike backend.encode, these let other threads run.
+            return encode([texts if len(texts) > 1 else texts[0]], add_special_tokens=self.special_tokens)[0]
         except Exception as error:  # the library raises bare Exception, and TypeError for lone surrogates
             raise ArtifactError(f"cannot be encoded ({error})", where) from error
 

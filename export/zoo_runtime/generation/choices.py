@@ -21,9 +21,15 @@ if TYPE_CHECKING:
     from zoo_runtime.generation.constraints import Matcher
     from zoo_runtime.generation.timestamps import Timestamps
 
-__all__ = ["Array", "Choices", "Continuation", "Ranked", "draw", "log_softmax", "probabilities", "rank"]
+__all__ = [
+    "Array", "Choices", "Continuation", "ForbiddenError", "Ranked", "draw", "log_softmax", "probabilities", "rank",
+]  # fmt: skip
 
 Array = np.ndarray[Any, Any]
+
+
+class ForbiddenError(ArtifactError):
+    """The options of a text leave no token to choose."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +110,7 @@ class Continuation:
         if self.matcher is not None and not (token == self._forced and len(self.text) == 2):
             self.matcher.append(token)
             if (problem := self.matcher.problem) is not None:
-                self.error = ArtifactError(f"the constraint fails ({problem})", f"input {self.number}")
+                self.error = ForbiddenError(f"the constraint fails ({problem})", f"input {self.number}")
         if self._on_token is not None and self._on_token(token):
             self.finish = "stop"
         elif self.matcher is not None and self.matcher.is_complete:
@@ -119,8 +125,11 @@ class Continuation:
 
     def block(self, step: int) -> None:
         """End with an error because the options forbid every choice of new token ``step`` (from 1)."""
+        problem = None if self.matcher is None else self.matcher.problem
         what = f"the options forbid every token as new token {step}"
-        self.error = ArtifactError(what, f"input {self.number}", "forbid fewer tokens")
+        if problem is not None:
+            what = f"the constraint fails ({problem})"
+        self.error = ForbiddenError(what, f"input {self.number}", "forbid fewer tokens")
 
 
 _PENALTIES = (

@@ -6,7 +6,7 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from zoo_runtime.server.errors import RequestError
 from zoo_runtime.server.inference.routes import Inference, refused
@@ -38,7 +38,23 @@ def make_app(models: Models, limits: Limits, api_key: str | None = None) -> ASGI
     routes = [route(operation, _errors(operation.path), key) for operation in operations]
     inner = Starlette(routes=routes, exception_handlers={HTTPException: _unknown_route})
     inner.router.redirect_slashes = False  # a redirection is no answer of these protocols
-    return Observed(inner, metrics, [operation.path for operation in operations])
+    return Observed(_OneLength(inner), metrics, [operation.path for operation in operations])
+
+
+class _OneLength:
+    """An application that refuses requests with two lengths, of which a proxy may use the other (RFC 9112, 6.3)."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        names = [name for name, _ in scope.get("headers", ())]
+        if b"transfer-encoding" not in names or b"content-length" not in names:
+            await self.app(scope, receive, send)
+            return
+        what = "a request must not have both content-length and transfer-encoding"
+        refusal = RequestError(400, what, "two_lengths", headers={"connection": "close"})
+        await _errors(scope["path"])(refusal)(scope, receive, send)
 
 
 def _errors(path: str) -> Failed:

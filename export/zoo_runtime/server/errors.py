@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from zoo.errors import ArtifactError, UsageError, ZooError
+from zoo_runtime.generation.choices import ForbiddenError
 
 __all__ = ["RequestError", "as_request_error", "server_error"]
 
@@ -49,5 +50,7 @@ def as_request_error(error: ZooError, param: str | None = None) -> RequestError:
 
 
 def server_error(error: ZooError) -> RequestError:
-    """Return the error of a request that has failed through no fault of its own."""
+    """Return the error of a request that failed after it was accepted: status 400 if its own options are the cause."""
+    if isinstance(error, ForbiddenError):
+        return RequestError(400, error.what, "invalid_value")
     return RequestError(500, error.what, "failed")

@@ -49,11 +49,15 @@ class Place:
 
     @property
     def version(self) -> str:
-        """Digest of the manifest, which lists all files; empty if there is none."""
+        """Digest of the manifest and of the times and sizes of all files; empty if there is no manifest."""
         try:
-            return hashlib.sha256((self.directory / MANIFEST).read_bytes()).hexdigest()
+            digest = hashlib.sha256((self.directory / MANIFEST).read_bytes())
+            for path in sorted(self.directory.glob("[!.]*")):
+                facts = path.stat()
+                digest.update(f"{path.name} {facts.st_size} {facts.st_mtime_ns} {facts.st_ino}\n".encode())
         except OSError:
             return ""
+        return digest.hexdigest()
 
 
 class Models(Mapping[str, "Served"]):
@@ -287,7 +291,9 @@ class Served:
         limit, tokenizer = self.positions, self.session.tokenizer
         if limit is None or (isinstance(value, str) and tokenizer is None):
             return False
-        return len(tokenizer.encode(value).ids if isinstance(value, str) and tokenizer is not None else value) > limit
+        if isinstance(value, str) and tokenizer is not None:
+            value = tokenizer.encode(value, offsets=False).ids
+        return len(value) > limit
 
     def _template(self, directory: Path) -> ChatTemplate | None:
         try:

@@ -80,7 +80,8 @@ def route(operation: Operation, failed: Failed, key: bytes | None) -> Route:
 
 
 def _check_key(request: Request, key: bytes | None) -> None:
-    given = request.headers.get("authorization", "").encode("latin-1")
+    scheme, _, given_key = request.headers.get("authorization", "").partition(" ")
+    given = f"{scheme.capitalize()} {given_key}".encode("latin-1")
     if key is not None and not secrets.compare_digest(given, key):
         headers = {"www-authenticate": "Bearer"}
         raise RequestError(401, "a valid API key is needed", "invalid_api_key", headers=headers)

@@ -14,8 +14,10 @@ import openai
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from tests.runtime.server.conftest import POSITIONS, SECONDS, Server
+from zoo_runtime.server.openai.bodies import Completion
 
 COMPLETIONS, CHATS, EMBEDDINGS = "/v1/completions", "/v1/chat/completions", "/v1/embeddings"
 JSON = {"content-type": "application/json"}
@@ -232,3 +234,49 @@ def test_any_body_is_answered_or_refused(http: httpx.Client, fields: dict[str, A
     assert response.status_code in (200, 400, 404), (fields, response.text)
     if response.status_code != 200:
         assert response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"suppress_tokens": [*range(260)]}, "forbid every token as new token 1"),
+        ({"regex": "(a?){5000}a{5000}"}, "constraint"),
+    ],
+)
+def test_options_that_leave_no_token_are_errors_of_the_request(
+    http: httpx.Client, options: dict[str, Any], reason: str
+) -> None:
+    assert reason in refused(http.post(COMPLETIONS, json=asked(**options)), 400, "invalid_value")
+    with http.stream("POST", COMPLETIONS, json=asked(stream=True, **options)) as response:
+        assert response.status_code == 400
+
+
+@pytest.mark.parametrize("name", ["stop", "stop_token_ids", "suppress_tokens", "logit_bias"])
+def test_lists_of_options_are_limited(name: str) -> None:
+    tokens = [*range(10_001)]
+    value = {"stop": ["a"] * 1_001, "logit_bias": {str(token): 0.5 for token in tokens}}.get(name, tokens)
+    with pytest.raises(ValidationError, match="at most"):
+        Completion.model_validate({"prompt": "a", name: value})
+
+
+def test_request_with_two_lengths_is_refused_and_its_connection_closed(server: Server) -> None:
+    where = urlsplit(server.url)
+    request = (
+        "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 48\r\n"
+        "Transfer-Encoding: chunked\r\n\r\n0\r\n\r\nGET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
+    )
+    with socket.create_connection((where.hostname, where.port), SECONDS) as connection:
+        connection.sendall(request.encode())
+        answer = b"".join(iter(lambda: connection.recv(65_536), b""))
+    assert answer.startswith(b"HTTP/1.1 400")
+    assert answer.count(b"HTTP/1.1") == 1
+    assert b"two_lengths" in answer
+
+
+def test_tokens_with_parts_of_characters_stay_apart(http: httpx.Client) -> None:
+    """Their bytes are no text, and several have the same replacement character."""
+    body = asked(max_tokens=16, temperature=2, seed=1, logprobs=5)
+    (choice,) = http.post(COMPLETIONS, json=body).json()["choices"]
+    found = choice["logprobs"]["top_logprobs"]
+    assert [len(tops) for tops in found] == [5] * len(found)
+    assert any(name.startswith("token_id:") for tops in found for name in tops)

@@ -154,3 +154,22 @@ def test_changed_files_are_noticed(writer: Path, other: Path, tmp_path: Path) ->
             assert reload(server)["exchanged"] == ["model"]
         assert httpx.post(url, json=body, timeout=SECONDS).json()["choices"][0]["text"] != before
         server.wait_for(lambda: process.num_threads() <= threads + 2)
+
+
+def test_changed_weights_are_noticed(writer: Path, tmp_path: Path) -> None:
+    """The manifest alone does not show them."""
+    folder = tmp_path / "copy"
+    shutil.copytree(writer, folder)
+    models = Models(ModelSettings())
+    try:
+        models.replace([Place("a", folder, OPTIONS)])
+        assert not models.replace([Place("a", folder, OPTIONS)]).exchanged
+        data = bytearray((folder / "model.safetensors").read_bytes())
+        data[-1] ^= 1
+        (folder / "model.safetensors").unlink()
+        (folder / "model.safetensors").write_bytes(data)
+        with pytest.raises(ZooError, match="SHA-256"):
+            models.replace([Place("a", folder, OPTIONS)])
+        assert models["a"].is_alive
+    finally:
+        models.close()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +14,12 @@ import pytest
 from tests.runtime.server.conftest import POSITIONS, SECONDS, Server
 from zoo.contract import Graph
 from zoo_runtime import load_session
+from zoo_runtime.server.inference.graphs import GraphRunner
 from zoo_runtime.server.inference.tensors import RequestTensor, decode, encode
+from zoo_runtime.server.models import ModelSettings, Place, Served
 from zoo_runtime.session import Session
 
+Exported = Callable[..., Path]
 Arrays = Mapping[str, np.ndarray[Any, Any]]
 TYPES = {"int64": "INT64", "float32": "FP32"}
 
@@ -254,3 +257,14 @@ def test_datatypes_survive_both_forms(datatype: str, values: list[Any]) -> None:
         again = decode([RequestTensor.model_validate(described)], content[length or len(content) :])["a"]
         assert again.dtype == array.dtype
         assert np.array_equal(again, array)
+
+
+def test_graphs_need_no_options_of_a_task(exported_copy: Exported) -> None:
+    """Zero-shot classification needs labels, and tensors do not."""
+    folder = exported_copy("clip-tiny")
+    served = Served(Place("clip", folder, {"unverified": True}), ModelSettings())
+    try:
+        for graph in served.session.graphs:
+            GraphRunner(served, graph)
+    finally:
+        served.close()

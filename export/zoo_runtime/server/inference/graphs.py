@@ -66,7 +66,7 @@ class GraphRunner(Runner[_Feeds]):
     def __init__(self, served: Served, graph: Graph) -> None:
         super().__init__(served.session, None)
         self.graph, self.served = graph, served
-        self.plugin = served.runner(None, {}).plugin
+        self.plugin = served.session.stored.spec.plugin
 
     def read(self, value: Mapping[str, Array], number: int = 1) -> _Feeds:
         """Check the arrays of a request. Raises :class:`RequestError` for any that the graph does not declare."""

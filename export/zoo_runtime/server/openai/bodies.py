@@ -25,8 +25,10 @@ Prompt = (
 Count = Annotated[int, Field(ge=1)]
 Natural = Annotated[int, Field(ge=0)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
+Stops = Annotated[list[str], Field(max_length=1000)]
+TokenIds = Annotated[list[int], Field(max_length=10_000)]
 TokenId = Annotated[str, Field(pattern="^[0-9]{1,18}$")]
-Bias = Annotated[dict[TokenId, float], Field(json_schema_extra={"additionalProperties": False})]
+Bias = Annotated[dict[TokenId, float], Field(max_length=10_000, json_schema_extra={"additionalProperties": False})]
 Tops = Annotated[int, Field(ge=0, le=20)]
 _PLAIN = ("temperature", "top_p", "top_k", "min_p", "min_new_tokens", "repetition_penalty", "no_repeat_ngram_size",
           "stop_token_ids", "suppress_tokens", "regex", "grammar")  # fmt: skip
@@ -95,7 +97,7 @@ class GenerationBody(ModelBody):
     """Sample from the likeliest tokens that together have this probability."""
     n: Annotated[int, Field(ge=1, le=128)] = 1
     """Number of texts for each prompt."""
-    stop: str | list[str] | None = None
+    stop: str | Stops | None = None
     """Strings before the first of which a text ends."""
     seed: Natural | None = None
     """Random seed."""
@@ -121,9 +123,9 @@ class GenerationBody(ModelBody):
     """Divides positive logits, and multiplies negative ones, of tokens already in the text."""
     no_repeat_ngram_size: Natural | None = None
     """Forbid repeating n-grams of this size. 0 allows repetition."""
-    stop_token_ids: list[int] | None = None
+    stop_token_ids: TokenIds | None = None
     """Tokens that end a text, in addition to the model's end tokens."""
-    suppress_tokens: list[int] | None = None
+    suppress_tokens: TokenIds | None = None
     """Tokens that are never chosen."""
     regex: str | None = None
     """Regular expression that the whole text matches."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import secrets
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,6 +14,8 @@ import numpy as np
 
 __all__ = ["Answer", "embeddings_answer"]
 
+_PARTIAL = "\ufffd"
+"""Stands for the bytes of a token that is a part of a character."""
 _REASONS = {"end": "stop", "stop": "stop", "complete": "stop", "length": "length"}
 
 
@@ -71,7 +74,8 @@ class Answer:
 def _token(ranked: Mapping[str, Any]) -> dict[str, Any]:
     """Return a token of a chat with its log-probability, and those of the likeliest ones in its place."""
     text = ranked["text"] or ""
-    found: dict[str, Any] = {"token": text, "logprob": ranked["log_probability"], "bytes": list(text.encode())}
+    found: dict[str, Any] = {"token": text, "logprob": ranked["log_probability"]}
+    found["bytes"] = None if _PARTIAL in text else list(text.encode())
     return found | {"top_logprobs": [_token(top) for top in ranked["top"]]} if "top" in ranked else found
 
 
@@ -79,9 +83,19 @@ def _columns(ranks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the tokens of a completion and their log-probabilities as columns."""
     texts = [rank["text"] or "" for rank in ranks]
     offsets = np.cumsum([0, *map(len, texts)])[:-1].tolist()
-    tops = [{top["text"] or "": top["log_probability"] for top in rank["top"]} for rank in ranks]
+    tops = [_by_text(rank["top"]) for rank in ranks]
     chances = [rank["log_probability"] for rank in ranks]
     return {"tokens": texts, "token_logprobs": chances, "top_logprobs": tops, "text_offset": offsets}
+
+
+def _by_text(ranks: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Return log-probabilities by the texts of tokens, or by their ids, ``token_id:N``, if tokens share a text."""
+    counts = Counter(rank["text"] or "" for rank in ranks)
+    names = ((rank["text"] or "", f"token_id:{rank['token']}") for rank in ranks)
+    return {
+        text if counts[text] == 1 else number: rank["log_probability"]
+        for rank, (text, number) in zip(ranks, names, strict=True)
+    }
 
 
 def embeddings_answer(model: str, results: Sequence[Mapping[str, Any]], form: str) -> dict[str, Any]:
