@@ -31,6 +31,7 @@ __all__ = [
     "end_tree",
     "free_memory",
     "has_parent",
+    "interpreter",
     "library_file",
     "lock",
     "release_large_blocks",
@@ -185,6 +186,14 @@ def has_parent(process: int) -> bool:
 
     parent = psutil.Process().parent()
     return parent is not None and parent.pid == process
+
+
+def interpreter() -> list[str]:
+    """Return the command of a Python that imports nothing from the working directory.
+
+    It ignores ``PYTHONPATH`` and the like where this process does (``python -I``).
+    """
+    return [sys.executable, "-I" if sys.flags.isolated else "-P"]
 
 
 def library_file(name: str) -> str:

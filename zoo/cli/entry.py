@@ -14,7 +14,7 @@ from typing import Any
 
 import click
 
-from zoo import plugins
+from zoo import memo, plugins
 from zoo.cli import output
 from zoo.contract import Command
 from zoo.errors import PluginError, StorageError, ZooError, missing_package
@@ -171,6 +171,7 @@ def _guarded(plugin: plugins.Plugin, declared: Command) -> click.Command:
 def run() -> None:
     """Run the ``zoo`` console script."""
     _replace_closed_streams()
+    _keep_compiled_files()
     status = main()
     gc.freeze()  # skips a search for cycles at exit among millions of traced objects
     sys.exit(status)
@@ -181,6 +182,13 @@ def _replace_closed_streams() -> None:
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: PTH123, SIM115
+
+
+def _keep_compiled_files() -> None:
+    """Have torch's compiler write to zoo's cache. Its default is a known name in a folder that other users write to."""
+    if (cache := memo.directory()) is not None:
+        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache / "torch"))
+        os.environ.setdefault("TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS", "0")  # they ignore the variable above
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -102,7 +102,7 @@ def _run_process(
         request.write_text(json.dumps({"path": sys.path, "function": function, "jobs": dict(jobs)}), encoding="utf-8")
         with request.open("rb") as source, output.open("wb") as stream:
             process = subprocess.Popen(
-                [sys.executable, "-P", "-c", _START], env=environment, stdin=source, stdout=subprocess.PIPE,
+                [*system.interpreter(), "-c", _START], env=environment, stdin=source, stdout=subprocess.PIPE,
                 stderr=stream, start_new_session=True,
             )  # fmt: skip
         assert process.stdout is not None

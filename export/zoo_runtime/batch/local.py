@@ -93,7 +93,7 @@ class _Worker:
     def __init__(self, plan: Plan, events: queue.Queue[tuple[_Worker, str | None]]) -> None:
         self.shard: Shard | None = None
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-c", _START, json.dumps(sys.path)],
+            [*system.interpreter(), "-c", _START, json.dumps(sys.path)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={**os.environ, **environment(plan)},
