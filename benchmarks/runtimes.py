@@ -72,11 +72,12 @@ def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("names", metavar="PRESET", nargs="*", help="presets; by default every small one")
-    tiny = [name for name in registry().names("*-tiny") if registry().resolve(name).source is None]  # none published
+    small = sorted({*registry().names("*-tiny"), *registry().names("*-test")})
+    small = [name for name in small if registry().resolve(name).source is None]  # none published
     parser.add_argument("--runtime", action="append", choices=get_args(Runtime), help="by default every one")
     parser.add_argument("--opset", action="append", type=int, choices=OPSETS, help="by default both")
     given = parser.parse_args()
-    names, opsets, runtimes = given.names or tiny, given.opset or [*OPSETS], given.runtime or [*get_args(Runtime)]
+    names, opsets, runtimes = given.names or small, given.opset or [*OPSETS], given.runtime or [*get_args(Runtime)]
     torch.set_num_threads(1)
     columns = [f"{runtime}, opset {opset}" for opset in opsets for runtime in runtimes]
     print(f"| | {' | '.join(columns)} |\n| --- |{' ---: |' * len(columns)}")

@@ -91,14 +91,17 @@ function planes({ data, width, height }, channels) {
 }
 
 /**
- * Resize a plane, first along rows, then along columns, each rounded to bytes.
+ * Resize a plane along rows and along columns, each rounded to bytes, in the order of Pillow 13.
  * @param {Uint8Array} plane @param {number} width @param {number} height @param {number} toWidth @param {number} toHeight
  * @param {string} name of the filter
  */
 export function resize(plane, width, height, toWidth, toHeight, name) {
-  const across = width === toWidth ? plane : convolve(plane, height, width, toWidth, 1, width, 1, toWidth, name);
-  if (height === toHeight) return across;
-  return convolve(across, toWidth, height, toHeight, toWidth, 1, toWidth, 1, name);
+  const across = (/** @type {Uint8Array} */ from, /** @type {number} */ lines) =>
+    width === toWidth ? from : convolve(from, lines, width, toWidth, 1, width, 1, toWidth, name);
+  const down = (/** @type {Uint8Array} */ from, /** @type {number} */ columns) =>
+    height === toHeight ? from : convolve(from, columns, height, toHeight, columns, 1, columns, 1, name);
+  const isDownFirst = height - toHeight > Math.max(0, 2 * (width - toWidth));
+  return isDownFirst ? across(down(plane, width), toHeight) : down(across(plane, height), toWidth);
 }
 
 /**
