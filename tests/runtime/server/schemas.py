@@ -14,7 +14,7 @@ JSON = st.recursive(
 )
 """Any value."""
 KNOWN = {"$ref", "additionalProperties", "anyOf", "const", "default", "description", "discriminator", "enum",
-         "exclusiveMinimum", "items", "maxItems", "maximum", "minItems", "minimum", "oneOf", "pattern",
+         "exclusiveMinimum", "items", "maxItems", "maxProperties", "maximum", "minItems", "minimum", "oneOf", "pattern",
          "patternProperties", "properties", "required", "title", "type"}  # fmt: skip
 
 
