@@ -197,12 +197,18 @@ def _is_entry(path: Path, entry: object) -> bool:
 
 def _commit(stage: Path, directory: Path) -> None:
     """Rename the stage to ``.zoo-commit``, durably. On failure nothing has changed."""
-    commit = directory / COMMIT
-    stage.rename(commit)
-    try:
+    with _renamed(stage, directory / COMMIT):
         system.sync(directory)
+
+
+@contextmanager
+def _renamed(source: Path, target: Path) -> Iterator[None]:
+    """Rename a directory, and rename it back if the block raises ``OSError``."""
+    source.rename(target)
+    try:
+        yield
     except OSError:
-        commit.rename(stage)
+        target.rename(source)
         raise
 
 
@@ -366,17 +372,8 @@ def _exchange(one: Path, other: Path) -> None:
 
 def _swap_in_steps(one: Path, other: Path) -> None:
     aside = _aside(other)
-    other.rename(aside)
-    try:
-        one.rename(other)
-        try:
-            aside.rename(one)
-        except OSError:
-            other.rename(one)
-            raise
-    except OSError:
-        aside.rename(other)
-        raise
+    with _renamed(other, aside), _renamed(one, other):
+        aside.rename(one)
 
 
 def _aside(target: Path) -> Path:

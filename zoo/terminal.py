@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import unicodedata
 from collections.abc import Callable
+from functools import cache
 
 __all__ = ["LINE", "one_line", "printable", "printable_json"]
 
@@ -34,8 +35,7 @@ def _python_escape(character: str) -> str:
 
 
 _JSON = _Escapes("\n", lambda character: json.dumps(character)[1:-1])
-_TEXT: dict[str, _Escapes] = {}
-"""By the characters that are kept."""
+_text_escapes = cache(lambda keep: _Escapes(keep, _python_escape))
 
 
 def printable(text: str, keep: str = "") -> str:
@@ -44,7 +44,7 @@ def printable(text: str, keep: str = "") -> str:
     >>> printable("caf\u00e9\x1b[2J\n")
     'café\\x1b[2J\\n'
     """
-    return text if text.isprintable() else text.translate(_TEXT.setdefault(keep, _Escapes(keep, _python_escape)))
+    return text if text.isprintable() else text.translate(_text_escapes(keep))
 
 
 def printable_json(text: str) -> str:

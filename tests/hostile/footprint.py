@@ -155,7 +155,7 @@ class Place:
 
     @property
     def log(self) -> Path:
-        """What commands did, one event a line."""
+        """The audit log of the commands, with one event in each line."""
         return self.root / "audit.log"
 
     @property

@@ -81,7 +81,7 @@ CHANNEL = {
     "stopped": ("import signal\nos.kill(os.getpid(), signal.SIGSTOP)", "did not finish within 10 s while loading"),
     "endless output": ("while True: print('x' * 100000)", "printed more than 64 MiB while loading"),
 }  # fmt: skip
-"""What a plugin does when it is imported, and the reason that is given for not loading it, None if it is loaded."""
+"""Code that runs when a plugin is imported, and the reason in the list of plugins, None if the plugin is loaded."""
 
 
 @pytest.fixture
@@ -122,13 +122,13 @@ LATE = {
     "junk after the answer": "import threading\nthreading.Timer(0.05, write, (b'7\\n',)).start()",
     "patched later": "import json\nown = json.dumps\njson.dumps = lambda *a, **k: own(*a, **k).replace('zebra', '')",
 }
-"""What a plugin does that is read before another, and only spoils the other's answer."""
+"""Code of a plugin that is loaded first, and that spoils only the answer about the next one."""
 
 
 @pytest.mark.slow_after(1)
 @pytest.mark.parametrize("case", LATE)
 def test_plugin_is_not_blamed_for_an_earlier_one(case: str, install, zoo) -> None:
-    """It is read again in a process of its own."""
+    """The second plugin is read again in a process of its own."""
     plugin(install, "zoo-zebra")
     install("zoo-aaa", f"{HEAD}import time\n{WRITE}{LATE[case]}", plugin="faulty")
     rows = {found["distribution"]: found for found in zoo("plugins", "list", "--json").json["plugins"]}

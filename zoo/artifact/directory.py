@@ -18,7 +18,7 @@ from zoo.artifact.digests import Digests
 from zoo.artifact.layout import ADAPTER, CONFIG, MANIFEST, SCHEMA, is_own, is_weights, write_json
 from zoo.artifact.manifest import check_file, entries_of, read_manifest, write_manifest
 from zoo.artifact.provenance import Origin
-from zoo.artifact.weights import INDEX, SINGLE, StoredTensor, read_header, read_shards
+from zoo.artifact.weights import INDEX, SINGLE, StoredTensor, read_header, read_if_valid, read_shards
 from zoo.errors import ArtifactError, PluginError, UsageError
 from zoo.registry import ModelSpec, config_class
 
@@ -242,11 +242,5 @@ def listed_files(path: Path) -> Collection[str] | None:
 
     Raises :class:`ArtifactError` if the manifest cannot be read.
     """
-    if not (path / MANIFEST).is_file():
-        return None
-    try:
-        return {MANIFEST, *read_manifest(path / MANIFEST)}
-    except ArtifactError as error:
-        if isinstance(error.__cause__, OSError):
-            raise
-        return None
+    files = read_if_valid(path / MANIFEST, read_manifest)
+    return None if files is None else {MANIFEST, *files}

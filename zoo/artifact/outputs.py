@@ -11,8 +11,7 @@ from pathlib import Path
 
 from zoo import storage
 from zoo.artifact import entry_of, write_json
-from zoo.artifact.weights import load_json
-from zoo.errors import ArtifactError
+from zoo.artifact.weights import load_json, read_if_valid
 
 __all__ = ["check_output_target", "new_output"]
 
@@ -48,14 +47,7 @@ def _kind(command: str) -> str:
 
 def _owned_by(command: str) -> storage.Owned:
     def owned(directory: Path) -> Collection[str] | None:
-        if not (directory / RECORD).is_file():
-            return None
-        try:
-            record = load_json(directory / RECORD)
-        except ArtifactError as error:
-            if isinstance(error.__cause__, OSError):
-                raise  # unreadable
-            return None
+        record = read_if_valid(directory / RECORD, load_json) or {}
         files = record.get("files")
         if (record.get("schema"), record.get("command")) != (SCHEMA, command) or not isinstance(files, dict):
             return None

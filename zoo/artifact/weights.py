@@ -31,6 +31,7 @@ __all__ = [
     "plain_name",
     "plan_header",
     "read_header",
+    "read_if_valid",
     "read_layout",
     "read_shards",
     "split_shards",
@@ -51,6 +52,7 @@ _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 _MAX_JSON = 100_000_000
 _PART = 1 << 22
 Shard = TypeVar("Shard")
+T = TypeVar("T")
 Kind = tuple[str, tuple[int, ...]]
 """The safetensors dtype and the shape of a tensor."""
 
@@ -125,6 +127,21 @@ def load_json(path: Path) -> dict[str, Any]:
     if not isinstance(data, dict):
         raise ArtifactError("not a JSON object", path)
     return data
+
+
+def read_if_valid(path: Path, read: Callable[[Path], T]) -> T | None:
+    """Return the content of a file, or None if there is no such file or ``read`` finds it invalid.
+
+    Raises :class:`ArtifactError` if the file cannot be read.
+    """
+    if not path.is_file():
+        return None
+    try:
+        return read(path)
+    except ArtifactError as error:
+        if isinstance(error.__cause__, OSError):
+            raise
+        return None
 
 
 def read_header(path: Path) -> dict[str, StoredTensor]:

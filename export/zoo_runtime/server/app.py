@@ -31,7 +31,7 @@ def make_app(models: Models, limits: Limits, api_key: str | None = None) -> ASGI
         api_key: the key that requests must have as a bearer token, if any, except those of operators.
     """
     service, metrics = Service(models, limits), Metrics(models)
-    key = None if api_key is None else f"Bearer {api_key}".encode()
+    key = None if api_key is None else api_key.encode()
     protocols = (OpenAI(service), Inference(service), Operator(service, metrics))
     operations = [operation for protocol in protocols for operation in protocol.operations()]
     operations.append(document_operation(operations))

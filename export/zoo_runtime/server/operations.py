@@ -52,7 +52,7 @@ def route(operation: Operation, failed: Failed, key: bytes | None) -> Route:
     Args:
         operation: its declaration.
         failed: the errors of its protocol.
-        key: the value of the header ``authorization`` that requests must have, if any.
+        key: the bearer token that requests must have, if any.
     """
 
     async def call(request: Request) -> Response:
@@ -80,8 +80,7 @@ def route(operation: Operation, failed: Failed, key: bytes | None) -> Route:
 
 
 def _check_key(request: Request, key: bytes | None) -> None:
-    scheme, _, given_key = request.headers.get("authorization", "").partition(" ")
-    given = f"{scheme.capitalize()} {given_key}".encode("latin-1")
-    if key is not None and not secrets.compare_digest(given, key):
+    scheme, _, given = request.headers.get("authorization", "").partition(" ")
+    if key is not None and not (scheme.lower() == "bearer" and secrets.compare_digest(given.encode("latin-1"), key)):
         headers = {"www-authenticate": "Bearer"}
         raise RequestError(401, "a valid API key is needed", "invalid_api_key", headers=headers)

@@ -103,7 +103,7 @@ def test_formats_and_transparency(exported_model: Exported, publish: Any, serve:
 
 @pytest.mark.slow
 def test_colours_that_a_browser_loses_are_refused(exported_model: Exported, publish: Any, serve: Any, tab: Any) -> None:
-    """Those of transparent GIFs, and all without WebGL 2. Opaque images need none of it."""
+    """A browser loses the colours under transparency in GIFs, and without WebGL 2 in all images."""
     from PIL import Image
 
     page = tab(serve(publish(exported_model("vit-tiny", "num_channels=3"))).url)

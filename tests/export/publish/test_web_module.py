@@ -64,7 +64,7 @@ def test_options_of_loading_are_checked(page: Any, options: str, said: str) -> N
 
 
 def test_options_of_a_call_are_checked(page: Any) -> None:
-    """Those whose names every object has, too; without options, and with a signal that was aborted before."""
+    """Also options named like members of every object, missing options, and a signal that is aborted already."""
     found = evaluate(
         page,
         """
