@@ -239,6 +239,21 @@ def test_names_without_a_hub_layout(zoo: Zoo) -> None:
     assert_close(ours_says(merged_in_double(adapter="again")), expected, rtol=1e-6, atol=1e-6)
 
 
+def test_adapter_in_eight_bits_is_merged(zoo: Zoo) -> None:
+    """Every value of float8 is one of float32."""
+    theirs = make("gpt2")
+    add(theirs, target_modules=["c_attn"])
+    file = Path("adapter", "adapter_model.safetensors")
+    small = {name: tensor.to(torch.float8_e4m3fn) for name, tensor in load_file(file).items()}
+    import_checkpoint("hub", "ours")
+    merged = []
+    for tensors in (small, {name: tensor.float() for name, tensor in small.items()}):
+        save_file(tensors, file)
+        assert zoo("adapt", "ours", "--merge", "adapter", "-o", f"merged{len(merged)}").status == 0
+        merged.append(Path(f"merged{len(merged)}", "model.safetensors").read_bytes())
+    assert merged[0] == merged[1]
+
+
 def test_weights_in_half_precision_are_rounded_once(zoo: Zoo) -> None:
     theirs = make("gpt2")
     add(theirs, target_modules=["c_attn", "c_fc"])

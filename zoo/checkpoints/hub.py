@@ -7,19 +7,11 @@ import re
 import sys
 from pathlib import Path
 
+from zoo.checkpoints.files import FILES, LEGACY_WEIGHTS, WEIGHTS, require_announced_digests
 from zoo.errors import ArtifactError, UsageError
 
 __all__ = ["fetch", "is_hub_name"]
 
-_FILES = (
-    "README.md", "config.json", "generation_config.json", "preprocessor_config.json", "tokenizer.json",
-    "tokenizer_config.json", "chat_template.jinja", "special_tokens_map.json", "vocab.txt", "vocab.json", "merges.txt",
-    "encoder.json", "vocab.bpe", "*.spm", "spiece.model", "sentencepiece*.model", "tokenizer.model", "modules.json",
-    "*_Pooling/config.json", "*_Dense/config.json", "*_Dense/model.safetensors", "*_Dense/pytorch_model.bin",
-    "*_Normalize/config.json", "config_sentence_transformers.json", "sentence_bert_config.json",
-)  # fmt: skip
-_SAFE = ("model.safetensors", "model-*.safetensors", "model.safetensors.index.json")
-_LEGACY = ("pytorch_model.bin", "pytorch_model-*.bin", "pytorch_model.bin.index.json")
 SECONDS = 5.0
 """Time limit for the first answer of the hub."""
 
@@ -33,7 +25,7 @@ def fetch(name: str, *, revision: str | None = None, offline: bool = False) -> P
     """Download the missing files of a checkpoint and return its directory.
 
     Broken connections are retried, and completed files of an interrupted download are kept. Pickled weights are
-    downloaded only if there are no others.
+    downloaded only if there are no others. Every file is compared with the digest that the hub announced for it.
 
     Args:
         name: ``OWNER/NAME``.
@@ -42,7 +34,8 @@ def fetch(name: str, *, revision: str | None = None, offline: bool = False) -> P
 
     Raises:
         UsageError: huggingface_hub is not installed.
-        ArtifactError: the checkpoint does not exist, access is denied, or it is neither reachable nor in the cache.
+        ArtifactError: the checkpoint does not exist, access is denied, it is neither reachable nor in the cache, or a
+            file does not have the announced digest.
     """
     try:
         import huggingface_hub as hub
@@ -57,18 +50,22 @@ def fetch(name: str, *, revision: str | None = None, offline: bool = False) -> P
     offline = offline or constants.HF_HUB_OFFLINE
 
     def snapshot(weights: tuple[str, ...]) -> Path:
-        wanted = [*_FILES, *weights]
-        return Path(hub.snapshot_download(name, revision=revision, allow_patterns=wanted, local_files_only=offline))
+        wanted = [*FILES, *weights]
+        found = Path(hub.snapshot_download(name, revision=revision, allow_patterns=wanted, local_files_only=offline))
+        require_announced_digests(found, wanted)
+        return found
 
     verbosity = hub_logging.get_verbosity()
     hub_logging.set_verbosity(logging.ERROR)  # each retry would print two lines
     try:
         if offline:
-            found = snapshot(_SAFE)
-            return found if any((found / file).exists() for file in _SAFE) else snapshot(_LEGACY)
+            found = snapshot(WEIGHTS)
+            return found if any((found / file).exists() for file in WEIGHTS) else snapshot(LEGACY_WEIGHTS)
         known = hub.HfApi().model_info(name, revision=revision, timeout=SECONDS)  # one attempt, unlike downloads
         listed = {file.rfilename for file in known.siblings or ()}
-        return snapshot(_SAFE if listed.intersection(_SAFE) else _LEGACY)
+        return snapshot(WEIGHTS if listed.intersection(WEIGHTS) else LEGACY_WEIGHTS)
+    except ArtifactError:
+        raise
     except (errors.GatedRepoError, errors.RepositoryNotFoundError, errors.RevisionNotFoundError) as error:
         what = "access denied" if isinstance(error, errors.GatedRepoError) else "no such checkpoint on the hub"
         raise ArtifactError(what, name, "check the name, or log in with `hf auth login`") from error

@@ -29,6 +29,7 @@ from zoo.artifact.prefixes import read_prompts
 from zoo.artifact.provenance import Origin, base_name
 from zoo.artifact.weights import DTYPES, dtype_name
 from zoo.checkpoints.common import generation_config, read_common, require_tokens, task_prefixes
+from zoo.checkpoints.files import require_own_files
 from zoo.checkpoints.layout import Layout
 from zoo.checkpoints.original import Comparison, compare
 from zoo.checkpoints.reader import TensorReader
@@ -106,12 +107,13 @@ def import_checkpoint(
     Raises:
         UsageError: there is no importer for this model type, a configuration value is not understood, or ``strict``
             refuses tensors; all such tensors are listed.
-        ArtifactError: a file is missing or invalid, or tensors are missing, unexpected or of the wrong shape; all such
-            tensors are listed.
+        ArtifactError: a file is missing or invalid or a link out of the checkpoint, or tensors are missing, unexpected
+            or of the wrong shape; all such tensors are listed.
         ParityError: the outputs differ from those of the original implementation.
     """
     source, target = Path(source), Path(target)
     checkpoint = Checkpoint.open(source)
+    require_own_files(checkpoint.path)
     model_type = model_type or checkpoint.model_type
     plugin, becomes, layout = find_layout(model_type, checkpoint.config_file)
     owner, architecture = plugins.active().architecture(becomes)

@@ -274,7 +274,7 @@ def _read_tensors(file: Path) -> dict[str, Tensor]:
     except (OSError, SafetensorError) as error:
         raise ArtifactError(f"not valid safetensors ({error})", file) from error
     for name, value in tensors.items():
-        if not value.is_floating_point() or not value.isfinite().all():
+        if not value.is_floating_point() or not value.double().isfinite().all():  # float8 has no isfinite
             raise ArtifactError(f"{name} has values that are not finite floating-point numbers", file)
     if not tensors:
         raise ArtifactError("holds no tensors", file)

@@ -227,7 +227,11 @@ class _Pickles:
         }
 
     def _read(self, path: Path, name: str) -> Tensor:
-        return self._load(path)[name].clone()
+        tensor = self._load(path)[name]
+        stored = tensor.untyped_storage().nbytes()
+        if tensor.nbytes > stored:  # an expanded tensor may be any number of times larger than the file
+            raise ArtifactError(f"{name} has {tensor.nbytes} bytes, of which {stored} are stored", path)
+        return tensor.clone()
 
     def _load(self, path: Path) -> Mapping[str, Tensor]:
         if self._open is None or self._open[0] != path:
@@ -250,8 +254,10 @@ def _unpickle(path: Path) -> Mapping[str, Tensor]:
     ):
         raise ArtifactError("not a mapping of names to tensors", path)
     for name, tensor in data.items():
-        if tensor.layout != torch.strided or tensor.is_meta or tensor.is_complex() or tensor.is_quantized:
-            kind = "meta" if tensor.is_meta else f"{tensor.layout}, {tensor.dtype}".replace("torch.", "")
+        plain = tensor.layout == torch.strided and not (tensor.is_meta or tensor.is_nested)
+        if not plain or tensor.dtype not in STORED_DTYPES:  # not complex, quantised, or of less than a byte
+            form = "meta" if tensor.is_meta else "nested" if tensor.is_nested else str(tensor.layout)
+            kind = f"{form}, {tensor.dtype}".replace("torch.", "")
             raise ArtifactError(f"{name} is not a plain tensor of numbers ({kind})", path)
     return data
 
