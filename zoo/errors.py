@@ -19,6 +19,7 @@ __all__ = [
     "ParityError",
     "PluginError",
     "StorageError",
+    "UnreadableError",
     "UsageError",
     "Wording",
     "ZooError",
@@ -89,6 +90,10 @@ class ArtifactError(ZooError):
     """A missing, truncated, altered or invalid file or input."""
 
     exit_code = 3
+
+
+class UnreadableError(ArtifactError):
+    """A file exists but cannot be read, for want of permission or on a failing disk. Its content may be sound."""
 
 
 class ParityError(ZooError):

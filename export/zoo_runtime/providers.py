@@ -7,6 +7,7 @@ import ctypes
 import io
 import math
 import os
+import re
 import threading
 import weakref
 from collections.abc import Mapping
@@ -17,7 +18,7 @@ from typing import Any, Literal
 import numpy as np
 
 from zoo import system
-from zoo.errors import ArtifactError, UsageError, Wording, argument, nearest
+from zoo.errors import ArtifactError, UnreadableError, UsageError, Wording, argument, nearest
 from zoo_runtime.onnx_runtime import ort
 from zoo_runtime.values import to_value
 
@@ -46,6 +47,8 @@ _PROBE = (
 """An ONNX model with one Identity node, which every provider supports. Literal bytes: onnx may not be installed."""
 _SILENT = 4
 _OPTION = Wording("provider_options", "--provider-option")
+_SYSTEM_ERROR = re.compile(r"SystemError : (\d+)")
+"""A failing system call in a message of ONNX Runtime, with its error number."""
 _REMEDY = "pip install onnxruntime-gpu[cuda,cudnn]"
 
 
@@ -130,6 +133,10 @@ def open_session(
             open_session(_PROBE, provider=provider)  # raises if the provider itself does not load
             open_session(_PROBE, provider=provider, provider_options=provider_options)
         where = None if isinstance(graph, bytes) else graph
+        if failed := _SYSTEM_ERROR.search(str(error)):
+            raise UnreadableError(
+                f"onnxruntime cannot read the weights ({os.strerror(int(failed[1]))})", where
+            ) from error
         raise ArtifactError(f"onnxruntime cannot load the graph ({error})", where) from error
     weakref.finalize(session, values.clear)  # keeps them as long as the session
     if session.get_providers()[0] != name:

@@ -240,7 +240,7 @@ def check_model_target(target: Path, *, force: bool) -> None:
 def listed_files(path: Path) -> Collection[str] | None:
     """Return the files of a model directory, or None if it has no valid manifest.
 
-    Raises :class:`ArtifactError` if the manifest cannot be read.
+    Raises :class:`zoo.errors.UnreadableError` if the manifest cannot be read.
     """
     files = read_if_valid(path / MANIFEST, read_manifest)
     return None if files is None else {MANIFEST, *files}

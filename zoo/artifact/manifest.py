@@ -9,7 +9,7 @@ from typing import Any
 from zoo.artifact.digests import Digests, digest_file
 from zoo.artifact.layout import CONFIG, MANIFEST, SCHEMA, write_json
 from zoo.artifact.weights import load_json, plain_name
-from zoo.errors import ArtifactError
+from zoo.errors import ArtifactError, UnreadableError
 
 __all__ = ["check_file", "entries_of", "entry_of", "read_manifest", "write_manifest"]
 
@@ -54,4 +54,4 @@ def check_file(path: Path, entry: Mapping[str, Any], digests: Digests) -> None:
         if digests.of(path) != entry["sha256"]:
             raise ArtifactError("altered: its SHA-256 differs from the manifest's", path, "restore the file")
     except OSError as error:
-        raise ArtifactError(f"cannot read ({error.strerror})", path) from error
+        raise UnreadableError(f"cannot read ({error.strerror})", path) from error

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from safetensors import SafetensorError, safe_open
 
-from zoo.errors import ArtifactError
+from zoo.errors import ArtifactError, UnreadableError
 
 __all__ = [
     "DTYPES",
@@ -121,7 +121,7 @@ def load_json(path: Path) -> dict[str, Any]:
     except FileNotFoundError as error:
         raise ArtifactError("missing", path) from error
     except OSError as error:
-        raise ArtifactError(f"cannot read ({error.strerror})", path) from error
+        raise UnreadableError(f"cannot read ({error.strerror})", path) from error
     except (ValueError, RecursionError) as error:
         raise ArtifactError(f"not valid JSON ({error})", path) from error
     if not isinstance(data, dict):
@@ -132,15 +132,15 @@ def load_json(path: Path) -> dict[str, Any]:
 def read_if_valid(path: Path, read: Callable[[Path], T]) -> T | None:
     """Return the content of a file, or None if there is no such file or ``read`` finds it invalid.
 
-    Raises :class:`ArtifactError` if the file cannot be read.
+    Raises :class:`zoo.errors.UnreadableError` if the file cannot be read.
     """
     if not path.is_file():
         return None
     try:
         return read(path)
-    except ArtifactError as error:
-        if isinstance(error.__cause__, OSError):
-            raise
+    except UnreadableError:
+        raise
+    except ArtifactError:
         return None
 
 
@@ -161,7 +161,7 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
     except FileNotFoundError as error:
         raise ArtifactError("missing", path) from error
     except OSError as error:
-        raise ArtifactError(f"cannot read ({error.strerror or error})", path) from error
+        raise UnreadableError(f"cannot read ({error.strerror or error})", path) from error
     except (SafetensorError, AttributeError, ValueError, RecursionError) as error:
         raise ArtifactError(f"truncated, or not a safetensors file ({error})", path) from error
     end = base

@@ -28,7 +28,7 @@ from zoo.artifact.weights import (
     plan_header,
     split_shards,
 )
-from zoo.errors import ArtifactError, PluginError, UsageError
+from zoo.errors import ArtifactError, PluginError, UnreadableError, UsageError
 from zoo.models.attachments import Attachments, attach, attachments
 from zoo.models.count import parameter_count
 from zoo.models.create import build_on_meta, find_spec
@@ -329,4 +329,4 @@ def _reading(path: Path) -> Iterator[None]:
     except SafetensorError as error:
         raise ArtifactError(f"not valid safetensors ({error})", path) from error
     except (OSError, RuntimeError) as error:  # torch maps the file, and reports failures as RuntimeError
-        raise ArtifactError(f"cannot read ({error})", path) from error
+        raise UnreadableError(f"cannot read ({error})", path) from error

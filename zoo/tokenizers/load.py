@@ -16,7 +16,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 
 from zoo.artifact import MANIFEST, TOKENIZER, ModelDirectory
 from zoo.artifact.weights import load_json
-from zoo.errors import ArtifactError, UsageError, ZooError
+from zoo.errors import ArtifactError, UnreadableError, UsageError, ZooError
 from zoo.tokenizers.sentencepiece import KNOWN, M2M100, MARIAN, m2m100_tokenizer, marian_tokenizer, sentencepiece_file
 
 __all__ = [
@@ -130,6 +130,8 @@ def read_tokenizer(source: str | Path) -> Tokenizer:
         raise
     except FileNotFoundError as error:
         raise ArtifactError("no such tokenizer", path, "check the path") from error
+    except OSError as error:
+        raise UnreadableError(f"cannot read ({error.strerror})", path) from error
     except Exception as error:  # the library raises bare Exception
         raise ArtifactError(f"not a {what} ({error})", path, KNOWN) from error
     return _plain(tokenizer)

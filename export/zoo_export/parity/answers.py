@@ -17,7 +17,7 @@ import numpy as np
 from zoo import plugins
 from zoo.artifact import SERVING, Export
 from zoo.contract import Graph, Task
-from zoo.errors import UsageError, ZooError
+from zoo.errors import UnreadableError, UsageError, ZooError
 from zoo.plugins import Plugin
 from zoo.probe.dtypes import BFLOAT16, epsilon
 from zoo.probe.errors import allowed_error
@@ -76,6 +76,8 @@ class Questions:
                 found.evidence[task.name] = asked.evidence()
                 label = self.subject.labels[self.level]
                 found.failures += [f"task {task.name}, {label}: {line}" for line in asked.failures]
+            except UnreadableError:
+                raise
             except UsageError as reason:  # as zoo run would refuse
                 found.evidence[task.name] = _not_compared(str(reason))
             except ZooError as error:
@@ -236,7 +238,11 @@ class _Comparison:
     def _answers(self, runner: Runner[Any], samples: Sequence[Any]) -> list[Answer]:
         session = runner.session
         assert isinstance(session, Session)
-        return list(session.answer(runner, (Answer(number, value) for number, value in enumerate(samples, 1))))
+        answers = list(session.answer(runner, (Answer(number, value) for number, value in enumerate(samples, 1))))
+        for answer in answers:
+            if isinstance(answer.error, UnreadableError):
+                raise answer.error
+        return answers
 
     def _compare(self) -> None:
         exact = []

@@ -15,7 +15,7 @@ from torch import nn
 
 from zoo.artifact import ModelDirectory
 from zoo.contract import Graph
-from zoo.errors import ArtifactError, ParityError
+from zoo.errors import ArtifactError, ParityError, UnreadableError
 from zoo.models import persist
 from zoo.probe.inputs import Feeds, Point
 from zoo.probe.module import TorchExecutor, add_noise, declared_tensors, weights_of
@@ -260,6 +260,8 @@ class OnnxSubject(Subject):
         apart = self.provider == "cpu" and self._scratch is None and not any(shared.values())
         try:
             sessions = Sessions(open_all, apart=apart and self._can_close)
+        except UnreadableError:
+            raise
         except ArtifactError as error:
             raise ParityError(f"cannot be verified: {error}", self.stored.path) from error
         return self._executor(sessions)

@@ -29,7 +29,7 @@ from torch.overrides import TorchFunctionMode
 from zoo.artifact import HALVES, ModelDirectory, entry_of
 from zoo.artifact.weights import read_header
 from zoo.contract import Graph
-from zoo.errors import ArtifactError, ParityError
+from zoo.errors import ArtifactError, ParityError, UnreadableError
 from zoo.exporters import Progress
 from zoo.models import create, persist
 from zoo.probe.inputs import Feeds, Point
@@ -222,6 +222,8 @@ class QuantizedSubject(Subject):
     ) -> Executor:
         try:
             return open_variant(variant, provider=self.provider, optimize=optimize, values=values, placements=True)
+        except UnreadableError:
+            raise
         except ArtifactError as error:
             raise ParityError(f"cannot be verified: {error}", self.stored.path) from error
 

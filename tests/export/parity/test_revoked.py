@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +16,7 @@ from zoo.contract import Graph
 from zoo.errors import IncomparableError, ParityError
 from zoo.probe.inputs import Feeds
 from zoo.probe.pipeline import Arrays
+from zoo.tokenizers import load
 from zoo_export.precision.certify import export_variant
 from zoo_export.verify import verify_model
 from zoo_runtime.executor import OnnxExecutor
@@ -62,6 +65,26 @@ def test_failure_revokes_the_evidence_until_it_passes(
     assert zoo("verify", folder).status == 0
     assert snapshot() == before
     assert zoo("run", folder, "hello").status == 0
+
+
+@pytest.mark.parametrize("reads", [0, 4, 5])
+def test_unreadable_file_revokes_nothing(
+    exported_copy: Exported, zoo: Zoo, snapshot: Callable[[], Any], monkeypatch: pytest.MonkeyPatch, reads: int
+) -> None:
+    """A failing disk says nothing about a graph, however many reads succeed before."""
+    folder = exported_copy("gpt-tiny")
+    before, original, done = snapshot(), load._read_json, []
+
+    def read(path: Path) -> Any:
+        done.append(path)
+        if len(done) == reads + 1:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return original(path)
+
+    monkeypatch.setattr(load, "_read_json", read)
+    zoo("verify", folder).failed(3, "cannot read (Input/output error)", "tokenizer.json")
+    assert len(done) > reads
+    assert snapshot() == before
 
 
 def test_failure_over_the_full_grid_is_repeated_there(
