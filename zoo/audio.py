@@ -99,7 +99,7 @@ def _load(source: str | bytes | os.PathLike[str], where: str | None) -> tuple[Ar
     try:
         content = source if isinstance(source, bytes) else _bytes_of(source)
         return _read_pcm(content, where)
-    except (wave.Error, EOFError) as error:
+    except (wave.Error, EOFError, RuntimeError) as error:  # a bare RuntimeError: a chunk that ends after the file
         return _read_other(content, str(error) or "it ends too early", where)
     except OSError as error:
         raise ArtifactError(f"cannot be read ({error.strerror or error})", where) from error

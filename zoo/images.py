@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import logging
 import math
 import os
 from collections.abc import Callable
@@ -22,6 +23,7 @@ _ROUNDING = 1e-6
 """Added before rounding down: the size before cropping is a quotient of two floats."""
 _MOST_PIXELS = 2**26
 """Largest size of a resized image before it is cropped: a narrow strip would take all memory."""
+_SILENCE = logging.NullHandler()
 _MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 """Pillow's mode for each number of channels."""
 
@@ -97,6 +99,7 @@ class ImageReader:
         return _MODES.get(self.channels)
 
     def _load(self, value: Any, where: str | None) -> Array:
+        logging.getLogger("PIL").addHandler(_SILENCE)  # or it writes to stderr, besides what it raises
         try:
             from PIL import Image, ImageOps
         except ImportError as error:

@@ -55,6 +55,7 @@ def test_wav_files_are_read(width: int, channels: int) -> None:
     [
         (b"not a wav", "cannot be read as"),
         (wav(CHIRP[:400])[:-100], "is truncated: 350 of 400 samples"),
+        (wav(CHIRP[:400]).replace(b"fmt \x10\0\0\0", b"junk\xff\xff\xff\x7f"), "cannot be read as"),
         (wav([]), "has no samples"),
         (np.array([0.1, np.nan]), "samples contain NaN or infinity"),
         (np.zeros((2, 5)), "expected one channel, (samples,), got shape (2, 5)"),

@@ -243,6 +243,33 @@ def test_no_token_of_a_corpus_is_lost(zoo: Zoo, corpus: Path) -> None:
     assert all(one[-1] == other[0] for one, other in itertools.pairwise(blocks))
 
 
+@pytest.mark.parametrize(
+    ("file", "name", "value"),
+    [
+        ("training.json", "data", [["corpus.txt"]]),
+        ("training.json", "digests", ["x"]),
+        ("training.json", "trackers", 3),
+        ("training.json", "columns", {"text": None}),
+        ("metrics.jsonl", "", "[1]"),
+    ],
+)
+def test_malformed_run_is_not_continued(
+    zoo: Zoo, corpus: Path, seal: Callable[[Path], None], file: str, name: str, value: object
+) -> None:
+    """A file that the manifest lists may have any content."""
+    plan = make_plan("gpt-tiny", settings={"max_length": 16}, data=[str(corpus)], columns={})
+    start(plan, Path("lm")).release()
+    path = Path("lm") / file
+    if name:
+        content = json.loads(path.read_text())
+        content["plan"][name] = value
+        path.write_text(json.dumps(content))
+    else:
+        path.write_text(str(value))
+    seal(Path("lm"))
+    assert "of a training run" in zoo("train", "lm", "--resume").failed(3)
+
+
 def test_end_token_outside_of_the_vocabulary_is_refused(zoo: Zoo, corpus: Path) -> None:
     arguments = ("gpt-tiny", "--data", str(corpus), "-o", "x", "--set", "eos_token_id=999", *FAST)
     assert "the end of text has the token id 999" in zoo("train", *arguments).failed(3)

@@ -24,6 +24,15 @@ __all__ = ["PLAN", "Plan", "make_plan"]
 PLAN = "training.json"
 """The plan of an unfinished run, or the record of a finished one."""
 _SCHEMA = 1
+_KINDS: Mapping[str, Any] = {
+    "model": str, "config": dict, "task": str | None, "tokenizer": str | None, "objective": str, "options": dict,
+    "data": list, "validation": list, "columns": dict, "skip_bad": int, "trackers": list, "identity": str,
+    "digests": dict,
+}  # fmt: skip
+"""The types of the fields of a stored plan, apart from tables of settings."""
+_TEXTS = ("data", "validation", "columns", "trackers", "digests")
+"""Fields whose values are texts."""
+_PROGRESS: Mapping[str, Any] = {"step": int, "best": int | float | None, "worse": int, "origin": dict}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,10 +85,23 @@ class Plan:
             settings = TrainingSettings.from_dict(stored.pop("settings"), file)
             if stored.get("lora") is not None:
                 stored["lora"] = LowRankSettings.from_dict(stored["lora"], file)
+            _check(stored, _KINDS)
             stored |= {key: tuple(stored.get(key, ())) for key in ("data", "validation", "trackers")}
-            return cls(settings=settings, **stored), dict(content["progress"])
+            progress = {name: content["progress"][name] for name in _PROGRESS}
+            _check(progress, _PROGRESS)
+            return cls(settings=settings, **stored), progress
         except (KeyError, TypeError, ValueError, UsageError) as error:
             raise ArtifactError(f"not the plan of a training run ({error})", file) from error
+
+
+def _check(values: Mapping[str, Any], kinds: Mapping[str, Any]) -> None:
+    """Raise ``ValueError`` for a field of the wrong type."""
+    for name, value in values.items():
+        if name in kinds and not isinstance(value, kinds[name]):
+            raise ValueError(f"{name} is {value!r:.80}")
+        items = value.values() if isinstance(value, dict) else value
+        if name in _TEXTS and not all(isinstance(item, str) for item in items):
+            raise ValueError(f"{name} must have texts, got {value!r:.80}")
 
 
 def make_plan(

@@ -18,6 +18,7 @@ from zoo.artifact import CARD, TOKENIZER, ModelDirectory, describe, new_model, w
 from zoo.artifact.card import adapter_card
 from zoo.artifact.layout import CONFIG, SCHEMA
 from zoo.artifact.provenance import Origin, Training, base_name
+from zoo.errors import ArtifactError
 from zoo.models import persist
 from zoo.models.attachments import attach, attachments
 from zoo.registry import ModelSpec
@@ -100,8 +101,11 @@ class Run:
         """Continue from what the directory's checkpoint holds, the result of :meth:`progress` included."""
         read_state(self.trainer, self.directory / STATE)
         self.best, self._worse = so_far["best"], so_far["worse"]
-        lines = (self.directory / METRICS).read_text(encoding="utf-8").splitlines()
-        self.metrics = [json.loads(line) for line in lines]
+        metrics = self.directory / METRICS
+        try:
+            self.metrics = [dict(json.loads(line)) for line in metrics.read_bytes().splitlines()]
+        except (OSError, TypeError, ValueError, RecursionError) as error:
+            raise ArtifactError(f"not the metrics of a training run ({error})", metrics) from error
         self._track()
 
     def progress(self) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
+from zoo.artifact.weights import parse_json
 from zoo.errors import MissingPackageError, UsageError, argument
 from zoo.tokenizers.tokenizer import Tokenizer
 from zoo_runtime.generation.options import CONSTRAINTS, Generation
@@ -103,8 +104,8 @@ class Matcher:
 def _read_schema(text: str) -> dict[str, Any]:
     """Parse a JSON schema; the library checks its content."""
     try:
-        schema = json.loads(text)
-    except ValueError as error:
+        schema = parse_json(text.encode())
+    except (ValueError, RecursionError) as error:
         raise UsageError(f"not JSON ({error})", argument("json_schema")) from error
     if not isinstance(schema, dict):
         raise UsageError(f"not a JSON schema, but {schema!r:.40}", argument("json_schema"))
