@@ -333,10 +333,13 @@ def test_isolated_pages_use_threads(lively: Path, publish: Any, serve: Any, tab:
     ("script", "said"),
     [
         ("WebAssembly.validate = () => false;", "This browser is too old: its WebAssembly lacks vector instructions."),
-        ("delete window.Worker;", "This browser is too old: it lacks WebAssembly or workers."),
+        (
+            "delete window.Worker;",
+            "This browser is too old: it lacks WebAssembly, workers, AbortSignal.throwIfAborted or Array.with.",
+        ),
         (
             "delete AbortSignal.prototype.throwIfAborted;",
-            "This browser is too old: it lacks AbortSignal.throwIfAborted",
+            "it lacks WebAssembly, workers, AbortSignal.throwIfAborted",
         ),
         ("Object.defineProperty(window, 'isSecureContext', { value: false });", "served over HTTPS or from localhost"),
     ],

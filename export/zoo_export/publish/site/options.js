@@ -25,12 +25,12 @@ export function checkInput({ image, pairs }, input) {
 /**
  * Drop options that are undefined, and refuse those that are unknown or break their rule.
  * @template {Record<string, any>} T
- * @param {Pick<Manifest, "rules" | "unsupported"> & { task: string, vocabulary: number | null }} owner @param {T} given @returns {T}
+ * @param {{ task: string, rules: Manifest["rules"], unsupported?: string[], vocabulary?: number | null }} owner @param {T} given @returns {T}
  */
 export function checkOptions({ task, rules, unsupported, vocabulary }, given) {
   for (const [name, value] of Object.entries(given)) {
     if (value === undefined) { delete given[name]; continue; }
-    if (unsupported.includes(name)) refuse(`${name} is not supported in the browser: use zoo run.`);
+    if (unsupported?.includes(name)) refuse(`${name} is not supported in the browser: use zoo run.`);
     if (!Object.hasOwn(rules, name)) refuse(`Unknown option ${name}: ${task} has ${Object.keys(rules).join(", ") || "none"}.`);
     const { type, bound } = rules[name], [kind, none] = type.split(" or "), one = kind.replace("list of ", "");
     const fits = FITS[one] ?? ((/** @type {any} */ value) => value instanceof /** @type {any} */ (globalThis)[one]);

@@ -3,7 +3,7 @@
 /** @import { Loaded, Manifest, Runtime } from "./types.js" */
 /** @import { Model } from "./tasks.js" */
 /** @import { Texts } from "./text.js" */
-import { load as module, refuse } from "./errors.js";
+import { ModelError, load as module, refuse } from "./errors.js";
 import { Downloads } from "./files.js";
 import { run } from "./tasks.js";
 
@@ -69,7 +69,8 @@ function described(error) {
   const { name = "Error", message = String(error) } = /** @type {Error} */ (error ?? {});
   if (/bad_alloc|out of memory|allocation failed|Array buffer allocation|memory access out of bounds/i.test(message))
     return { name: "MemoryError", message: "The browser has too little memory for the model: close other tabs, or choose a smaller model." };
-  return { name, message };
+  return model || error instanceof ModelError || name === "AbortError" ? { name, message }
+    : { name: "DownloadError", message: `The model cannot be opened: ${message}. Publish it again.` };
 }
 
 self.onmessage = ({ data: { id, method, given } }) => {

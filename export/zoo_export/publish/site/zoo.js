@@ -7,9 +7,11 @@ import { checkInput, checkOptions, settle } from "./options.js";
 
 export { ModelError };
 
+/** The folder of this module. */
+const HERE = new URL("./", import.meta.url);
 const rule = (/** @type {string} */ type, /** @type {"positive" | null} */ bound = null) => ({ type: `${type} or none`, bound });
 /** The options of loadSession, and of every call. */
-const LOADING = { task: "loadSession", unsupported: [], vocabulary: null, rules: {
+const LOADING = { task: "loadSession", rules: {
   runtime: rule("str"), threads: rule("int", "positive"), unverified: rule("bool"), cache: rule("bool"),
   signal: rule("AbortSignal"), onProgress: rule("Function"), onText: rule("Function"),
 } };
@@ -26,13 +28,13 @@ function folderOf(path) {
  * @param {string | URL} folder of model.json
  * @returns {Promise<Manifest>}
  */
-export async function describe(folder = new URL("./", import.meta.url)) {
+export async function describe(folder = HERE) {
   const response = await get("model.json", folderOf(folder), { cache: "no-cache" });
   const manifest = await response.json().catch(() => null), fail = (/** @type {string} */ why) => {
     refuse(`${response.url} ${why}: publish the model again.`, "DownloadError");
   };
   if (manifest?.schema > 1) fail(`has the unknown schema ${manifest.schema}`);
-  if (!["graphs", "runtimes"].every((name) => Array.isArray(manifest?.[name])) || !manifest.files) fail("is damaged, or describes no model");
+  if (!manifest?.task || !manifest.files || !manifest.graphs?.[0] || !manifest.runtimes?.[0]?.evidence) fail("is damaged, or describes no model");
   return manifest;
 }
 
@@ -40,9 +42,8 @@ export async function describe(folder = new URL("./", import.meta.url)) {
 export function missing() {
   if (!isSecureContext) return "The page must be served over HTTPS or from localhost: browsers check digests only there.";
   const old = "This browser is too old: ";
-  if (typeof WebAssembly !== "object" || typeof BigInt64Array !== "function" || typeof Worker !== "function")
-    return old + "it lacks WebAssembly or workers.";
-  if (!globalThis.AbortSignal?.prototype.throwIfAborted || ![].with) return old + "it lacks AbortSignal.throwIfAborted or Array.with.";
+  if (typeof WebAssembly !== "object" || typeof Worker !== "function" || !globalThis.AbortSignal?.prototype.throwIfAborted || ![].with)
+    return old + "it lacks WebAssembly, workers, AbortSignal.throwIfAborted or Array.with.";
   // A function with a vector instruction: v128.const, i8x16.popcnt, drop.
   const simd = [0, 97, 115, 109, 1, 0, 0, 0, 1, 4, 1, 96, 0, 0, 3, 2, 1, 0, 10, 25, 1, 23, 0, 253, 12, ...Array(16).fill(0), 253, 98, 26, 11];
   return WebAssembly.validate(new Uint8Array(simd)) ? null : old + "its WebAssembly lacks vector instructions.";
@@ -67,12 +68,12 @@ export async function chooseRuntime(manifest, name) {
  * @param {string | URL | Manifest} source the folder of model.json, or what describe() read in this folder
  * @param {LoadOptions} options
  */
-export async function loadSession(source = new URL("./", import.meta.url), options = {}) {
+export async function loadSession(source = HERE, options = {}) {
   const { onProgress, signal, ...rest } = checkOptions(LOADING, { ...options });
   const lacks = missing();
   if (lacks) refuse(lacks, "UnsupportedError");
   const isRead = source instanceof Object && "schema" in source;
-  const folder = isRead ? new URL("./", import.meta.url) : folderOf(source);
+  const folder = isRead ? HERE : folderOf(source);
   const manifest = isRead ? source : await describe(folder);
   const runtime = await chooseRuntime(manifest, rest.runtime);
   const session = new Session(manifest, runtime);
@@ -108,8 +109,8 @@ export class Session {
         : new ModelError(message.error.message, message.error.name));
     };
     this.#worker.onerror = async ({ message }) => {
-      const modules = ["worker.js", "errors.js", "files.js", "numbers.js", "tasks.js"], folder = new URL("./", import.meta.url);
-      const found = message ? null : await checkModules(modules, folder).catch((error) => error);
+      const modules = ["worker.js", "errors.js", "files.js", "numbers.js", "tasks.js"];
+      const found = message ? null : await checkModules(modules, HERE).catch((error) => error);
       this.#fail(found ?? new ModelError(`The worker failed: ${message ?? "one of its modules is damaged"}.`, "WorkerError"));
     };
   }
