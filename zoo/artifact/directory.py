@@ -19,7 +19,7 @@ from zoo.artifact.layout import ADAPTER, CONFIG, MANIFEST, SCHEMA, is_own, is_we
 from zoo.artifact.manifest import check_file, entries_of, read_manifest, write_manifest
 from zoo.artifact.provenance import Origin
 from zoo.artifact.weights import INDEX, SINGLE, StoredTensor, read_header, read_if_valid, read_shards
-from zoo.errors import ArtifactError, PluginError, UsageError
+from zoo.errors import ArtifactError, PluginError, UnreadableError, UsageError
 from zoo.registry import ModelSpec, config_class
 
 __all__ = ["ModelDirectory", "check_model_target", "listed_files", "new_model"]
@@ -187,6 +187,8 @@ class ModelDirectory:
         """
         try:
             now = read_manifest(self.path / MANIFEST)
+        except UnreadableError:
+            raise
         except ArtifactError as error:
             raise self._changed(action) from error
         changed = {name for name in now.keys() | self.files.keys() if now.get(name) != self.files.get(name)}
