@@ -55,6 +55,17 @@ def test_impossible_values_are_refused_at_once(
     assert not (tmp_path / "ours").exists()
 
 
+LLAMA = {"vocab_size": 60, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+
+
+@pytest.mark.parametrize("architectures", [5, [5], {"a": 1}])
+def test_value_of_another_type_is_the_fault_of_the_file(tmp_path: Path, zoo: Zoo, architectures: object) -> None:
+    """Not that of the plugin whose code reads it."""
+    hub = save(tmp_path / "hub", "LlamaModel", LLAMA, architectures=architectures)
+    zoo("import", hub, "-o", tmp_path / "ours").failed(3, "config.json", "has a value that cannot be read")
+    assert not (tmp_path / "ours").exists()
+
+
 def test_characters_outside_the_basic_plane_may_be_escaped(tmp_path: Path) -> None:
     """Two escaped surrogates are a character."""
     hub = save(tmp_path / "hub", "BertModel", SIZES, id2label={"0": "\U0001f600", "1": "no"})

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -119,7 +120,7 @@ def import_checkpoint(
     owner, architecture = plugins.active().architecture(becomes)
     cls = config_class(owner, architecture)
     chosen = cls.parse_settings(settings, "--set")
-    with plugins.blame(plugin, f"cannot import {source.name}"):
+    with plugins.blame(plugin, f"cannot import {source.name}"), _reading(checkpoint.config_file):
         config, moved = _configurations(layout, checkpoint, cls, chosen, task, allow_keys)
     if (checkpoint.path / PROMPTS).exists():
         read_prompts(checkpoint.path / PROMPTS)
@@ -173,6 +174,15 @@ def import_checkpoint(
             model_card(spec, description["dtype"], origin, parameter_count(spec)), encoding="utf-8"
         )
     return Imported(spec, head, comparison)
+
+
+@contextmanager
+def _reading(file: Path) -> Iterator[None]:
+    """Blame a file for exceptions of code that computes with its values: they may have any type."""
+    try:
+        yield
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise ArtifactError(f"has a value that cannot be read ({type(error).__name__}: {error})", file) from error
 
 
 def _check_size(spec: ModelSpec, checkpoint: Checkpoint) -> None:

@@ -18,4 +18,4 @@ def echo(text: object = "", *, err: bool = False, nl: bool = True) -> None:
 
 def message(kind: Literal["error", "warning", "note"], text: object) -> None:
     """Print a message of one line on stderr."""
-    echo(f"{kind}: {one_line(text)}", err=True)
+    echo(one_line(f"{kind}: {text}"), err=True)
