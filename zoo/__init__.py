@@ -4,39 +4,39 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from zoo import cost
-from zoo.classes import ClassifierConfig, EmbeddingConfig, ImageConfig, ProblemType
-from zoo.config import Activation, Config, Initializer, Norm, Settings, shortest_period
-from zoo.contract import (
-    Architecture,
-    Command,
-    Dataset,
-    Engine,
-    Exporter,
-    Graph,
-    Importer,
-    KeyValues,
-    Objective,
-    Size,
-    States,
-    Task,
-    TensorSpec,
-    Tracker,
-    attentions,
-    causal_graph,
-    floats,
-    mask,
-    token_ids,
-)
-from zoo.cost import Cost
-from zoo.errors import ArtifactError, ParityError, PluginError, StorageError, UsageError, ZooError
-from zoo.hookspecs import ZOO_API, hookimpl
 from zoo.version import __version__ as __version__
 
 if TYPE_CHECKING:
+    from zoo import cost
     from zoo.checkpoints.published import create_model
+    from zoo.classes import ClassifierConfig, EmbeddingConfig, ImageConfig, ProblemType
+    from zoo.config import Activation, Config, Initializer, Norm, Settings, shortest_period
+    from zoo.contract import (
+        Architecture,
+        Command,
+        Dataset,
+        Engine,
+        Exporter,
+        Graph,
+        Importer,
+        KeyValues,
+        Objective,
+        Size,
+        States,
+        Task,
+        TensorSpec,
+        Tracker,
+        attentions,
+        causal_graph,
+        floats,
+        mask,
+        token_ids,
+    )
+    from zoo.cost import Cost
+    from zoo.errors import ArtifactError, ParityError, PluginError, StorageError, UsageError, ZooError
     from zoo.figures.attention import AttentionAxis, AttentionMap, AttentionRecord, AttentionStep, AttentionVectors
     from zoo.figures.attention_page import AttentionPage, attention_page
+    from zoo.hookspecs import ZOO_API, hookimpl
     from zoo.models.adapt import adapt
     from zoo.models.create import list_models
     from zoo.models.persist import load, save
@@ -98,22 +98,26 @@ __all__ = [
     "token_ids",
 ]
 
-_HOMES = {
-    "AttentionAxis": "zoo.figures.attention",
-    "AttentionMap": "zoo.figures.attention",
-    "AttentionPage": "zoo.figures.attention_page",
-    "AttentionRecord": "zoo.figures.attention",
-    "AttentionStep": "zoo.figures.attention",
-    "AttentionVectors": "zoo.figures.attention",
-    "Tokenizer": "zoo.tokenizers.tokenizer",
-    "adapt": "zoo.models.adapt",
-    "attention_page": "zoo.figures.attention_page",
-    "create_model": "zoo.checkpoints.published",
-    "list_models": "zoo.models.create",
-    "load": "zoo.models.persist",
-    "load_tokenizer": "zoo.tokenizers.tokenizer",
-    "save": "zoo.models.persist",
-}
+_NAMES = {
+    "zoo.checkpoints.published": ("create_model",),
+    "zoo.classes": ("ClassifierConfig", "EmbeddingConfig", "ImageConfig", "ProblemType"),
+    "zoo.config": ("Activation", "Config", "Initializer", "Norm", "Settings", "shortest_period"),
+    "zoo.contract": (
+        "Architecture", "Command", "Dataset", "Engine", "Exporter", "Graph", "Importer", "KeyValues", "Objective",
+        "Size", "States", "Task", "TensorSpec", "Tracker", "attentions", "causal_graph", "floats", "mask", "token_ids",
+    ),
+    "zoo.cost": ("Cost",),
+    "zoo.errors": ("ArtifactError", "ParityError", "PluginError", "StorageError", "UsageError", "ZooError"),
+    "zoo.figures.attention": ("AttentionAxis", "AttentionMap", "AttentionRecord", "AttentionStep", "AttentionVectors"),
+    "zoo.figures.attention_page": ("AttentionPage", "attention_page"),
+    "zoo.hookspecs": ("ZOO_API", "hookimpl"),
+    "zoo.models.adapt": ("adapt",),
+    "zoo.models.create": ("list_models",),
+    "zoo.models.persist": ("load", "save"),
+    "zoo.tokenizers.tokenizer": ("Tokenizer", "load_tokenizer"),
+}  # fmt: skip
+"""The public names of each module."""
+_HOMES = {name: module for module, names in _NAMES.items() for name in names}
 
 
 def __dir__() -> list[str]:
@@ -122,9 +126,11 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> Any:
-    """Import on first use the modules that need torch or tokenizers, so that describing models never loads them."""
-    if name in _HOMES:
-        from importlib import import_module
+    """Import modules on first use: describing models never loads torch, and the command can catch signals first."""
+    from importlib import import_module
 
+    if name in _HOMES:
         return getattr(import_module(_HOMES[name]), name)
+    if f"zoo.{name}" in _NAMES:
+        return import_module(f"zoo.{name}")
     raise AttributeError(f"module 'zoo' has no attribute {name!r}")

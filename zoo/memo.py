@@ -52,13 +52,13 @@ def write(name: str, data: bytes) -> None:
     if folder is None:
         return
     part = folder / f"{name}.{secrets.token_hex(4)}.part"
-    try:
+    with suppress(OSError):
         folder.mkdir(parents=True, exist_ok=True)
-        with part.open("xb") as file:
-            file.write(hashlib.sha256(data).digest() + data)
-        part.replace(folder / name)
-    except OSError:
-        with suppress(OSError):
+        try:
+            with part.open("xb") as file:
+                file.write(hashlib.sha256(data).digest() + data)
+            part.replace(folder / name)
+        finally:
             part.unlink(missing_ok=True)
 
 

@@ -22,7 +22,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
-from zoo import system
+from zoo import signals, system
 from zoo.errors import OTHER_PLACE, REPLACE, ArtifactError, UsageError, ZooWarning, storage_errors
 
 __all__ = [
@@ -102,12 +102,13 @@ def add_to_directory(directory: Path, finish: Callable[[Path], Collection[str]] 
         with settled(directory):
             removed = finish(stage)
             _make_durable(stage)
-            _commit(stage, directory)
-            with _warns(f"{directory} is written, but the next command that opens it must finish moving files"):
-                _move_committed(directory)
-            for name in removed:
-                with _warns(f"{directory / name} is no longer used, but cannot be removed"):
-                    (directory / name).unlink(missing_ok=True)
+            with signals.deferred():
+                _commit(stage, directory)
+                with _warns(f"{directory} is written, but the next command that opens it must finish moving files"):
+                    _move_committed(directory)
+                for name in removed:
+                    with _warns(f"{directory / name} is no longer used, but cannot be removed"):
+                        (directory / name).unlink(missing_ok=True)
 
 
 @contextmanager
@@ -289,9 +290,10 @@ def _stage(parent: Path, prefix: str, target: Path | None) -> Iterator[Path]:
             (stage / CONTENT).mkdir()
         yield stage / CONTENT
     finally:
-        _remove(stage)
-        if release is not None:
-            release()
+        with signals.deferred():
+            _remove(stage)
+            if release is not None:
+                release()
 
 
 @contextmanager
@@ -372,7 +374,7 @@ def _exchange(one: Path, other: Path) -> None:
 
 def _swap_in_steps(one: Path, other: Path) -> None:
     aside = _aside(other)
-    with _renamed(other, aside), _renamed(one, other):
+    with signals.deferred(), _renamed(other, aside), _renamed(one, other):
         aside.rename(one)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import click
 
-from zoo import memo, plugins
+from zoo import memo, plugins, signals
 from zoo.cli import output
 from zoo.contract import Command
 from zoo.errors import PluginError, StorageError, ZooError, missing_package
@@ -87,6 +87,8 @@ COMMANDS = {
 """The core commands. zoo_export and zoo_runtime add theirs as plugins."""
 SECTIONS = ("Find", "Make", "Export", "Check", "Use", "Inspect and extend")
 """The order of the sections of ``zoo --help``; others follow in alphabetical order."""
+_UNWRITABLE = contextlib.suppress(OSError)
+"""Ignores that stderr cannot be written: the exit status tells the outcome."""
 
 
 class Commands(click.Group):
@@ -172,7 +174,13 @@ def run() -> None:
     """Run the ``zoo`` console script."""
     _replace_closed_streams()
     _keep_compiled_files()
-    status = main()
+    try:
+        signals.interrupt()
+        status = main()
+        signals.end_at_once()
+    except KeyboardInterrupt:  # just after the command ended
+        signals.end_at_once()
+        status = signals.status() or 130
     gc.freeze()  # skips a search for cycles at exit among millions of traced objects
     sys.exit(status)
 
@@ -207,8 +215,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except click.ClickException as error:
             return _fail(error, error.format_message(), error.exit_code, arguments)
         except (click.Abort, KeyboardInterrupt):
-            output.echo("interrupted", err=True)
-            return 130
+            signals.end_at_once()
+            status = signals.status() or 130
+            with _UNWRITABLE:
+                output.echo("interrupted" if status == 130 else "terminated", err=True)
+            return status
         except OSError as error:
             _discard_output()
             if isinstance(error, BrokenPipeError):  # the reader of the pipe has exited
@@ -228,6 +239,10 @@ def _call(arguments: Sequence[str]) -> int:
     except click.exceptions.NoArgsIsHelpError as error:
         output.echo(error.format_message())
         return 0
+    except Exception as error:
+        if signals.status() is not None:  # an interrupted import of C code raises any error
+            raise KeyboardInterrupt from error
+        raise
     return status or 0  # None, or the status passed to ctx.exit()
 
 
@@ -242,10 +257,12 @@ def _fail(error: BaseException, message: str, status: int, arguments: Sequence[s
         import traceback
 
         output.echo("".join(traceback.format_exception(error)), err=True, nl=False)
-    output.message("error", message)
+    with _UNWRITABLE:
+        output.message("error", message)
     return status
 
 
 def _show_warning(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:
     prefix = "" if issubclass(category, plugins.ZooWarning) else f"{category.__name__}: "
-    output.message("warning", f"{prefix}{message}")
+    with _UNWRITABLE:
+        output.message("warning", f"{prefix}{message}")

@@ -1,0 +1,83 @@
+"""Signals that end the ``zoo`` command, with status 128 plus their number.
+
+An interrupted import of C code raises any error, or none. Until the command runs, nothing has to be cleaned up, so a
+signal ends the process at once. Later it raises ``KeyboardInterrupt``: stages are removed and child processes killed.
+"""
+
+from __future__ import annotations
+
+import _thread
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+__all__ = ["catch", "deferred", "end_at_once", "interrupt", "status"]
+
+_received: list[int] = []
+_waiting: list[int] = []
+"""For each block of :func:`deferred` that the main thread is in, the number of signals before it."""
+_caught: list[int] = []
+"""The signals that are caught: none in a process that uses zoo as a library, nor those that its parent ignores."""
+
+
+def catch() -> None:
+    """Catch the signals, unless the parent process ignores them, and end the process at once on one."""
+    for name in ("SIGINT", "SIGTERM", "SIGHUP"):
+        number = getattr(signal, name, None)  # Windows has no SIGHUP
+        if number is not None and signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
+            _caught.append(number)
+    end_at_once()
+
+
+def end_at_once() -> None:
+    """End the process at once on a signal from now on: there is nothing to clean up yet, or no longer."""
+    for number in _caught:
+        signal.signal(number, lambda number, _: os._exit(128 + number))
+
+
+def interrupt() -> None:
+    """Raise ``KeyboardInterrupt`` on a signal from now on."""
+    for number in _caught:
+        signal.signal(number, _interrupt)
+    sys.unraisablehook = _repeat
+
+
+def status() -> int | None:
+    """Return the exit status that the first signal demands; None if there was no signal."""
+    return 128 + _received[0] if _received else None
+
+
+@contextmanager
+def deferred() -> Iterator[None]:
+    """Raise ``KeyboardInterrupt`` only after the block: short steps that belong together, or a removal."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    _waiting.append(len(_received))
+    try:
+        yield
+    finally:
+        before = _waiting.pop()
+        if len(_received) > before and not _waiting:
+            raise KeyboardInterrupt
+
+
+def _interrupt(number: int, _: FrameType | None) -> None:
+    _received.append(number)
+    if not _waiting:
+        raise KeyboardInterrupt
+
+
+def _repeat(unraisable: Any) -> None:
+    """Raise a ``KeyboardInterrupt`` again that was raised where nothing can catch it, as in a destructor."""
+    if isinstance(unraisable.exc_value, KeyboardInterrupt):
+        again = threading.Timer(0.01, _thread.interrupt_main)  # after this function, which cannot raise it either
+        again.daemon = True
+        again.start()
+    else:
+        sys.__unraisablehook__(unraisable)
