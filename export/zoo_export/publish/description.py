@@ -18,7 +18,7 @@ from zoo_runtime.buffers import PAST_LENGTH
 from zoo_runtime.executor import LOGITS_TO_KEEP
 from zoo_runtime.generation.options import NOT_NEGATIVE, POSITIVE, Generation
 from zoo_runtime.runner import Runner, TextRunner
-from zoo_runtime.tasks.classification import class_names, problem_type
+from zoo_runtime.tasks.classification import problem_type
 from zoo_runtime.tasks.generate import Generate
 from zoo_runtime.tasks.images import ImageRunner
 from zoo_runtime.tasks.text import Embed, mask_token
@@ -31,7 +31,7 @@ TASKS = {
     "text-generation": "text-generation",
     "text2text-generation": "text2text-generation",
     "sentence-embedding": "sentence-embedding",
-    "feature-extraction": "sentence-embedding",
+    "feature-extraction": "feature-extraction",
     "fill-mask": "fill-mask",
     "pretraining": "fill-mask",
     "text-classification": "text-classification",
@@ -61,7 +61,7 @@ def describe_task(session: Session) -> dict[str, Any]:
     Raises :class:`UsageError` if pages cannot run it.
     """
     task = web_task(session.task, session.path)
-    runner = session.runner(task)
+    runner = session.runner("sentence-embedding" if task == "feature-extraction" else task)  # pages have both
     decoder = session.graphs[-1] if isinstance(runner, Generate) else None
     graphs = session.graphs if decoder is not None else (runner.graph,)  # type: ignore[attr-defined]
     facts: dict[str, Any] = {
@@ -84,6 +84,7 @@ def describe_task(session: Session) -> dict[str, Any]:
         "labels": [],
         "problem": None,
         "pooled": None,
+        "features": None,
         "image": _image(runner) if isinstance(runner, ImageRunner) else None,
     }
     if isinstance(runner, TextRunner):
@@ -94,10 +95,11 @@ def describe_task(session: Session) -> dict[str, Any]:
         token = mask_token(session)
         facts["mask"] = {"id": token, "text": runner.decode([token])}  # type: ignore[attr-defined]
     if task in ("text-classification", "image-classification"):
-        names = class_names(session, vocabulary_of(session))
-        facts |= {"problem": problem_type(session, graphs[0]), "labels": list(names)}
+        facts |= {"problem": problem_type(session, graphs[0]), "labels": list(session.option("labels") or ())}
     if isinstance(runner, Embed):
         facts["pooled"] = runner.own
+    if task == "feature-extraction":
+        facts["features"] = session.runner(task).output  # type: ignore[attr-defined]
     return facts
 
 

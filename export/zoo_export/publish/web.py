@@ -29,7 +29,7 @@ from zoo_export.web.verify import web_record
 from zoo_runtime import load_session
 from zoo_runtime.onnx_runtime import ort
 
-__all__ = ["SHARD_BYTES", "WebPage", "write_web"]
+__all__ = ["SHARD_BYTES", "WebPage", "sealed", "write_web"]
 
 SHARD_BYTES = 32_000_000
 """Default size of a shard."""
@@ -60,6 +60,8 @@ _BLANK = re.compile(r"^[ \t\n]+| // [^\n\"'`]*$", re.M)
 """Indentation, blank lines, and comments that end a line."""
 _BREAK = re.compile(r"(?<=[{(\[,;])\n|\n(?=\})")
 """A line break that ends no statement, or that follows a semicolon."""
+_SPACED = re.compile(r" (=>|[=!]==|[-+*/|&]?=|&&|\|\||\?\?=?|[?+*]) ")
+"""An operator between spaces, which no message has."""
 _SLOT = re.compile(r"\{\{(\w+)\}\}")
 
 
@@ -132,11 +134,16 @@ def write_web(
             "runtimes": [_runtime(stage, stored, variant, name, package) for name, package in packages.items()],
             **facts,
         }
-        text = json.dumps(manifest, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-        (stage / "model.json").write_text(text, encoding="utf-8")
+        (stage / "model.json").write_text(sealed(manifest), encoding="utf-8")
         _write_site(stage, manifest)
         written = sorted(str(path.relative_to(stage)) for path in stage.rglob("*") if path.is_file())
     return WebPage(written, {runtime["name"]: runtime["evidence"]["doubt"] for runtime in manifest["runtimes"]})
+
+
+def sealed(manifest: Mapping[str, Any]) -> str:
+    """Return a manifest as JSON, whose last field is the SHA-256 of the text before it."""
+    text = json.dumps(manifest, ensure_ascii=False, separators=(",", ":"), allow_nan=False).removesuffix("}")
+    return f'{text},"sha256":"{hashlib.sha256(text.encode()).hexdigest()}"}}'
 
 
 def _packages(stored: ModelDirectory, variant: str) -> dict[WebRuntime, Package]:
@@ -293,5 +300,5 @@ def _write_site(stage: Path, manifest: Mapping[str, Any]) -> None:
     for name in sorted(modules):
         text = source.joinpath(name).read_text(encoding="utf-8")
         if name.endswith(".js"):
-            text = _BREAK.sub("", _BLANK.sub("", _COMMENT.sub("", text)))
+            text = _SPACED.sub(r"\1", _BREAK.sub("", _BLANK.sub("", _COMMENT.sub("", text))))
         (stage / name).write_text(_SLOT.sub(lambda slot: slots[slot[1]], text), encoding="utf-8")

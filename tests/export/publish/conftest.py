@@ -27,11 +27,15 @@ PATIENCE = 300_000
 CALL = """async ({ url, input, options, load }) => {
   const { loadSession } = await import(url + "zoo.js");
   const session = await loadSession(url, load);
-  const results = [];
+  const results = [], plain = (value) => {
+    if (ArrayBuffer.isView(value) || Array.isArray(value)) return Array.from(value, plain);
+    if (!(value instanceof Object)) return value;
+    return Object.fromEntries(Object.entries(value).map(([key, item]) => [key, plain(item)]));
+  };
   for (const text of input) {
     const pieces = [];
     const result = await session.run(text, { ...options, onText: (piece) => pieces.push(piece) });
-    results.push({ ...result, embedding: result.embedding && Array.from(result.embedding), pieces });
+    results.push({ ...plain(result), pieces });
   }
   session.close();
   return results;

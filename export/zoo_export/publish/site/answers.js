@@ -14,7 +14,7 @@ import { readText, textFeeds } from "./tasks.js";
  * @returns {Promise<Result>}
  */
 export async function answer(model, input) {
-  const { manifest, sessions, ort } = model, { task, image, graphs: [graph] } = manifest;
+  const { manifest, sessions, ort } = model, { task, image, features, graphs: [graph] } = manifest;
   if (image) {
     const { pixels } = await import("./image.js"), values = await pixels(input, image), shape = [1, image.channels, image.height, image.width];
     const { logits } = await sessions[graph.name].run({ [graph.inputs[0].name]: new ort.Tensor("float32", values, shape) });
@@ -23,6 +23,7 @@ export async function answer(model, input) {
   const read = readText(model, input), tokens = read.ids.length;
   const outputs = await sessions[graph.name].run(textFeeds(model, graph, read));
   if (task === "sentence-embedding") return { tokens, embedding: embed(manifest, outputs, tokens) };
+  if (task === "feature-extraction" && features) return { tokens, [features]: rows(outputs[features], tokens) };
   if (task === "fill-mask") return { tokens, masks: fill(model, read.ids, outputs.logits) };
   return { tokens, ...classes(manifest, finite(outputs.logits)) };
 }
@@ -30,14 +31,16 @@ export async function answer(model, input) {
 /** @param {Manifest} manifest @param {Feeds} outputs @param {number} tokens */
 function embed(manifest, outputs, tokens) {
   if (manifest.pooled) return finite(outputs[manifest.pooled]).slice();
-  const { data, dims } = outputs.last_hidden_state, states = finite(/** @type {any} */ ({ data })), width = dims[2];
-  const mean = Float64Array.from({ length: width }, (_, column) => {
-    let sum = 0;
-    for (let row = 0; row < tokens; row++) sum += states[row * width + column];
-    return sum / tokens;
-  });
+  const states = rows(outputs.last_hidden_state, tokens);
+  const mean = Float64Array.from(states[0], (_, column) => states.reduce((sum, row) => sum + row[column], 0) / tokens);
   const norm = Math.max(Math.hypot(...mean), 1e-12);
   return Float32Array.from(mean, (value) => value / norm);
+}
+
+/** The vectors of the first tokens. @param {Tensor} states @param {number} count */
+function rows(states, count) {
+  const values = finite(states), width = states.dims[2];
+  return Array.from({ length: count }, (_, row) => values.slice(row * width, (row + 1) * width));
 }
 
 /** @param {Model} model @param {number[]} ids @param {Tensor} logits @returns {Scored[][]} */
@@ -50,11 +53,13 @@ function fill({ manifest, texts }, ids, logits) {
   });
 }
 
-/** @param {Manifest} manifest @param {Float32Array} logits @returns {{ classes: Scored[] }} */
+/** @param {Manifest} manifest @param {Float32Array} logits @returns {Result} */
 function classes({ labels, problem }, logits) {
-  const isValue = problem === "regression";
-  const scores = isValue ? logits : problem === "multi_label_classification" ? Float64Array.from(logits, (value) => softmax([0, value])[1]) : softmax(logits);
-  return { classes: ranked(scores).map((place) => ({ label: labels[place], [isValue ? "value" : "probability"]: scores[place] })) };
+  const name = (/** @type {number} */ place) => labels[place] ?? String(place);
+  if (problem === "regression") return { values: logits.slice(), classes: ranked(logits).map((place) => ({ label: name(place), value: logits[place] })) };
+  const probabilities = problem === "multi_label_classification" ? Float64Array.from(logits, (value) => softmax([0, value])[1]) : softmax(logits);
+  const order = ranked(probabilities), label = labels.length ? { label: name(order[0]) } : {};
+  return { ...label, probabilities, classes: order.map((place) => ({ label: name(place), probability: probabilities[place] })) };
 }
 
 /** @param {ArrayLike<number>} logits */

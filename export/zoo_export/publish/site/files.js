@@ -1,7 +1,7 @@
 // Downloads files in pieces, checks their digests, and keeps them in the browser's cache.
 // @ts-check
 /** @import { Part, Pieces, Progress } from "./types.js" */
-import { get, refuse } from "./errors.js";
+import { blame, get, refuse } from "./errors.js";
 
 /** Downloads, with progress over all of them. */
 export class Downloads {
@@ -64,7 +64,7 @@ export class Downloads {
       }
       this.#loaded = before;
     }
-    refuse(`${part.path} ${problem}.`, "DownloadError");
+    blame(part.path, problem);
   }
 
   /**
@@ -88,15 +88,19 @@ export class Downloads {
         this.#loaded += value.length;
         this.report({ loaded: this.#loaded, total: this.total, path: part.path, cached });
       }
-    } catch (error) {
+    } catch {
       this.signal.throwIfAborted();
-      return `ends after ${place} of ${part.size} bytes (${/** @type {Error} */ (error).message}): load it again`;
+      return `ends after ${place} of ${part.size} bytes (network error): load it again`;
     }
     if (place < part.size) return `ends after ${place} of ${part.size} bytes: the file is incomplete`;
-    const digest = new Uint8Array(await crypto.subtle.digest("SHA-256", target));
-    const hex = Array.from(digest, (byte) => byte.toString(16).padStart(2, "0")).join("");
-    return hex === part.sha256 ? null : "has another SHA-256 than the file that was published: it is damaged or was replaced";
+    return await sha256(target) === part.sha256 ? null : "has another SHA-256 than the file that was published: it is damaged or was replaced";
   }
+}
+
+/** Return a digest in hexadecimal. @param {Uint8Array<ArrayBuffer>} content */
+export async function sha256(content) {
+  const digest = new Uint8Array(await crypto.subtle.digest("SHA-256", content));
+  return Array.from(digest, (byte) => byte.toString(16).padStart(2, "0")).join("");
 }
 
 /**

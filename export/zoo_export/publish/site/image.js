@@ -60,7 +60,7 @@ async function decode(file) {
 /** @param {Blob} file */
 function open(file) {
   return createImageBitmap(file, { premultiplyAlpha: "none", colorSpaceConversion: "none" }).catch(() => {
-    refuse("The browser cannot read this file as an image.");
+    refuse("The browser cannot read this file as an image: give a PNG, JPEG, WebP, GIF, BMP or AVIF.");
   });
 }
 

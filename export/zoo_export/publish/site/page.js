@@ -1,7 +1,7 @@
 // The page: shows the evidence, loads the model when asked, and runs what the visitor writes.
 // @ts-check
 /** @import { Evidence, Manifest, Result, Runtime, Scored } from "./types.js" */
-import { chooseRuntime, describe, loadSession, missing } from "./zoo.js";
+import { chooseRuntime, describe, loadSession } from "./zoo.js";
 
 /** @template {HTMLElement} T @param {string} id @returns {T} */
 const $ = (id) => /** @type {any} */ (document.getElementById(id));
@@ -11,6 +11,7 @@ const make = (tag, properties = {}, ...children) => {
   element.append(...children);
   return element;
 };
+/** @type {Record<string, string[]>} */
 const LABELS = {
   "text-generation": ["Prompt", "Write"],
   "text2text-generation": ["Source", "Write"],
@@ -19,6 +20,7 @@ const LABELS = {
   "text-classification": ["Text", "Classify"],
   "image-classification": ["Image", "Classify"],
 };
+/** @type {Record<string, string>} */
 const EXAMPLES = {
   "text-generation": "Once upon a time",
   "text2text-generation": "The rain has stopped.",
@@ -69,10 +71,9 @@ function showEvidence({ name, version, evidence }) {
   $("evidence").hidden = false;
 }
 
-async function start() {
-  const lacks = missing();
-  if (lacks) return complain(lacks);
-  manifest = await describe();
+async function prepare() {
+  const found = await describe();
+  manifest = found.task === "feature-extraction" ? { ...found, task: "sentence-embedding" } : found;
   const runtime = await chooseRuntime(manifest), { task } = manifest;
   $("facts").textContent = `${manifest.description}${manifest.description ? ". " : ""}It runs in this browser: what you enter stays here.`;
   showEvidence(runtime);
@@ -208,7 +209,7 @@ function list(output, scored, title) {
   output.append(make("table", {}, make("caption", {}, title), make("tbody", {}, ...rows)));
 }
 
-/** @type {Record<import("./types.js").Task, (output: HTMLElement, signal: AbortSignal) => Promise<number | undefined>>} */
+/** @type {Record<string, (output: HTMLElement, signal: AbortSignal) => Promise<number | undefined>>} */
 const TASKS = {
   "text-generation": write,
   "text2text-generation": write,
@@ -243,4 +244,4 @@ $("image").onchange = () => {
   preview.hidden = !file;
   if (file) preview.src = URL.createObjectURL(file);
 };
-start().catch((error) => complain(said(error)));
+export const start = () => prepare().catch((error) => complain(said(error)));

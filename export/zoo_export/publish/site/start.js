@@ -1,14 +1,19 @@
 // Starts the page. It is no module, so that it can say why modules are not loaded.
 // @ts-check
 
-/** Say why the page's modules cannot be loaded. @param {Error} error */
-async function explain({ message }) {
-  for (const name of ["page.js", "zoo.js", "errors.js", "options.js"]) {
-    const response = await fetch(name).catch(() => null), type = response?.headers.get("Content-Type");
+/** The modules that the page imports. */
+const MODULES = ["page.js", "zoo.js", "errors.js", "files.js", "options.js"];
+
+/** Say why they cannot be loaded. */
+async function explain() {
+  for (const name of MODULES) {
+    const response = await fetch(name).catch(() => null), type = response?.headers.get("Content-Type") ?? "";
     if (!response?.ok) return `${name} cannot be loaded (${response ? `${response.status} ${response.statusText}` : "network error"}).`;
-    if (!type?.includes("javascript")) return `${name} is sent as ${type}: the server must send it as text/javascript.`;
+    if (type.includes("html")) return `${name} cannot be loaded (the server sent a web page instead).`;
+    if (!type.includes("javascript")) return `${name} is sent as ${type || "no type"}: the server must send it as text/javascript.`;
+    if (!(await response.text()).trim()) return `${name} is empty: publish the model again.`;
   }
-  return `The page cannot start (${message}): publish the model again.`;
+  return `One of ${MODULES.join(", ")} is damaged: publish the model again.`;
 }
 
 /** @param {string} text */
@@ -18,4 +23,4 @@ function announce(text) {
 }
 
 if (location.protocol === "file:") announce("This page needs a web server: opened as a file, it cannot load the model.");
-else import("./page.js").catch(async (error) => announce(await explain(error)));
+else import("./page.js").then(({ start }) => start()).catch(async () => announce(await explain()));

@@ -29,8 +29,10 @@ export async function run(model, input, options, hooks) {
 export function readText({ manifest, texts }, input) {
   if (!texts) refuse("The model has no tokenizer.");
   const [first, second] = typeof input === "string" ? [input, null] : input;
-  if (/\p{Cs}/u.test(first + second)) refuse("The text contains a lone surrogate.");
-  for (const text of [first, second]) if (text !== null && texts.isEmpty(text)) refuse("The text is empty.");
+  for (const text of second === null ? [first] : [first, second]) {
+    if (/\p{Cs}/u.test(text)) refuse("The text contains a lone surrogate.");
+    if (texts.isEmpty(text)) refuse("The text is empty.");
+  }
   const read = texts.encode(manifest.prefix + first, second), { positions, truncate } = manifest;
   const isMore = (/** @type {number | null} */ limit) => limit !== null && read.ids.length > limit;
   if (isMore(truncate) || isMore(positions)) refuse(`The text has ${read.ids.length} tokens, the model reads ${truncate ?? positions}: shorten it.`);

@@ -95,8 +95,8 @@ export interface Generation {
 }
 
 export type Task =
-  | "text-generation" | "text2text-generation" | "sentence-embedding" | "fill-mask" | "text-classification"
-  | "image-classification";
+  | "text-generation" | "text2text-generation" | "feature-extraction" | "sentence-embedding" | "fill-mask"
+  | "text-classification" | "image-classification";
 
 /** model.json. */
 export interface Manifest {
@@ -136,15 +136,18 @@ export interface Manifest {
   unsupported: string[];
   /** Number of segments of the model's texts. */
   segments: number;
+  /** What is put before a text to embed or to generate from. */
   prefix: string;
   generation: Generation | null;
   ends: number[];
   start: number | null;
   mask: { id: number; text: string } | null;
-  /** Names of the classes. */
+  /** Names of the classes; empty if they are numbered. */
   labels: string[];
   problem: "single_label_classification" | "multi_label_classification" | "regression" | null;
+  /** Outputs: an embedding, and the vectors of feature extraction. */
   pooled: string | null;
+  features: "last_hidden_state" | "features" | null;
   image: null | {
     width: number;
     height: number;
@@ -155,6 +158,8 @@ export interface Manifest {
     mean: number[];
     std: number[];
   };
+  /** Of the text of model.json before this field. */
+  sha256: string;
 }
 
 export interface Progress {
@@ -168,6 +173,8 @@ export interface Progress {
 }
 
 export interface LoadOptions {
+  /** By default the model's own; "sentence-embedding" for one of "feature-extraction". */
+  task?: Task;
   onProgress?: (progress: Progress) => void;
   signal?: AbortSignal;
   /** By default the first of the manifest that the browser supports. */
@@ -200,7 +207,16 @@ export interface Result {
   generated_ids?: number[];
   finish_reason?: "end" | "stop" | "length" | null;
   embedding?: Float32Array;
+  /** A vector for each token; `features` if the model selects layers. */
+  last_hidden_state?: Float32Array[];
+  features?: Float32Array[];
   masks?: Scored[][];
+  /** The likeliest class, if the classes have names. */
+  label?: string;
+  /** In the order of the model's classes, as `values` are; `classes` has the highest first. */
+  probabilities?: Float64Array;
+  /** Of a regression. */
+  values?: Float32Array;
   classes?: Scored[];
 }
 

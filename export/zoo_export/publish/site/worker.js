@@ -69,8 +69,11 @@ function described(error) {
   const { name = "Error", message = String(error) } = /** @type {Error} */ (error ?? {});
   if (/bad_alloc|out of memory|allocation failed|Array buffer allocation|memory access out of bounds/i.test(message))
     return { name: "MemoryError", message: "The browser has too little memory for the model: close other tabs, or choose a smaller model." };
-  return model || error instanceof ModelError || name === "AbortError" ? { name, message }
-    : { name: "DownloadError", message: `The model cannot be opened: ${message}. Publish it again.` };
+  if (error instanceof ModelError || name === "AbortError") return { name, message, cause: /** @type {Error} */ (error).cause };
+  return {
+    name: "WorkerError", cause: message,
+    message: model ? "The model failed on this input." : "The browser cannot open the model: publish it again, or try another browser.",
+  };
 }
 
 self.onmessage = ({ data: { id, method, given } }) => {

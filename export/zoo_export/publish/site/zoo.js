@@ -2,7 +2,8 @@
 // @ts-check
 /** @import { Loaded, LoadOptions, Manifest, Progress, Result, Runtime, RunOptions } from "./types.js" */
 
-import { ModelError, checkModules, get, refuse } from "./errors.js";
+import { ModelError, blame, checkModules, get, refuse } from "./errors.js";
+import { sha256 } from "./files.js";
 import { checkInput, checkOptions, settle } from "./options.js";
 
 export { ModelError };
@@ -12,7 +13,7 @@ const HERE = new URL("./", import.meta.url);
 const rule = (/** @type {string} */ type, /** @type {"positive" | null} */ bound = null) => ({ type: `${type} or none`, bound });
 /** The options of loadSession, and of every call. */
 const LOADING = { task: "loadSession", rules: {
-  runtime: rule("str"), threads: rule("int", "positive"), unverified: rule("bool"), cache: rule("bool"),
+  task: rule("str"), runtime: rule("str"), threads: rule("int", "positive"), unverified: rule("bool"), cache: rule("bool"),
   signal: rule("AbortSignal"), onProgress: rule("Function"), onText: rule("Function"),
 } };
 
@@ -29,12 +30,16 @@ function folderOf(path) {
  * @returns {Promise<Manifest>}
  */
 export async function describe(folder = HERE) {
-  const response = await get("model.json", folderOf(folder), { cache: "no-cache" });
-  const manifest = await response.json().catch(() => null), fail = (/** @type {string} */ why) => {
-    refuse(`${response.url} ${why}: publish the model again.`, "DownloadError");
-  };
+  const lacks = missing();
+  if (lacks) refuse(lacks, "UnsupportedError");
+  const response = await get("model.json", folderOf(folder), { cache: "no-cache" }), text = await response.text().catch(() => "");
+  const fail = (/** @type {string} */ why) => blame(response.url, `${why}: publish the model again`);
+  /** @type {any} */
+  let manifest = null;
+  try { manifest = JSON.parse(text); } catch { /* told below */ }
   if (manifest?.schema > 1) fail(`has the unknown schema ${manifest.schema}`);
-  if (!manifest?.task || !manifest.files || !manifest.graphs?.[0] || !manifest.runtimes?.[0]?.evidence) fail("is damaged, or describes no model");
+  const sealed = new TextEncoder().encode(text.slice(0, text.lastIndexOf(',"sha256":')));
+  if (!manifest?.sha256 || manifest.sha256 !== await sha256(sealed)) fail("is damaged or was changed");
   return manifest;
 }
 
@@ -63,19 +68,25 @@ export async function chooseRuntime(manifest, name) {
   return runtime;
 }
 
+/** Return the description of a model for a task, by default its own. @param {Manifest} manifest @param {string} [task] @returns {Manifest} */
+function forTask(manifest, task) {
+  const { task: own } = manifest, isFeatures = own === "feature-extraction";
+  if (isFeatures && task === "sentence-embedding") return { ...manifest, task };
+  if (task && task !== own) refuse(`The model's task is ${own}: a page cannot run ${task}.`);
+  return isFeatures ? { ...manifest, prefix: "" } : manifest;
+}
+
 /**
  * Download a model, and open it in a worker.
  * @param {string | URL | Manifest} source the folder of model.json, or what describe() read in this folder
  * @param {LoadOptions} options
  */
 export async function loadSession(source = HERE, options = {}) {
-  const { onProgress, signal, ...rest } = checkOptions(LOADING, { ...options });
-  const lacks = missing();
-  if (lacks) refuse(lacks, "UnsupportedError");
-  const isRead = source instanceof Object && "schema" in source;
-  const folder = isRead ? HERE : folderOf(source);
-  const manifest = isRead ? source : await describe(folder);
+  const { onProgress, signal, task, ...rest } = checkOptions(LOADING, { ...options });
+  const isRead = source instanceof Object && "schema" in source, folder = isRead ? HERE : folderOf(source);
+  const manifest = forTask(isRead ? source : await describe(folder), task);
   const runtime = await chooseRuntime(manifest, rest.runtime);
+  await checkModules(["worker.js", "errors.js", "files.js", "numbers.js", "tasks.js"], HERE); // an empty worker never answers
   const session = new Session(manifest, runtime);
   try {
     Object.assign(session, await session.call("load", { manifest, runtime, folder: folder.href, ...rest }, { signal, onProgress }));
@@ -106,13 +117,10 @@ export class Session {
       else if (message.text !== undefined) call?.onText?.(message.text);
       else if ("value" in message) call?.resolve(message.value);
       else call?.reject(message.error.name === "AbortError" ? new DOMException(message.error.message, "AbortError")
-        : new ModelError(message.error.message, message.error.name));
+        : new ModelError(message.error.message, message.error.name, message.error.cause));
     };
-    this.#worker.onerror = async ({ message }) => {
-      const modules = ["worker.js", "errors.js", "files.js", "numbers.js", "tasks.js"];
-      const found = message ? null : await checkModules(modules, HERE).catch((error) => error);
-      this.#fail(found ?? new ModelError(`The worker failed: ${message ?? "one of its modules is damaged"}.`, "WorkerError"));
-    };
+    this.#worker.onerror = ({ message }) =>
+      this.#fail(new ModelError("The worker failed: load the model again. If this does not help, publish it again.", "WorkerError", message));
   }
 
   /**
