@@ -11,6 +11,7 @@ import pytest
 
 from tests.conftest import ROOT
 from zoo import hookspecs
+from zoo.limits import LIMITS
 from zoo.plugins.discovery import BUILT_IN
 from zoo.registry import registry
 
@@ -20,7 +21,8 @@ MODULES = {
     "zoo.contract.graphs": 5, "zoo.contract.past": 3, "zoo.contract.tensors": 2, "zoo.cost": 4,
     "zoo.checkpoints.published": 1, "zoo.models.persist": 2, "zoo.nn.attention": 3,
     "zoo.nn.cache": 3, "zoo.nn.experts": 3, "zoo.nn.loss": 4, "zoo.nn.masks": 3, "zoo.nn.pooling": 1,
-    "zoo.nn.positions": 2, "zoo.nn.recording": 4, "zoo.nn.relative": 1, "zoo.tokenizers.tokenizer": 4,
+    "zoo.nn.positions": 2, "zoo.nn.recording": 4, "zoo.nn.relative": 1, "zoo.terminal": 1,
+    "zoo.tokenizers.tokenizer": 4,
     "zoo.tokenizers.windows": 1, "zoo_export.publish.kserve": 1, "zoo_export.publish.pbtxt": 1,
 }  # fmt: skip
 """Modules with examples, and their minimum number of examples."""
@@ -98,7 +100,7 @@ def test_every_public_module_has_a_reference(module: str) -> None:
 def test_reference_lists_the_exit_statuses_of_the_classes() -> None:
     text = (DOCS / "reference" / "exit-statuses.md").read_text(encoding="utf-8")
     errors = import_module("zoo.errors")
-    for name in ("UsageError", "ArtifactError", "ParityError", "PluginError", "StorageError"):
+    for name in ("UsageError", "ArtifactError", "ParityError", "PluginError", "StoppedError", "StorageError"):
         code = getattr(errors, name).exit_code
         assert re.search(rf"^\| {code} \| [^|]+ \| \{{class\}}`zoo\.{name}` \|$", text, re.MULTILINE), name
 
@@ -138,3 +140,10 @@ def test_every_page_of_an_architecture_is_in_the_index() -> None:
         "runtime",
         "training",
     }
+
+
+def test_limits_are_documented() -> None:
+    text = (DOCS / "reference" / "input-limits.md").read_text(encoding="utf-8")
+    defaults = ["the memory that is free" if x.default is None else f"{x.default:,} {x.unit}" for x in LIMITS]
+    rows = [f"| `{x.variable}` | {default} | {x.what} |" for x, default in zip(LIMITS, defaults, strict=True)]
+    assert re.findall(r"^\| `.+$", text, re.MULTILINE) == rows

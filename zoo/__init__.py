@@ -33,7 +33,7 @@ if TYPE_CHECKING:
         token_ids,
     )
     from zoo.cost import Cost
-    from zoo.errors import ArtifactError, ParityError, PluginError, StorageError, UsageError, ZooError
+    from zoo.errors import ArtifactError, ParityError, PluginError, StoppedError, StorageError, UsageError, ZooError
     from zoo.figures.attention import AttentionAxis, AttentionMap, AttentionRecord, AttentionStep, AttentionVectors
     from zoo.figures.attention_page import AttentionPage, attention_page
     from zoo.hookspecs import ZOO_API, hookimpl
@@ -74,6 +74,7 @@ __all__ = [
     "Settings",
     "Size",
     "States",
+    "StoppedError",
     "StorageError",
     "Task",
     "TensorSpec",
@@ -107,7 +108,9 @@ _NAMES = {
         "Size", "States", "Task", "TensorSpec", "Tracker", "attentions", "causal_graph", "floats", "mask", "token_ids",
     ),
     "zoo.cost": ("Cost",),
-    "zoo.errors": ("ArtifactError", "ParityError", "PluginError", "StorageError", "UsageError", "ZooError"),
+    "zoo.errors": (
+        "ArtifactError", "ParityError", "PluginError", "StoppedError", "StorageError", "UsageError", "ZooError",
+    ),
     "zoo.figures.attention": ("AttentionAxis", "AttentionMap", "AttentionRecord", "AttentionStep", "AttentionVectors"),
     "zoo.figures.attention_page": ("AttentionPage", "attention_page"),
     "zoo.hookspecs": ("ZOO_API", "hookimpl"),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import re
 import sys
-import tomllib
 import types
 import typing
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,6 +15,9 @@ from typing import Any, ClassVar, Literal, Self, TypeVar
 from zoo.contract import Graph
 from zoo.cost import Cost
 from zoo.errors import UsageError, Wording, close_to, nearest
+from zoo.limits import LAYERS
+from zoo.reading import parse_toml
+from zoo.terminal import is_unicode
 
 __all__ = ["Activation", "Config", "Initializer", "Norm", "Settings", "shortest_period"]
 
@@ -27,7 +29,6 @@ Norm = Literal["layer", "annotated"]
 Initializer = Literal["normal", "truncated_normal", "xavier_uniform", "xavier_normal", "lecun_uniform", "lecun_normal"]
 """The distributions of initial weights: see :func:`zoo.nn.initialize`."""
 T = TypeVar("T")
-_MAX_LAYERS = 4096
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +62,9 @@ class Settings:
     def check_field(cls, key: str, value: Any, where: object = None) -> Any:
         """Return ``value`` converted for the field ``key``, or raise :class:`UsageError` with the expected type."""
         kind = cls._field_type(key, where)
+        texts = filter(lambda item: isinstance(item, str), value if isinstance(value, list | tuple) else (value,))
+        if not all(map(is_unicode, texts)):
+            raise UsageError(f"{key} is not valid Unicode, got {value!a:.80}", where)
         for alternative in _alternatives(kind):
             matched = _match(alternative, value)
             if matched is not _NO_MATCH:
@@ -187,13 +191,14 @@ class Config(Settings):
     def check_field(cls, key: str, value: Any, where: object = None) -> Any:
         """Return ``value`` converted for the field ``key``: see :meth:`Settings.check_field`.
 
-        Raises :class:`UsageError` also for more than 4096 layers, each of which is a module and a part of the graph.
+        Raises :class:`UsageError` also for more layers than :data:`zoo.limits.LAYERS`, each of which is a module and a
+        part of the graph, or channels, each of which has a mean.
         """
         checked = super().check_field(key, value, where)
-        if re.fullmatch(r"num_(\w+_)?(layers|repeats)", key):
+        if re.fullmatch(r"num_(\w+_)?(layers|repeats|channels)", key):
             for count in checked if isinstance(checked, tuple) else (checked,):
-                if isinstance(count, int) and count > _MAX_LAYERS:
-                    raise UsageError(f"{key} must be at most {_MAX_LAYERS}, got {count}", where)
+                if isinstance(count, int) and count > LAYERS.value():
+                    raise UsageError(f"{key} must be at most {LAYERS.value()}, got {count}", where, LAYERS.remedy)
         return checked
 
     @property
@@ -269,7 +274,7 @@ def _name(kind: Any) -> str:
 def _read_toml(text: str) -> Any:
     """Parse a text as a TOML value; return text that is not TOML unchanged."""
     try:
-        parsed = tomllib.loads(f"value = {text}")
+        parsed = parse_toml(f"value = {text}")
     except (ValueError, RecursionError):
         return text
     return parsed["value"] if len(parsed) == 1 else text

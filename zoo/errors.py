@@ -18,6 +18,7 @@ __all__ = [
     "MissingPackageError",
     "ParityError",
     "PluginError",
+    "StoppedError",
     "StorageError",
     "UnreadableError",
     "UsageError",
@@ -88,6 +89,12 @@ class UsageError(ZooError):
 
 class ArtifactError(ZooError):
     """A missing, truncated, altered or invalid file or input."""
+
+    exit_code = 3
+
+
+class StoppedError(ZooError):
+    """A run of a graph was interrupted, or took longer than it may."""
 
     exit_code = 3
 
@@ -165,9 +172,16 @@ _REMEDIES = {
 
 @contextmanager
 def storage_errors(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Convert any ``OSError`` raised inside into a :class:`StorageError` about ``path``."""
+    """Convert any ``OSError`` raised inside into a :class:`StorageError` about ``path``.
+
+    A path with a NUL character, which no file can have, is a :class:`UsageError`.
+    """
     try:
         yield
+    except ValueError as error:
+        if "\0" not in str(path):
+            raise
+        raise UsageError("a path cannot contain a NUL character", repr(str(path))) from error
     except OSError as error:
         what = error.strerror or type(error).__name__
         raise StorageError(f"cannot write ({what})", path, _REMEDIES.get(error.errno or 0)) from error

@@ -13,7 +13,8 @@ from typing import Any, Self
 
 import numpy as np
 
-from zoo.errors import ArtifactError, UsageError
+from zoo.errors import ArtifactError, UsageError, ZooError
+from zoo.limits import IMAGE_PIXELS
 
 __all__ = ["ImageReader", "white_of"]
 
@@ -21,8 +22,6 @@ Array = np.ndarray[Any, Any]
 
 _ROUNDING = 1e-6
 """Added before rounding down: the size before cropping is a quotient of two floats."""
-_MOST_PIXELS = 2**26
-"""Largest size of a resized image before it is cropped: a narrow strip would take all memory."""
 _SILENCE = logging.NullHandler()
 _MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 """Pillow's mode for each number of channels."""
@@ -114,16 +113,19 @@ class ImageReader:
                 if isinstance(value, Image.Image)
                 else Image.open(io.BytesIO(value) if isinstance(value, bytes) else value)
             ) as image:
+                IMAGE_PIXELS.check(math.prod(image.size), f"an image of {image.width} x {image.height} pixels", where)
                 upright = ImageOps.exif_transpose(_eight_bits(image))
-                resized = self._resized(*upright.size)
+                resized = self._resized(*upright.size, where)
                 left, top = (resized[0] - self.width) // 2, (resized[1] - self.height) // 2
                 sized = upright.convert(self.mode).resize(resized, Image.Resampling[self.resample])
                 sized = sized.crop((left, top, left + self.width, top + self.height))
+        except ZooError:
+            raise
         except Exception as error:  # Pillow raises many classes, including SyntaxError
             raise ArtifactError(f"cannot be read as an image ({error})", where) from error
         return np.asarray(sized)
 
-    def _resized(self, width: int, height: int) -> tuple[int, int]:
+    def _resized(self, width: int, height: int, where: str | None) -> tuple[int, int]:
         """Return width and height of an image before it is cropped."""
         whole = math.floor(self.width / self.crop + _ROUNDING), math.floor(self.height / self.crop + _ROUNDING)
         if not self.keeps_ratio:
@@ -132,8 +134,8 @@ class ImageReader:
             resized = whole[0], max(whole[1], whole[0] * height // width)
         else:
             resized = max(whole[0], whole[1] * width // height), whole[1]
-        if math.prod(resized) > _MOST_PIXELS:
-            raise ValueError(f"{width} x {height} pixels would become {resized[0]} x {resized[1]}: crop it")
+        what = f"{width} x {height} pixels would become {resized[0]} x {resized[1]}, so crop the image"
+        IMAGE_PIXELS.check(math.prod(resized), what, where)
         return resized
 
 

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-__all__ = ["catch", "deferred", "end_at_once", "interrupt", "status"]
+__all__ = ["catch", "deferred", "end_at_once", "interrupt", "interrupts", "status"]
 
 _received: list[int] = []
 _waiting: list[int] = []
@@ -45,6 +45,11 @@ def interrupt() -> None:
     for number in _caught:
         signal.signal(number, _interrupt)
     sys.unraisablehook = _repeat
+
+
+def interrupts(number: int) -> bool:
+    """Return whether a signal raises ``KeyboardInterrupt``, in a command or by Python's default."""
+    return signal.getsignal(number) in (signal.default_int_handler, _interrupt)
 
 
 def status() -> int | None:

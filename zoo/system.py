@@ -17,7 +17,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, TypeVar
 
 from zoo.errors import StorageError, ZooWarning
 
@@ -32,6 +32,7 @@ __all__ = [
     "free_memory",
     "has_parent",
     "interpreter",
+    "interruptible",
     "library_file",
     "lock",
     "release_large_blocks",
@@ -42,6 +43,7 @@ __all__ = [
     "usable_cores",
 ]
 
+T = TypeVar("T")
 Release = Callable[[], None]
 """Releases a lock. Locks are also released when the process ends."""
 
@@ -209,6 +211,31 @@ def usable_cores() -> int:
     else:
         cores = os.cpu_count() or 1
     return cores
+
+
+def interruptible(function: Callable[[], T]) -> T:
+    """Call a function in another thread and wait for it, so that Ctrl-C ends the wait, even for native code.
+
+    The thread then goes on until the function or the process ends. Other threads than the main one, which do not
+    receive Ctrl-C, call the function themselves.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return function()
+    results: list[T] = []
+    errors: list[BaseException] = []
+
+    def call() -> None:
+        try:
+            results.append(function())
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=call, daemon=True)
+    thread.start()
+    thread.join()
+    if errors:
+        raise errors[0]
+    return results[0]
 
 
 @contextmanager

@@ -7,14 +7,18 @@ change the terminal's settings or hide what was printed before.
 from __future__ import annotations
 
 import json
+import re
 import unicodedata
 from collections.abc import Callable
 from functools import cache
 
-__all__ = ["LINE", "one_line", "printable", "printable_json"]
+__all__ = ["LINE", "is_unicode", "one_line", "printable", "printable_json"]
 
 LINE = 4000
 """Maximum number of characters in a line of :func:`one_line`."""
+
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class _Escapes(dict[int, str]):
@@ -36,6 +40,11 @@ def _python_escape(character: str) -> str:
 
 _JSON = _Escapes("\n", lambda character: json.dumps(character)[1:-1])
 _text_escapes = cache(lambda keep: _Escapes(keep, _python_escape))
+
+
+def is_unicode(text: str) -> bool:
+    """Return whether a text has no halves of characters (surrogates), which UTF-8 and most libraries refuse."""
+    return text.isascii() or _SURROGATE.search(text) is None
 
 
 def printable(text: str, keep: str = "") -> str:

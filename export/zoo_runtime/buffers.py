@@ -10,6 +10,7 @@ import numpy as np
 from zoo.contract import Graph
 from zoo_runtime.onnx_runtime import ort
 from zoo_runtime.providers import device_of
+from zoo_runtime.stopping import running
 from zoo_runtime.values import to_array, to_value
 
 __all__ = ["PAST_LENGTH", "Buffers", "run_in_place"]
@@ -99,6 +100,7 @@ def run_in_place(
     others = [item.name for item in session.get_outputs() if item.name not in present]
     for name in others:
         binding.bind_output(name)
-    session.run_with_iobinding(binding)
+    with running() as options:
+        session.run_with_iobinding(binding, options)
     made = [to_array(value) for value in binding.get_outputs()[len(present) :]]
     return dict(zip((*others, *present), (*made, *buffers.filled(total)), strict=True)), buffers

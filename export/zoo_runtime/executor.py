@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from zoo.contract import Graph
-from zoo.errors import UsageError
+from zoo.contract import Graph, TensorSpec, dim_names
+from zoo.errors import ArtifactError, UsageError
 from zoo.probe.inputs import Feeds
 from zoo.probe.pipeline import Arrays, typed_feeds
 from zoo_runtime.adapters import ADAPTER_IDS
@@ -20,7 +20,7 @@ from zoo_runtime.onnx_runtime import ort
 from zoo_runtime.providers import device_of
 from zoo_runtime.values import run_lean, run_session
 
-__all__ = ["LOGITS_TO_KEEP", "OnnxExecutor", "check_past", "run_keeping"]
+__all__ = ["LOGITS_TO_KEEP", "OnnxExecutor", "check_feeds", "check_past", "run_keeping"]
 
 LOGITS_TO_KEEP = "logits_to_keep"
 """Optional graph input: the number of last positions to compute logits for; 0 means all."""
@@ -107,6 +107,34 @@ def run_keeping(graph: Graph, run: Callable[[Arrays], Arrays], arrays: Arrays, *
         for keep in sorted({1, min(3, outputs["logits"].shape[1])}, reverse=True):
             outputs["logits"][:, -keep:] = run(arrays | {LOGITS_TO_KEEP: np.array(keep)})["logits"]
     return outputs
+
+
+def check_feeds(graph: Graph, feeds: Feeds) -> None:
+    """Raise :class:`UsageError` for a missing input, and :class:`ArtifactError` for sizes that the graph excludes."""
+    check_past(graph, feeds)
+    where, past = f"graph {graph.name}", graph.past_tensors()
+    begins = bool(past) and past[0].name not in feeds
+    sizes = {graph.past_length: 0} if begins and graph.past_length is not None else {}
+    shapes: dict[TensorSpec, tuple[int, ...]] = {}
+    for tensor in graph.input_tensors():
+        if tensor.name not in feeds:
+            if begins and tensor in past:
+                continue
+            raise UsageError(f"missing input {tensor.name}", where)
+        shape = shapes[tensor] = np.shape(feeds[tensor.name])
+        if len(shape) != len(tensor.dims):
+            raise ArtifactError(f"{tensor.name} must have {len(tensor.dims)} dimensions, got {len(shape)}", where)
+        for dim, size in zip(tensor.dims, shape, strict=True):
+            declared = graph.sizes.get(str(dim))
+            if declared is not None and not declared.allows(size):
+                raise ArtifactError(f"{dim} of {tensor.name} is {size}, but must be {declared}", where)
+            if dim_names(dim) == (dim,) and sizes.setdefault(str(dim), size) != size:
+                what = f"{dim} of {tensor.name} is {size}, but {sizes[str(dim)]} in another input"
+                raise ArtifactError(what, where)
+    for tensor, shape in shapes.items():
+        known = all(name in sizes for dim in tensor.dims for name in dim_names(dim))
+        if known and tensor.shape(sizes) != shape:
+            raise ArtifactError(f"{tensor.name} must have the shape {tensor.shape(sizes)}, got {shape}", where)
 
 
 def check_past(graph: Graph, feeds: Feeds) -> None:

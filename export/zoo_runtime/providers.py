@@ -18,8 +18,11 @@ from typing import Any, Literal
 import numpy as np
 
 from zoo import system
-from zoo.errors import ArtifactError, UnreadableError, UsageError, Wording, argument, nearest
+from zoo.errors import ArtifactError, StoppedError, UnreadableError, UsageError, Wording, argument, nearest
+from zoo_runtime.arguments import check_count
+from zoo_runtime.functions import check_functions
 from zoo_runtime.onnx_runtime import ort
+from zoo_runtime.stopping import loading
 from zoo_runtime.values import to_value
 
 __all__ = [
@@ -90,6 +93,7 @@ def open_session(
         UsageError: the provider is not available, or refuses an option.
         ArtifactError: ONNX Runtime cannot load the graph.
     """
+    check_functions(graph)
     name, defaults = PROVIDERS[provider]
     if "device_id" in provider_options:  # buffers are allocated on the first device
         raise UsageError("device_id cannot be set", _OPTION, "choose the device with CUDA_VISIBLE_DEVICES")
@@ -99,7 +103,7 @@ def open_session(
     options.log_severity_level = _SILENT
     level = ort.GraphOptimizationLevel
     options.graph_optimization_level = level.ORT_ENABLE_ALL if optimize else level.ORT_DISABLE_ALL
-    options.intra_op_num_threads = allowed_cores() if threads is None else threads
+    options.intra_op_num_threads = check_count("threads", threads, system.MAX_THREADS) or allowed_cores()
     spin = spin and (threads is None or threads <= (allowed_cores() or system.usable_cores()))
     options.add_session_config_entry("session.intra_op.allow_spinning", str(int(spin)))
     options.enable_cpu_mem_arena = pool
@@ -120,12 +124,15 @@ def open_session(
     try:
         if provider == "cuda":
             _preload_libraries()
-        session = ort.InferenceSession(
-            graph if isinstance(graph, bytes) else os.fspath(graph),
-            options,
-            providers=[(name, {**defaults, **provider_options})],
-            enable_fallback=0,
-        )
+        with loading(options):
+            session = ort.InferenceSession(
+                graph if isinstance(graph, bytes) else os.fspath(graph),
+                options,
+                providers=[(name, {**defaults, **provider_options})],
+                enable_fallback=0,
+            )
+    except StoppedError:
+        raise
     except Exception as error:  # the runtime raises a dozen classes without a common base
         if graph == _PROBE and provider_options:
             raise UsageError(f"{name} refuses its options ({error})", _OPTION) from error
@@ -138,7 +145,9 @@ def open_session(
                 f"onnxruntime cannot read the weights ({os.strerror(int(failed[1]))})", where
             ) from error
         raise ArtifactError(f"onnxruntime cannot load the graph ({error})", where) from error
+    _check_names(session, graph)
     weakref.finalize(session, values.clear)  # keeps them as long as the session
+    _OPEN.add(session)
     if session.get_providers()[0] != name:
         raise UsageError(f"{name} does not load ({_missing_library(name)})", argument("provider", provider), _REMEDY)
     known = session.get_provider_options()[name]
@@ -147,6 +156,29 @@ def open_session(
             raise UsageError(f"{name} has no option {key!r}", _OPTION, nearest(key, known))
     session.disable_fallback()
     return session
+
+
+def _check_names(session: ort.InferenceSession, graph: str | os.PathLike[str] | bytes) -> None:
+    """Raise :class:`ArtifactError` for names of inputs, outputs or metadata that are not UTF-8."""
+    try:
+        for item in (*session.get_inputs(), *session.get_outputs()):
+            _ = item.name
+        _ = session.get_modelmeta().custom_metadata_map
+    except UnicodeDecodeError as error:
+        raise ArtifactError("names in the graph are not UTF-8", None if isinstance(graph, bytes) else graph) from error
+
+
+_OPEN: weakref.WeakSet[ort.InferenceSession] = weakref.WeakSet()
+
+
+def _leak() -> None:
+    """Keep all sessions alive in a forked process: destroying one would wait for threads that only the parent has."""
+    for session in _OPEN:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(session))
+
+
+if hasattr(os, "register_at_fork"):  # Windows does not fork
+    os.register_at_fork(after_in_child=_leak)
 
 
 def check_dtype(dtype: str, provider: Provider, where: object) -> None:

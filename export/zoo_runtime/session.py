@@ -8,7 +8,7 @@ import threading
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import cached_property
 from itertools import repeat
@@ -20,45 +20,33 @@ from weakref import WeakSet
 import numpy as np
 
 from zoo import plugins, system
-from zoo.artifact import (
-    ADAPTERS,
-    ATTENTIONS,
-    INT8_CACHES,
-    LOOP,
-    PRECISIONS,
-    PREFILL,
-    PROFILES,
-    SERVING,
-    TOKENIZER,
-    Export,
-    ModelDirectory,
-    declared_graphs,
-    find_exports,
-)
-from zoo.artifact.weights import dtype_name
+from zoo.artifact import ADAPTERS, PREFILL, SERVING, TOKENIZER, Export, ModelDirectory
 from zoo.config import Settings
 from zoo.contract import Graph
 from zoo.errors import ArtifactError, PluginError, UsageError, ZooError, argument, nearest
-from zoo.plugins import Plugin, ZooWarning
+from zoo.plugins import ZooWarning
 from zoo.probe.dtypes import BFLOAT16, numpy_dtype
 from zoo.probe.inputs import empty_past
 from zoo.probe.pipeline import Arrays
-from zoo.registry import load_reference
 from zoo.tokenizers.inputs import TextInputs
 from zoo.tokenizers.truncation import text_limit
 from zoo_runtime.adapters import number_of
+from zoo_runtime.arguments import check_count, check_seconds, check_text
 from zoo_runtime.batching import batches
-from zoo_runtime.executor import OnnxExecutor, check_past
+from zoo_runtime.choosing import chosen_provider, find_export, runner_class
+from zoo_runtime.executor import OnnxExecutor, check_feeds
 from zoo_runtime.generation.opening import open_stepper
+from zoo_runtime.mapped_weights import MappedWeights
 from zoo_runtime.onnx_runtime import ort
 from zoo_runtime.placement import placement, unexpected_cpu_nodes
-from zoo_runtime.providers import PROVIDERS, Memory, Provider, check_dtype, loading_problem, open_session
+from zoo_runtime.providers import Memory, Provider, check_dtype, open_session
 from zoo_runtime.runner import Answer, Pair, Runner
 from zoo_runtime.serving.capture import open_for_capture
 from zoo_runtime.serving.executor import ServingExecutor
 from zoo_runtime.serving.names import CAPACITY
 from zoo_runtime.serving.rows import Rows, sizes_of_session
 from zoo_runtime.stepper import Stepper
+from zoo_runtime.stopping import Call
 
 if TYPE_CHECKING:
     import torch
@@ -66,8 +54,9 @@ if TYPE_CHECKING:
     from zoo.tokenizers.chat import ChatTemplate
     from zoo.tokenizers.tokenizer import Tokenizer
 
-__all__ = ["Session", "chosen_provider", "find_export", "load_session"]
+__all__ = ["Session", "load_session"]
 
+Step = TypeVar("Step")
 _WINDOW = 1024
 """Number of inputs that are read, sorted by length and batched together."""
 
@@ -118,12 +107,13 @@ def load_session(
         ParityError: the export is not verified.
     """
     directory = Path(directory)
+    threads = check_count("threads", threads, system.MAX_THREADS)
+    for name, value in {"provider": provider, "variant": variant, "task": task, "memory": memory}.items():
+        check_text(name, value)
     stored = ModelDirectory.open(directory)
     provider = chosen_provider(provider, directory)
-    if threads is not None and not 1 <= threads <= system.MAX_THREADS:
-        raise UsageError(f"threads must be from 1 to {system.MAX_THREADS}, got {threads}")
     if memory not in get_args(Memory):
-        raise UsageError(f"unknown memory {memory!r}", None, nearest(memory, get_args(Memory)))
+        raise UsageError(f"unknown memory {memory!r}", None, nearest(str(memory), get_args(Memory)))
     export = find_export(stored, provider=provider, dtype=dtype, variant=variant, task=task)
     export.check()
     check_dtype(export.dtype, provider, directory)
@@ -168,91 +158,12 @@ def _report_cpu_nodes(session: Session) -> None:
             warnings.warn(f"running partly on the CPU ({operators}): {path}", ZooWarning, stacklevel=3)
 
 
-def chosen_provider(provider: Provider | Literal["auto"], directory: Path) -> Provider:
-    """Return a provider, or the one that ``auto`` stands for on this machine: CUDA if it loads, else the CPU."""
-    if provider == "auto":
-        problem = loading_problem("cuda")
-        if problem is None:
-            return "cuda"
-        warnings.warn(f"running on the CPU ({problem}): {directory}: --provider auto", ZooWarning, stacklevel=3)
-        return "cpu"
-    if provider not in PROVIDERS:
-        raise UsageError(f"unknown provider {provider!r}", None, nearest(provider, [*PROVIDERS, "auto"]))
-    return provider
-
-
-def find_export(
-    stored: ModelDirectory,
-    *,
-    provider: Provider,
-    dtype: str | torch.dtype | None = None,
-    variant: str | None = None,
-    task: str | None = None,
-) -> Export:
-    """Return the export that :func:`load_session` opens. It may not exist, or not be verified."""
-    if task is not None:
-        required = _runner_class(task, stored.spec.task)[1].variant
-        variant = required if variant is None and dtype is None else variant
-    return _choose_export(stored, provider, None if dtype is None else dtype_name(dtype), variant)
-
-
-def _choose_export(stored: ModelDirectory, provider: Provider, dtype: str | None, variant: str | None) -> Export:
-    """Return the requested export, or the best one for the provider."""
-    if variant is not None:
-        if dtype is not None:
-            raise UsageError(f"both variant {variant!r} and dtype {dtype!r}", stored.path, "give only one of them")
-        names = {
-            LOOP,
-            ADAPTERS,
-            ATTENTIONS,
-            *PROFILES,
-            SERVING,
-            *PRECISIONS,
-            *INT8_CACHES,
-            *(export.variant for export in find_exports(stored)),
-        }
-        if variant and variant not in names:
-            raise UsageError(f"unknown variant {variant!r}", stored.path, nearest(variant, filter(None, names)))
-        declared_graphs(stored.spec, variant)  # raises if the model does not support the variant
-        return Export(stored, variant)
-    own = stored.dtype
-    if dtype not in (None, own):
-        if dtype not in PRECISIONS:
-            known = [own, *PRECISIONS]
-            raise UsageError(f"this model is not available in {dtype!r}", stored.path, nearest(str(dtype), known))
-        return Export(stored, dtype)
-    found = [export for export in (Export(stored, name) for name in (provider, "")) if export.exists]
-    verified = [export for export in found if export.is_verified()]
-    return (*verified, *reversed(found), Export(stored))[0]
-
-
-def _check_sizes(graph: Graph, feeds: Mapping[str, np.ndarray[Any, Any]]) -> None:
-    """Raise :class:`ArtifactError` if an input has a size that the graph does not declare."""
-    for tensor in graph.input_tensors():
-        for dim, size in zip(tensor.dims, np.shape(feeds.get(tensor.name, ())), strict=False):
-            declared = graph.sizes.get(str(dim))
-            if declared is not None and not declared.allows(size):
-                raise ArtifactError(f"{dim} of {tensor.name} is {size}, but must be {declared}", f"graph {graph.name}")
-    check_past(graph, feeds)
-
-
-def _runner_class(task: str, declared: str) -> tuple[Plugin, type[Runner[Any]]]:
-    """Return the runner of ``task`` for models that declare the task ``declared``, with the plugin that provides it."""
-    plugin, found = plugins.active().task(task, declared)
-    cls = load_reference(found.run, plugin)
-    if not (isinstance(cls, type) and issubclass(cls, Runner)):
-        raise PluginError(f"{plugin}: {found.run} is not a subclass of zoo_runtime.Runner")
-    with plugins.blame(plugin, f"cannot list the options of the task {task}"):
-        cls.options.field_types()
-    return plugin, cls
-
-
 class Session:
     """An exported model, open on a provider. Created by :func:`load_session`.
 
-    A session is thread-safe. In a forked process it reopens its graphs; such a process must end with ``os._exit``, as
-    ``multiprocessing`` does, because ONNX Runtime cannot shut down there. As a context manager, a session closes at the
-    end of the block; a closed session raises :class:`zoo.UsageError`.
+    A session is thread-safe, and :meth:`interrupt` stops what other threads run. In a forked process it reopens its
+    graphs. As a context manager, a session closes at the end of the block; a closed session raises
+    :class:`zoo.UsageError`.
     """
 
     def __init__(
@@ -282,6 +193,8 @@ class Session:
         """Buffers of an export for serving that are not in use."""
         self._warnings: set[str] = set()
         self._opening = threading.Lock()
+        self._calls: set[Call] = set()
+        self._weights = MappedWeights(stored.path, {})
         self._closed = False
         if tokenizer is not None:
             _ = self.tokenizer  # report an invalid tokenizer before reading inputs
@@ -363,6 +276,7 @@ class Session:
         task: str | None = None,
         batch_size: int | None = None,
         adapter: str | None = None,
+        timeout: float | None = None,
         **options: Any,
     ) -> dict[str, Any]: ...
 
@@ -374,6 +288,7 @@ class Session:
         task: str | None = None,
         batch_size: int | None = None,
         adapter: str | Sequence[str | None] | None = None,
+        timeout: float | None = None,
         **options: Any,
     ) -> list[dict[str, Any]]: ...
 
@@ -385,6 +300,7 @@ class Session:
         task: str | None = None,
         batch_size: int | None = None,
         adapter: str | Sequence[str | None] | None = None,
+        timeout: float | None = None,
         **options: Any,
     ) -> dict[str, Any] | list[dict[str, Any]]: ...
 
@@ -395,6 +311,7 @@ class Session:
         task: str | None = None,
         batch_size: int | None = None,
         adapter: str | Sequence[str | None] | None = None,
+        timeout: float | None = None,
         **options: Any,
     ) -> dict[str, Any] | list[dict[str, Any]]:
         """Answer one input, or a list of them.
@@ -406,6 +323,7 @@ class Session:
             batch_size: number of inputs per batch.
             adapter: the name of a low-rank adapter, or one for each input; None or ``base`` is the model itself. A
                 batch may mix them. Requires the variant ``adapters``.
+            timeout: seconds after which running graphs are stopped.
             options: options of the task, such as ``max_new_tokens``.
 
         Returns:
@@ -414,6 +332,7 @@ class Session:
         Raises:
             UsageError: an unknown task, option or adapter, or a text for a model without a tokenizer.
             ArtifactError: an input is empty, too long, or has tokens outside the vocabulary.
+            StoppedError: the time is over, or another thread has called :meth:`interrupt`.
         """
         several = isinstance(inputs, list | tuple) and not isinstance(inputs, Pair)
         parts = int | np.integer if self.chat is None else int | np.integer | Mapping
@@ -422,10 +341,11 @@ class Session:
         listed = [inputs] if single else inputs
         if not (adapter is None or isinstance(adapter, str) or len(adapter) == len(listed)):
             raise UsageError(f"{len(adapter)} adapters for {len(listed)} inputs", "adapter", "give one for each")
-        for answer in self.map(listed, task=task, batch_size=batch_size, adapter=adapter, **options):
-            if answer.error is not None:
-                raise answer.error
-            answers.append(answer.result)
+        with self._stoppable(check_seconds("timeout", timeout)):
+            for answer in self.map(listed, task=task, batch_size=batch_size, adapter=adapter, **options):
+                if answer.error is not None:
+                    raise answer.error
+                answers.append(answer.result)
         return answers[0] if single else answers
 
     def map(
@@ -449,9 +369,7 @@ class Session:
 
     def answer(self, runner: Runner[Any], answers: Iterable[Answer], batch_size: int | None = None) -> Iterator[Answer]:
         """Like :meth:`map`, with an existing runner and inputs that are already numbered."""
-        size = (self._fixed_batch(runner) or runner.batch_size) if batch_size is None else batch_size
-        if size < 1:
-            raise UsageError(f"batch_size must be at least 1, got {size}")
+        size = check_count("batch_size", batch_size) or self._fixed_batch(runner) or runner.batch_size
         runner.batch_size = size
         return self._answer_all(runner, answers, size)
 
@@ -463,10 +381,10 @@ class Session:
 
     def pieces(self, runner: Runner[Any], value: Any, adapter: str | None = None) -> Iterator[str]:
         """Like :meth:`stream`, with an existing runner."""
-        with _blame(runner, "cannot generate"):
+        with _blame(runner, "cannot generate"), self._stoppable():
             pieces = runner.stream(self._adapted(runner.read(value, 1), adapter))
         self._report_truncated(runner)
-        return _steps(runner, "cannot generate", pieces)
+        return self._steps(runner, "cannot generate", pieces)
 
     def lead(self, runner: Runner[Any], text: str) -> str:
         """Return the text to show before the streamed pieces."""
@@ -477,16 +395,16 @@ class Session:
         """Yield human-readable lines for answers without errors. Some tasks compare the answers with each other."""
         with _blame(runner, "cannot show answers"):
             lines = iter(runner.show(answers))
-        yield from _steps(runner, "cannot show answers", lines)
+        yield from self._steps(runner, "cannot show answers", lines)
 
     def runner(self, task: str | None = None, **options: Any) -> Runner[Any]:
         """Create the runner of a task with the given options."""
         self._check_open()
         name = task or self.task
-        plugin, cls = _runner_class(name, self.stored.spec.task)
+        plugin, cls = runner_class(name, self.stored.spec.task)
         if self.chat is not None and not cls.chats:
             raise UsageError(f"the task {name} does not read chats", self.path, argument("chat", text="leave out {}"))
-        with plugins.blame(plugin, f"cannot prepare the task {name}"):
+        with plugins.blame(plugin, f"cannot prepare the task {name}", fault=ArtifactError):
             where = f"task {name}"
             given = {key: cls.options.check_field(key, value, where) for key, value in options.items()}
             runner = cls(self, cls.options.from_dict({**cls.defaults(self, given), **given}, where))
@@ -495,9 +413,11 @@ class Session:
 
     def options(self, task: str | None = None) -> type[Settings]:
         """Return the options class of a task."""
-        return _runner_class(task or self.task, self.stored.spec.task)[1].options
+        return runner_class(task or self.task, self.stored.spec.task)[1].options
 
-    def execute(self, graph: Graph, feeds: Mapping[str, np.ndarray[Any, Any]]) -> Arrays:
+    def execute(
+        self, graph: Graph, feeds: Mapping[str, np.ndarray[Any, Any]], *, timeout: float | None = None
+    ) -> Arrays:
         """Run one declared graph on arrays. If a decoder is given no past, it starts with an empty one.
 
         The graphs of the variant ``adapters`` also need ``adapter_ids``, the number of each row's adapter in
@@ -505,17 +425,47 @@ class Session:
 
         bfloat16 outputs are converted to float32, which is lossless and supported by numpy.
 
-        Raises :class:`ArtifactError` for an input of a size that the model does not declare.
+        Args:
+            graph: the graph.
+            feeds: its inputs by name.
+            timeout: seconds after which the run is stopped.
+
+        Raises:
+            ArtifactError: inputs contradict each other or have a size that the model does not declare, or ONNX Runtime
+                refuses them.
+            UsageError: an input is missing.
+            StoppedError: the time is over, or another thread has called :meth:`interrupt`.
         """
-        _check_sizes(graph, feeds)
+        check_feeds(graph, feeds)
         if graph.pasts and graph.past_tensors()[0].name not in feeds:
             rows = len(next(iter(feeds.values())))
             feeds = {**feeds, **empty_past(graph, rows, self.dtype)}
-        if self.export.variant == SERVING:
-            outputs = ServingExecutor(self.sessions, self.dtype)(graph, feeds)
-        else:
-            outputs = OnnxExecutor(self.sessions, self.dtype, twice=False)(graph, feeds)
+        with self._stoppable(check_seconds("timeout", timeout)):
+            if self.export.variant == SERVING:
+                outputs = ServingExecutor(self.sessions, self.dtype)(graph, feeds)
+            else:
+                outputs = OnnxExecutor(self.sessions, self.dtype, twice=False)(graph, feeds)
         return {name: value.astype(np.float32) if value.dtype == BFLOAT16 else value for name, value in outputs.items()}
+
+    def interrupt(self) -> None:
+        """Stop calls of this session that run in other threads. They raise :class:`zoo.StoppedError`.
+
+        Graphs are stopped between operators. Steps of :meth:`stepper` and :meth:`open_rows` are not stopped.
+        """
+        for call in list(self._calls):
+            call.stop()
+
+    @contextmanager
+    def _stoppable(self, seconds: float | None = None) -> Iterator[None]:
+        """Let the block be ended by :meth:`interrupt`, or after a time."""
+        self._weights.check()
+        call = Call(seconds, self.path)
+        self._calls.add(call)
+        try:
+            with call:
+                yield
+        finally:
+            self._calls.discard(call)
 
     def stepper(
         self, feeds: Mapping[str, np.ndarray[Any, Any]] = MappingProxyType({}), *, rows: int | None = None
@@ -613,11 +563,10 @@ class Session:
             raise UsageError("the task does not support adapters", self.path)
         return replace(item, adapter=number)
 
-    @staticmethod
-    def _compute(runner: Runner[Any], answers: Sequence[Answer], items: Sequence[Any]) -> None:
+    def _compute(self, runner: Runner[Any], answers: Sequence[Answer], items: Sequence[Any]) -> None:
         results: list[Any]
         try:
-            with _blame(runner, "cannot answer"):
+            with _blame(runner, "cannot answer"), self._stoppable():
                 results = list(runner.answer(items))
         except ArtifactError as error:
             results = [error] * len(items)
@@ -631,6 +580,16 @@ class Session:
             else:
                 raise PluginError(f"{runner.plugin} returned {type(result).__name__} as a result, which must be a dict")
 
+    def _steps(self, runner: Runner[Any], what: str, steps: Iterator[Step]) -> Iterator[Step]:
+        """Iterate over a runner's results, with each step under :func:`_blame`."""
+        while True:
+            with _blame(runner, what), self._stoppable():
+                try:
+                    step = next(steps)
+                except StopIteration:
+                    return
+            yield step
+
     # Lifetime.
 
     @property
@@ -639,6 +598,11 @@ class Session:
         with self._opening:
             self._check_open()
             if not self._sessions:
+                files = self.stored.files.items()
+                sizes = {name: entry["size"] for name, entry in files if name.endswith(".safetensors")}
+                self._weights.close()
+                self._weights = MappedWeights(self.path, sizes)
+                self._weights.check()
                 self._sessions = {name: self._open(name) for name in self.export.graph_files}
             return self._sessions
 
@@ -669,6 +633,7 @@ class Session:
         with self._opening:
             self._closed = True
             self._sessions, self.free_rows = {}, []
+            self._weights.close()
             for draft in self._drafts.values():
                 draft.close()
 
@@ -683,12 +648,11 @@ class Session:
     def _forget(self) -> None:
         """In a forked child: abandon the ONNX Runtime sessions, whose threads exist only in the parent.
 
-        Destroying a session here would wait forever for these threads, so a leaked reference keeps it alive.
+        Buffers may lie on a device that the child cannot use, so a leaked reference keeps them alive.
         """
-        for kept in (self._sessions, self.free_rows):
-            ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self.free_rows))
         self._sessions, self.free_rows = {}, []
-        self._opening = threading.Lock()
+        self._opening, self._calls = threading.Lock(), set()
 
 
 _LIVING: WeakSet[Session] = WeakSet()
@@ -702,20 +666,7 @@ def _forget_all() -> None:
 if hasattr(os, "register_at_fork"):  # Windows does not fork
     os.register_at_fork(after_in_child=_forget_all)
 
-Step = TypeVar("Step")
-
 
 def _blame(runner: Runner[Any], what: str) -> AbstractContextManager[None]:
     """Attribute a runner's errors to its plugin. stdout is not redirected, since sessions run in any thread."""
-    return plugins.blame(runner.plugin, what, redirect=False)
-
-
-def _steps(runner: Runner[Any], what: str, steps: Iterator[Step]) -> Iterator[Step]:
-    """Iterate over a runner's results, with each step under :func:`_blame`."""
-    while True:
-        with _blame(runner, what):
-            try:
-                step = next(steps)
-            except StopIteration:
-                return
-        yield step
+    return plugins.blame(runner.plugin, what, fault=ArtifactError, redirect=False)

@@ -6,18 +6,16 @@ passed as their bit patterns.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from zoo.errors import UsageError
 from zoo.probe.dtypes import BFLOAT16
-from zoo_runtime.onnx_runtime import ort, ort_native
+from zoo_runtime.onnx_runtime import ort
+from zoo_runtime.stopping import running
 
-__all__ = ["refusing_sizes", "run_lean", "run_session", "to_array", "to_value"]
+__all__ = ["run_lean", "run_session", "to_array", "to_value"]
 
 Array = np.ndarray[Any, Any]
 
@@ -51,29 +49,15 @@ def to_array(value: ort.OrtValue) -> Array:
     return array
 
 
-@contextmanager
-def refusing_sizes() -> Iterator[None]:
-    """Raise :class:`UsageError` if an input has another size than the graph fixes for a dimension."""
-    try:
-        yield
-    except (ort_native.InvalidArgument, RuntimeError) as error:  # RuntimeError from bindings
-        found = re.search(r"invalid dimensions for input: (\S+).*?Got: (\d+) Expected: (\d+)", str(error), re.DOTALL)
-        if found is None:
-            raise
-        name, got, expected = found.groups()
-        what = f"{name} has size {got} in a dimension that the export fixes at {expected}"
-        raise UsageError(what, None, "give inputs of this size, or export without --fix") from error
-
-
 def run_session(session: ort.InferenceSession, names: Sequence[str], arrays: Mapping[str, Array]) -> list[Array]:
     """Run a session on arrays by input name; return the outputs ``names``."""
     if all(item.type != _TYPE for item in (*session.get_inputs(), *session.get_outputs())):
-        with refusing_sizes():
-            outputs: list[Array] = session.run(names, arrays)
+        with running() as options:
+            outputs: list[Array] = session.run(names, arrays, options)
         return outputs
     values = {name: to_value(np.asarray(array, order="C")) for name, array in arrays.items()}
-    with refusing_sizes():
-        return [to_array(value) for value in session.run_with_ort_values(names, values)]
+    with running() as options:
+        return [to_array(value) for value in session.run_with_ort_values(names, values, options)]
 
 
 def run_lean(
@@ -99,7 +83,7 @@ def run_lean(
     options = ort.RunOptions()
     if session.get_session_options().enable_cpu_mem_arena:
         options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
-    with refusing_sizes():
+    with running(options):
         session.run_with_iobinding(binding, options)
     return {
         name: made[name] if name in made else to_array(value)

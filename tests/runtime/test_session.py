@@ -192,7 +192,7 @@ def test_bad_input_does_not_affect_others(exported_model: Exported) -> None:
         ids = [np.int64(97)]
         np.testing.assert_array_equal(session.run(ids)["last_hidden_state"], session.run("a")["last_hidden_state"])
         assert session.run([]) == []
-        with pytest.raises(UsageError, match="batch_size must be at least 1, got 0"):
+        with pytest.raises(UsageError, match="batch_size must be a whole number of at least 1, got 0"):
             session.run("a", batch_size=0)
         with pytest.raises(UsageError, match="feature-extraction does not support streaming"):
             session.stream("a")
@@ -312,8 +312,8 @@ def test_unavailable_provider_is_not_replaced(exported_model: Exported, capfd: p
     ("options", "message"),
     [
         ({"provider": "cdua"}, "unknown provider 'cdua': did you mean 'cuda'"),
-        ({"threads": 0}, "threads must be from 1 to 1024, got 0"),
-        ({"threads": 99_999_999_999}, "threads must be from 1 to 1024, got 99999999999"),
+        ({"threads": 0}, "threads must be a whole number from 1 to 1024, got 0"),
+        ({"threads": 99_999_999_999}, "threads must be a whole number from 1 to 1024, got 99999999999"),
         ({"memory": "maped"}, "unknown memory 'maped': did you mean 'mapped'"),
         ({"dtype": "int9"}, "this model is not available in 'int9': .*: did you mean 'int8' or 'int4'"),
         ({"variant": "cpus"}, "unknown variant 'cpus': .*: did you mean 'cpu'"),

@@ -85,7 +85,7 @@ class ModelDirectory:
                 f"{error} (the model was created by {creator})", None, f"pip install {owner['distribution']}"
             ) from error
         try:
-            with plugins.blame(plugin, f"cannot configure {stored['name']}"):
+            with plugins.blame(plugin, f"cannot configure {stored['name']}", fault=UsageError):
                 config = config_class(plugin, architecture).from_dict(stored["config"], where)
         except UsageError as error:
             raise ArtifactError(str(error)) from error

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from safetensors import SafetensorError, safe_open
 
 from zoo.errors import ArtifactError, UnreadableError
+from zoo.reading import check_plain, read_bytes
 
 __all__ = [
     "DTYPES",
@@ -49,7 +50,6 @@ _ITEM_SIZES = {
 """Bytes per element, in the order in which the safetensors library sorts dtypes."""
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 """The start of an escaped half of a character."""
-_MAX_JSON = 100_000_000
 _PART = 1 << 22
 Shard = TypeVar("Shard")
 T = TypeVar("T")
@@ -115,9 +115,7 @@ def parse_json(data: bytes) -> Any:
 def load_json(path: Path) -> dict[str, Any]:
     """Read a JSON object without duplicate keys; anything else is an :class:`ArtifactError`."""
     try:
-        if path.stat().st_size > _MAX_JSON:
-            raise ArtifactError(f"larger than {_MAX_JSON:,} bytes", path)
-        data = parse_json(path.read_bytes())
+        data = parse_json(read_bytes(path))
     except FileNotFoundError as error:
         raise ArtifactError("missing", path) from error
     except OSError as error:
@@ -150,6 +148,7 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
     The safetensors library opens the file first, so the file must pass its stricter checks as well.
     """
     try:
+        check_plain(path)
         with path.open("rb") as file, safe_open(path, framework="numpy"):
             size = os.fstat(file.fileno()).st_size
             base = 8 + int.from_bytes(file.read(8), "little")

@@ -29,6 +29,7 @@ from zoo.errors import ParityError, UsageError, argument
 from zoo.models import create, persist
 from zoo.models.count import parameter_count
 from zoo.models.tensors import tensor_groups
+from zoo.reading import read_bytes
 from zoo.registry import ModelSpec
 
 __all__ = ["Exported", "choose_layout", "export_checkpoint", "layout_names"]
@@ -155,7 +156,7 @@ def _write_files(stored: ModelDirectory, layout: Layout, stage: Path) -> None:
     )
     for name in (TOKENIZER, *COMPANIONS):
         if name in stored.files:
-            (stage / name).write_bytes((stored.path / name).read_bytes())
+            (stage / name).write_bytes(read_bytes(stored.path / name))
 
 
 def _tensors(stored: ModelDirectory, model: nn.Module, layout: Layout) -> dict[str, SourceTensor]:

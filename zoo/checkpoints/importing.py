@@ -44,6 +44,7 @@ from zoo.models.count import parameter_count
 from zoo.models.heads import HeadChange
 from zoo.models.tensors import stored_tensors
 from zoo.plugins import Plugin
+from zoo.reading import read_bytes
 from zoo.registry import ModelSpec, config_class, load_reference
 from zoo.tokenizers.load import write_tokenizer
 from zoo.tokenizers.sentencepiece import MARIAN
@@ -120,7 +121,7 @@ def import_checkpoint(
     owner, architecture = plugins.active().architecture(becomes)
     cls = config_class(owner, architecture)
     chosen = cls.parse_settings(settings, "--set")
-    with plugins.blame(plugin, f"cannot import {source.name}"), _reading(checkpoint.config_file):
+    with plugins.blame(plugin, f"cannot import {source.name}", fault=ArtifactError), _reading(checkpoint.config_file):
         config, moved = _configurations(layout, checkpoint, cls, chosen, task, allow_keys)
     if (checkpoint.path / PROMPTS).exists():
         read_prompts(checkpoint.path / PROMPTS)
@@ -149,7 +150,7 @@ def import_checkpoint(
                 write_tokenizer(tokenizer.path.with_name(MARIAN[1]), stage / TARGET_TOKENIZER, size)
         for companion in COMPANIONS:
             if _has(checkpoint, companion):
-                (stage / companion).write_bytes((checkpoint.path / companion).read_bytes())
+                (stage / companion).write_bytes(read_bytes(checkpoint.path / companion))
         if generation := generation_config(checkpoint, config):
             write_json(stage / GENERATION, generation)
         if not (stage / PREFIXES).exists() and (prefixes := task_prefixes(checkpoint)):

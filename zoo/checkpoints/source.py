@@ -26,6 +26,7 @@ from zoo.artifact.weights import (
 )
 from zoo.errors import ArtifactError
 from zoo.models.dtypes import STORED_DTYPES
+from zoo.reading import read_bytes
 from zoo.tokenizers.load import read_tokenizer
 
 __all__ = ["Checkpoint", "SourceModule", "SourceTensor", "source_tensors"]
@@ -104,7 +105,7 @@ class Checkpoint:
     def license(self) -> str | None:
         """The licence stated in the front matter of the model card or in timm's configuration, or None."""
         card = self.path / CARD
-        text = card.read_text(encoding="utf-8", errors="replace") if self.file is None and card.is_file() else ""
+        text = read_bytes(card).decode(errors="replace") if self.file is None and card.is_file() else ""
         matter = re.match(r"---\n(.*?)\n---", text, re.DOTALL)
         stated = re.search(r"^license: *([\w.-]+) *$", matter[1], re.MULTILINE) if matter else None
         if stated:
@@ -124,7 +125,7 @@ class Checkpoint:
         if self.file is not None or not path.exists():
             return ()
         try:
-            listed = parse_json(path.read_bytes())
+            listed = parse_json(read_bytes(path))
             found = [
                 SourceModule(str(entry["type"]).rpartition(".")[2], str(entry.get("path", ""))) for entry in listed
             ]

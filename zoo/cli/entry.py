@@ -17,7 +17,7 @@ import click
 from zoo import memo, plugins, signals
 from zoo.cli import output
 from zoo.contract import Command
-from zoo.errors import PluginError, StorageError, ZooError, missing_package
+from zoo.errors import PluginError, StorageError, UsageError, ZooError, missing_package
 from zoo.plugins.discovery import describe
 from zoo.terminal import one_line
 from zoo.version import __version__
@@ -234,6 +234,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _call(arguments: Sequence[str]) -> int:
+    for argument in arguments:
+        if "\0" in argument:
+            raise UsageError("an argument cannot contain a NUL character", repr(argument))
     try:
         status = cli.main(args=list(arguments), prog_name="zoo", standalone_mode=False)
     except click.exceptions.NoArgsIsHelpError as error:

@@ -35,6 +35,7 @@ from zoo.artifact import (
 from zoo.artifact.card import model_card
 from zoo.artifact.provenance import base_name
 from zoo.artifact.weights import load_json
+from zoo.errors import UsageError
 from zoo.models import persist
 from zoo.models.count import parameter_count
 from zoo.models.heads import HeadChange, convert
@@ -129,7 +130,7 @@ def adapt_directory(
     check_model_target(target, force=force)
     stored = ModelDirectory.open(source, rehash=True)
     old = stored.spec
-    with plugins.blame(old.plugin, f"cannot configure {old.name}"):
+    with plugins.blame(old.plugin, f"cannot configure {old.name}", fault=UsageError):
         before = old.config.to_dict()
         chosen = {**(values or {}), **type(old.config).parse_settings(settings, "--set")}
         task = task or chosen.get("task")

@@ -13,6 +13,7 @@ from zoo import plugins
 from zoo.artifact.provenance import Origin
 from zoo.config import Config
 from zoo.errors import PluginError, UsageError
+from zoo.limits import MODEL_BYTES
 from zoo.models.attachments import Attachments, attach
 from zoo.models.dtypes import STORED_DTYPES, torch_dtype
 from zoo.models.tensors import weights_digest
@@ -44,6 +45,7 @@ def initialise(name: str, *, seed: int, dtype: str | torch.dtype, **config: Any)
 
 def build(spec: ModelSpec, *, seed: int, dtype: str | torch.dtype) -> nn.Module:
     """Construct the model of ``spec`` with a seeded generator, leaving the global generator unchanged."""
+    _check_memory(spec)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return construct(spec).to(torch_dtype(dtype)).eval()
@@ -56,7 +58,7 @@ def construct(spec: ModelSpec) -> nn.Module:
     """
     cls = spec.model_class()
     _check_sizes(spec)
-    with plugins.blame(spec.plugin, f"cannot build {spec.name}"):
+    with plugins.blame(spec.plugin, f"cannot build {spec.name}", fault=UsageError):
         try:
             model = cls(spec.config)
         except (RuntimeError, TypeError):
@@ -85,6 +87,15 @@ def _check_count(spec: ModelSpec) -> None:
     if spec.cost is not None and spec.cost.parameters * _ITEM_SIZE >= _LIMIT:
         value, name = max(_sizes(spec))
         raise UsageError(f"{spec.cost.parameters} parameters are too many", spec.name, f"reduce {name}, now {value}")
+
+
+def _check_memory(spec: ModelSpec) -> None:
+    """Raise :class:`UsageError` if the parameters do not fit in memory; counting them takes none."""
+    if torch.empty(0).is_meta:  # the caller's device
+        return
+    count = spec.cost.parameters if spec.cost is not None else count_parameters(build_on_meta(spec))
+    size = count * _ITEM_SIZE
+    MODEL_BYTES.check(size, f"{count:,} parameters take {size:,} bytes", spec.name, UsageError)
 
 
 def build_on_meta(spec: ModelSpec, dtype: str | torch.dtype = "float32") -> nn.Module:

@@ -167,7 +167,7 @@ def retask(spec: ModelSpec, model: nn.Module, values: Mapping[str, Any], seed: i
 
     Raises :class:`UsageError` for an unknown value, or as :func:`convert`.
     """
-    with plugins.blame(spec.plugin, f"cannot configure {spec.name}"):
+    with plugins.blame(spec.plugin, f"cannot configure {spec.name}", fault=UsageError):
         config = spec.config.with_task(str(values.get("task", spec.task)), values, spec.name)
     if config == spec.config:
         return Retasked(spec, model, HeadChange())

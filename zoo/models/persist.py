@@ -34,6 +34,7 @@ from zoo.models.count import parameter_count
 from zoo.models.create import build_on_meta, find_spec
 from zoo.models.dtypes import STORED_DTYPES
 from zoo.models.tensors import bytes_of, stored_tensors, tensor_groups
+from zoo.reading import read_bytes
 from zoo.registry import ModelSpec
 
 __all__ = [
@@ -277,7 +278,7 @@ def load_directory(stored: ModelDirectory) -> nn.Module:
 
 def read_companions(stored: ModelDirectory) -> Attachments:
     """Return what a model directory holds besides the configuration and the weights."""
-    files = {name: (stored.path / name).read_bytes() for name in (TOKENIZER, *COMPANIONS) if name in stored.files}
+    files = {name: read_bytes(stored.path / name) for name in (TOKENIZER, *COMPANIONS) if name in stored.files}
     return Attachments(stored.origin, stored.spec.description, stored.spec.tokenizer, files)
 
 

@@ -114,11 +114,15 @@ _responsible: ContextVar[Plugin | None] = ContextVar("_responsible", default=Non
 
 
 @contextmanager
-def blame(plugin: Plugin, what: str, *, redirect: bool = True) -> Iterator[None]:
+def blame(plugin: Plugin, what: str, *, fault: type[ZooError] = PluginError, redirect: bool = True) -> Iterator[None]:
     """Run a plugin's code, converting its exceptions to :class:`PluginError` and redirecting its output to stderr.
 
-    Without ``redirect``, stdout is unchanged. Only the main thread redirects it, because stdout is shared by all
-    threads and two of them could restore it in the wrong order.
+    Args:
+        plugin: the plugin.
+        what: what fails, for the message, such as "cannot build gpt-tiny".
+        fault: the error to raise for a built-in plugin, which fails because of the values or files that it is given.
+        redirect: otherwise stdout is unchanged. Only the main thread redirects it, because stdout is shared by all
+            threads and two of them could restore it in the wrong order.
     """
     redirect = redirect and threading.current_thread() is threading.main_thread()
     token = _responsible.set(plugin)
@@ -130,6 +134,8 @@ def blame(plugin: Plugin, what: str, *, redirect: bool = True) -> Iterator[None]
     except BaseException as error:
         if (missing := missing_package(error)) is not None:
             raise missing from error
+        if plugin.built_in and fault is not PluginError and isinstance(error, Exception):
+            raise fault(f"{what} ({describe(error)})") from error
         raise PluginError(f"{plugin} {what} ({describe(error)})") from error
     finally:
         _responsible.reset(token)

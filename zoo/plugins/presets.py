@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -12,6 +11,7 @@ from types import MappingProxyType
 from typing import Any
 
 from zoo.errors import UsageError, nearest
+from zoo.reading import parse_toml, read_bytes
 
 __all__ = [
     "Preset",
@@ -69,7 +69,7 @@ def read_tables(path: Path, source: str) -> dict[str, dict[str, Any]]:
 
 def _read(path: Path, source: str) -> bytes:
     try:
-        return path.read_bytes()
+        return read_bytes(path, UsageError)
     except OSError as error:
         raise UsageError(f"cannot read ({error.strerror})", source) from error
 
@@ -83,7 +83,7 @@ def _parse_presets(content: bytes, source: str) -> Mapping[str, Preset]:
 def _parse_tables(content: bytes, source: str) -> dict[str, dict[str, Any]]:
     """Parse the tables of a file."""
     try:
-        data = tomllib.loads(content.decode())
+        data = parse_toml(content.decode())
     except (ValueError, RecursionError) as error:
         raise UsageError(f"not valid TOML ({error})", source) from error
     keys = {"models": "a model", "packages": "a package", "recipes": "a recipe"}

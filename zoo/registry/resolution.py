@@ -47,7 +47,7 @@ def _make_spec(
     short = name.rpartition(":")[2]
     cls = config_class(plugin, architecture)
     origins: dict[str, list[Assignment]] = {}
-    with blame(plugin, f"cannot configure {short}"):
+    with blame(plugin, f"cannot configure {short}", fault=UsageError):
         for entry in entries:
             for key, value in entry.config.items():
                 origins.setdefault(key, []).append(Assignment(cls.check_field(key, value, entry.where), entry.where))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from zoo.config import Config
 from zoo.contract import Architecture, Graph
 from zoo.cost import Cost
-from zoo.errors import PluginError
+from zoo.errors import PluginError, UsageError
 from zoo.plugins import Plugin, blame
 
 if TYPE_CHECKING:
@@ -68,13 +68,13 @@ class ModelSpec:
     @cached_property
     def cost(self) -> Cost | None:
         """Parameters and FLOPs in closed form, or None if the architecture does not provide them."""
-        with blame(self.plugin, f"cannot compute the cost of {self.name}"):
+        with blame(self.plugin, f"cannot compute the cost of {self.name}", fault=UsageError):
             return self.config.cost()
 
     @cached_property
     def task(self) -> str:
         """The task that the model's configuration declares."""
-        with blame(self.plugin, f"cannot read the task of {self.name}"):
+        with blame(self.plugin, f"cannot read the task of {self.name}", fault=UsageError):
             return self.config.task
 
     @cached_property
@@ -85,7 +85,7 @@ class ModelSpec:
     @cached_property
     def windowed_graphs(self) -> tuple[Graph, ...]:
         """The same with the windows that the configuration declares: see :class:`zoo.KeyValues`."""
-        with blame(self.plugin, f"cannot declare the graphs of {self.name}"):
+        with blame(self.plugin, f"cannot declare the graphs of {self.name}", fault=UsageError):
             return tuple(self.config.graphs())
 
     def model_class(self) -> type[nn.Module]:

@@ -12,6 +12,7 @@ from typing import Any
 from zoo.artifact import CHAT_TEMPLATE, MANIFEST, TOKENIZER_CONFIG, ModelDirectory
 from zoo.artifact.weights import load_json
 from zoo.errors import ArtifactError, MissingPackageError
+from zoo.reading import read_text
 
 __all__ = ["ChatTemplate", "read_chat_template"]
 
@@ -53,7 +54,7 @@ def read_chat_template(directory: str | os.PathLike[str]) -> ChatTemplate:
 
 def _text(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        return read_text(path)
     except ValueError as error:
         raise ArtifactError(f"not UTF-8 ({error})", path) from error
 

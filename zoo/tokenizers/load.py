@@ -17,6 +17,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 from zoo.artifact import MANIFEST, TOKENIZER, ModelDirectory
 from zoo.artifact.weights import load_json
 from zoo.errors import ArtifactError, UnreadableError, UsageError, ZooError
+from zoo.reading import read_text
 from zoo.tokenizers.sentencepiece import KNOWN, M2M100, MARIAN, m2m100_tokenizer, marian_tokenizer, sentencepiece_file
 
 __all__ = [
@@ -231,7 +232,7 @@ def _reader(path: Path) -> tuple[str, Callable[[Path], Tokenizer]]:
 
 
 def _read_json(path: Path) -> Tokenizer:
-    return Tokenizer.from_str(path.read_text(encoding="utf-8"))
+    return Tokenizer.from_str(read_text(path))
 
 
 def _read_wordpiece(path: Path) -> Tokenizer:

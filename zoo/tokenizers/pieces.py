@@ -10,6 +10,7 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer, processors
 
 from zoo.errors import ArtifactError
+from zoo.reading import read_bytes
 from zoo.tokenizers.sentencepiece import convert, piece_scores, sentencepiece_proto
 
 __all__ = ["FAIRSEQ_TOKENS", "PieceTokens", "pieces_tokenizer"]
@@ -51,7 +52,7 @@ def pieces_tokenizer(path: Path, tokens: PieceTokens, settings: Mapping[str, Any
     Raises:
         ArtifactError: the model or a setting cannot be represented.
     """
-    model = sentencepiece_proto().ModelProto.FromString(path.read_bytes())
+    model = sentencepiece_proto().ModelProto.FromString(read_bytes(path))
     kinds = model.SentencePiece
     control = (kinds.CONTROL, kinds.UNKNOWN)
     if any(piece.type not in control for piece in model.pieces[: tokens.replaced]):

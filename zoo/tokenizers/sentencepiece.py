@@ -12,6 +12,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 
 from zoo.artifact.weights import load_json
 from zoo.errors import ArtifactError, UsageError, ZooWarning
+from zoo.reading import read_bytes
 
 __all__ = [
     "KNOWN",
@@ -159,7 +160,7 @@ def piece_scores(model: Any) -> list[tuple[str, float]]:
 
 def sentencepiece_file(path: Path) -> Tokenizer:
     """Return the tokenizer of a SentencePiece file."""
-    content = path.read_bytes()
+    content = read_bytes(path)
     return sentencepiece_tokenizer(sentencepiece_proto().ModelProto.FromString(content), path)
 
 
@@ -252,7 +253,7 @@ def _numbered_tokenizer(
     split into them.
     """
     _, special = _vocabulary(where, settings)
-    model = sentencepiece_proto().ModelProto.FromString(path.read_bytes())
+    model = sentencepiece_proto().ModelProto.FromString(read_bytes(path))
     scores = dict(piece_scores(model))
     absent = [piece.piece for piece in model.pieces if piece.type == piece.NORMAL and piece.piece not in vocabulary]
     if absent:

@@ -13,6 +13,7 @@ import numpy as np
 
 from zoo.artifact import MANIFEST, TARGET_TOKENIZER, TOKENIZER, ModelDirectory
 from zoo.errors import ArtifactError, UsageError, Wording, ZooWarning
+from zoo.limits import TEXT_CHARACTERS
 from zoo.tokenizers.chat import ChatTemplate, read_chat_template
 from zoo.tokenizers.inputs import Side, TextInputs, padded, require_tokens
 from zoo.tokenizers.load import read_tokenizer
@@ -258,6 +259,8 @@ class Tokenizer:
         return encoded
 
     def _encode(self, backend: Any, texts: tuple[str, ...], where: object, offsets: bool = True) -> Encoding:
+        length = sum(len(text) for text in texts if isinstance(text, str))
+        TEXT_CHARACTERS.check(length, f"a text of {length:,} characters", where)
         try:
             encode = backend.encode_batch if offsets else backend.encode_batch_fast
             # Unlike backend.encode, these let other threads run.

@@ -10,11 +10,15 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 
 from zoo.errors import ArtifactError, UsageError, argument
+from zoo.limits import WORD_CHARACTERS
+from zoo.system import interruptible
+from zoo.terminal import is_unicode
 from zoo.tokenizers.load import END, bert_tokenizer, byte_level_tokenizer
 from zoo.tokenizers.sentencepiece import sentencepiece_proto, sentencepiece_tokenizer
 
@@ -28,8 +32,15 @@ _UNIGRAM = ("<pad>", "</s>", "<unk>")
 """As in T5, where a decoder starts with token 0 and ends with token 1."""
 
 
+_RUNS = re.compile(r"\S+|\s+")
+
+
 class Lines:
-    """The lines of UTF-8 files, including line ends, read lazily."""
+    """The lines of UTF-8 files, including line ends, read lazily.
+
+    Words and white space longer than :data:`zoo.limits.WORD_CHARACTERS` are cut, because the trainers take time by the
+    square of the length of a word.
+    """
 
     def __init__(self, paths: Sequence[Path], progress: Callable[[int], None] | None = None) -> None:
         for path in paths:
@@ -44,6 +55,8 @@ class Lines:
         """Whether all lines of the last pass were blank."""
         self.failure: BaseException | None = None
         """The exception that ended the last pass early, which native trainers do not always propagate."""
+        self.stopped = False
+        """End the pass, because nobody waits for the result."""
 
     def __iter__(self) -> Iterator[str]:
         self.count, self.blank, self.failure = 0, True, None
@@ -69,9 +82,21 @@ class Lines:
                     self.blank = self.blank and not text.strip()
                     if self.progress is not None:
                         self.progress(len(line))
-                    yield text
+                    yield from _cut(text)
+                    if self.stopped:
+                        return
         except OSError as error:
             raise ArtifactError(f"cannot read ({error.strerror})", path) from error
+
+
+def _cut(text: str) -> Iterator[str]:
+    """Yield a line in parts whose words are not too long."""
+    longest, start = WORD_CHARACTERS.value(), 0
+    for run in _RUNS.finditer(text) if len(text) > longest else ():
+        for place in range(run.start() + longest, run.end(), longest):
+            yield text[start:place]
+            start = place
+    yield text[start:]
 
 
 def special_tokens(tokenizer: Tokenizer) -> dict[str, int]:
@@ -112,6 +137,8 @@ def train_tokenizer(
         raise UsageError(f"a vocabulary of {vocab_size} tokens is too large", None, f"use at most {LARGEST}")
     if not all(token.strip() for token in special):
         raise UsageError("a special token is blank", None, "give it a name, such as <mask>")
+    if any(not is_unicode(token) for token in special):
+        raise UsageError("a special token is not valid Unicode", argument("special"))
     if kind == "unigram" and min_frequency is not None:
         raise UsageError(
             "a unigram vocabulary has no minimum frequency", None, argument("min_frequency", text="leave {} out")
@@ -120,13 +147,18 @@ def train_tokenizer(
     ending = list(dict.fromkeys([*([END] if kind == "bpe" else []), *special]))
     beginning = {"bpe": (), "wordpiece": _WORDPIECE, "unigram": _UNIGRAM}[kind]
     ending = [token for token in ending if token not in beginning]
+    train: Callable[[], Tokenizer]
+    if kind == "bpe":
+        train = partial(_train_bpe, lines, vocab_size, len(ending), frequency, lowercase)
+    elif kind == "wordpiece":
+        train = partial(_train_wordpiece, lines, vocab_size, len(ending), frequency, lowercase)
+    else:
+        train = partial(_train_unigram, lines, vocab_size, len(ending), lowercase)
     try:
-        if kind == "bpe":
-            tokenizer = _train_bpe(lines, vocab_size, len(ending), frequency, lowercase)
-        elif kind == "wordpiece":
-            tokenizer = _train_wordpiece(lines, vocab_size, len(ending), frequency, lowercase)
-        else:
-            tokenizer = _train_unigram(lines, vocab_size, len(ending), lowercase)
+        tokenizer = interruptible(train)
+    except KeyboardInterrupt:
+        lines.stopped = True
+        raise
     except Exception:
         if lines.failure is not None:
             raise lines.failure from None

@@ -44,6 +44,7 @@ from zoo_runtime.adapters import ADAPTER_IDS, BASE
 from zoo_runtime.executor import OnnxExecutor
 from zoo_runtime.onnx_runtime import ort
 from zoo_runtime.providers import Provider, check_dtype
+from zoo_runtime.stopping import running
 
 __all__ = ["AdaptedGraphs", "AdapterExecutor", "Form", "compare_adapter", "compare_adapters"]
 
@@ -200,7 +201,8 @@ class _LoraFileExecutor(AdapterExecutor):
         if graph.name in self._adapters:
             options.add_active_adapter(self._adapters[graph.name])
         names = [output.name for output in session.get_outputs()]
-        return dict(zip(names, session.run(names, arrays, options), strict=True))
+        with running(options):
+            return dict(zip(names, session.run(names, arrays, options), strict=True))
 
 
 def _batch_axis(tensor: TensorSpec) -> int | None:

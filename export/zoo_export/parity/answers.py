@@ -124,7 +124,7 @@ class _Opened(Session):
         executor = self._executor
         return dict(executor.sessions) if isinstance(executor, OnnxExecutor | ServingExecutor) else _NoSessions()
 
-    def execute(self, graph: Graph, feeds: Mapping[str, Array]) -> Arrays:
+    def execute(self, graph: Graph, feeds: Mapping[str, Array], *, timeout: float | None = None) -> Arrays:
         outputs = _execute(self._executor, graph, feeds)
         return {name: value.astype(np.float32) if value.dtype == BFLOAT16 else value for name, value in outputs.items()}
 

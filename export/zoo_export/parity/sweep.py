@@ -43,6 +43,7 @@ from zoo_export.parity.reference import SEED
 from zoo_export.parity.references import References
 from zoo_export.parity.rule import WIDE, Findings, Judges
 from zoo_export.parity.subject import FAINT, Subject
+from zoo_runtime.stopping import RunError
 
 __all__ = ["Magnitude", "Sweep", "in_order", "running", "smallest_points", "typical_point"]
 
@@ -547,6 +548,8 @@ def running(where: str, path: Path) -> Iterator[None]:
     """Raise errors of the runtime as :class:`ParityError`."""
     try:
         yield
+    except RunError as error:
+        raise ParityError(f"the graph fails {where} ({_short(error.__cause__)})", path) from error
     except ZooError:
         raise
     except MemoryError as error:
@@ -555,7 +558,7 @@ def running(where: str, path: Path) -> Iterator[None]:
         raise ParityError(f"the graph fails {where} ({_short(error)})", path) from error
 
 
-def _short(error: Exception) -> str:
+def _short(error: BaseException | None) -> str:
     """Return the message of an error without the source file and the function of ONNX Runtime that raised it."""
     return re.sub(r"/\S*onnxruntime\S*:\d+ .* was false\.\s*", "", str(error))
 

@@ -19,10 +19,11 @@ from zoo_runtime.batch.folders import open_folder
 from zoo_runtime.batch.inputs import fetched
 from zoo_runtime.batch.plan import Done, Failure, Plan, Shard, selection_of
 from zoo_runtime.chats import as_chat
+from zoo_runtime.choosing import find_export
 from zoo_runtime.results import Results
 from zoo_runtime.rows import column_types, read_rows
 from zoo_runtime.runner import Answer
-from zoo_runtime.session import Session, find_export, load_session
+from zoo_runtime.session import Session, load_session
 from zoo_runtime.vectors import source
 
 __all__ = ["answer_request", "model_digest", "run_shard"]

@@ -43,7 +43,7 @@ def bias_settings(values: Mapping[Any, Any]) -> tuple[str, ...]:
     written = []
     for key, value in values.items():
         parts = key if isinstance(key, tuple) else (key,)
-        if not isinstance(key, str) and not all(type(part) is int for part in parts):
+        if not isinstance(key, str) and not all(type(part) is int and part >= 0 for part in parts):
             raise ValueError(f"logit_bias has the key {key!r}: write a token id, a tuple of them, or a text")
         name = json.dumps(key) if isinstance(key, str) else ",".join(map(str, parts))
         written.append(f"{name}={value}")

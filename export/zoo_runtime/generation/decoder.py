@@ -24,7 +24,8 @@ from zoo_runtime.executor import LOGITS_TO_KEEP
 from zoo_runtime.onnx_runtime import ort
 from zoo_runtime.providers import device_of
 from zoo_runtime.stepper import check_mask, check_padding, check_roll_back, check_rows, check_saved, check_tokens
-from zoo_runtime.values import refusing_sizes, to_array, to_value
+from zoo_runtime.stopping import running
+from zoo_runtime.values import to_array, to_value
 
 __all__ = ["Array", "Decoder", "Saved", "take_rows"]
 
@@ -158,8 +159,8 @@ class Decoder:
             binding.bind_ortvalue_output("logits", self.logits_value)
         else:
             binding.bind_output("logits")
-        with refusing_sizes():
-            self.session.run_with_iobinding(binding)
+        with running() as options:
+            self.session.run_with_iobinding(binding, options)
         if self.passed or not one:
             made = dict(zip(self.outputs, binding.get_outputs(), strict=True))
             self.values = [made[present] for _, present in self.passed]

@@ -14,6 +14,7 @@ from zoo.errors import ArtifactError, UsageError, Wording
 from zoo.probe.pipeline import decoder_inputs, token_input
 from zoo.registry import ModelSpec
 from zoo_runtime.onnx_runtime import ort
+from zoo_runtime.stopping import RunError, running
 
 __all__ = ["LARGEST_NOISE", "LOOP_OUTPUT", "NO_END", "SETTINGS", "LoopPlan", "plan_loop", "run_loop"]
 
@@ -123,7 +124,8 @@ def run_loop(
     }
     feeds = {**inputs, **{name: value for name, value in given.items() if value is not None}}
     try:
-        (generated,) = session.run([LOOP_OUTPUT], feeds)
-    except Exception as error:  # the runtime raises a dozen classes without a common base
-        raise ArtifactError(f"the generation loop failed ({error})") from error
+        with running() as options:
+            (generated,) = session.run([LOOP_OUTPUT], feeds, options)
+    except RunError as error:
+        raise ArtifactError(f"the generation loop failed ({error.__cause__})") from error
     return np.asarray(generated)

@@ -15,6 +15,7 @@ from zoo_runtime.runner import Context
 from zoo_runtime.serving.decoder import RowDecoder
 from zoo_runtime.serving.rows import fit, sizes_of_session
 from zoo_runtime.stepper import Array, Stepper
+from zoo_runtime.stopping import running
 from zoo_runtime.values import run_session, to_value
 
 __all__ = ["encode_rows", "open_stepper", "serving_sizes"]
@@ -87,5 +88,6 @@ def _run(session: ort.InferenceSession, name: str, known: Mapping[str, ort.OrtVa
     names = [made.name for made in session.get_outputs()]
     for made in names:
         binding.bind_output(made, device_of(session))
-    session.run_with_iobinding(binding)
+    with running() as options:
+        session.run_with_iobinding(binding, options)
     return dict(zip(names, binding.get_outputs(), strict=True))

@@ -9,14 +9,13 @@ from typing import Any
 
 from zoo.config import Settings
 from zoo.errors import UsageError
+from zoo.limits import BEAMS
 from zoo_runtime.generation.bias import bias_settings, read_bias
 
-__all__ = ["CONSTRAINTS", "MOST_BEAMS", "MOST_DRAFTED", "NEW_TOKENS", "NOT_NEGATIVE", "POSITIVE", "Generation"]
+__all__ = ["CONSTRAINTS", "MOST_DRAFTED", "NEW_TOKENS", "NOT_NEGATIVE", "POSITIVE", "Generation"]
 
 CONSTRAINTS = ("json_schema", "regex", "grammar")
 """Options that constrain texts; at most one is set."""
-MOST_BEAMS = 1024
-"""Largest number of beams: the time of a step grows with it."""
 MOST_DRAFTED = 1024
 """Largest number of tokens that are drafted at once: a step computes logits for all of them."""
 NEW_TOKENS = 32
@@ -109,8 +108,8 @@ class Generation(Settings):
         for name in NOT_NEGATIVE:
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
-        if self.num_beams > MOST_BEAMS:
-            raise ValueError(f"num_beams must be at most {MOST_BEAMS}, got {self.num_beams}")
+        if self.num_beams > BEAMS.value():
+            raise ValueError(f"num_beams must be at most {BEAMS.value()}, got {self.num_beams} ({BEAMS.remedy})")
         for name in ("prompt_lookup", "draft_tokens"):
             if getattr(self, name) > MOST_DRAFTED:
                 raise ValueError(f"{name} must be at most {MOST_DRAFTED}, got {getattr(self, name)}")

@@ -8,7 +8,7 @@ batch, differ at every size. So these inputs are not batched: an answer would de
 from __future__ import annotations
 
 from zoo import plugins
-from zoo.errors import PluginError, ZooError
+from zoo.errors import ArtifactError, PluginError, ZooError
 from zoo_runtime.server.work import Engine, Event, Work, as_error
 from zoo_runtime.tasks.generate import Generate
 
@@ -42,7 +42,7 @@ class AloneEngine(Engine):
             if work.cancelled:
                 continue
             try:
-                with plugins.blame(work.runner.plugin, "cannot answer", redirect=False):
+                with plugins.blame(work.runner.plugin, "cannot answer", fault=ArtifactError, redirect=False):
                     event = self._answer(work)
             except Exception as error:
                 event = Event(error=as_error(error))

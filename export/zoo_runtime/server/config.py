@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import tomllib
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
 from zoo.config import Settings
 from zoo.errors import UsageError
+from zoo.reading import parse_toml, read_text
 
 __all__ = ["OPTIONS", "ModelConfig", "ServeConfig", "read_config"]
 
@@ -89,8 +89,7 @@ def read_config(path: Path) -> tuple[dict[str, Any], dict[str, ModelConfig]]:
     Raises :class:`UsageError` for a file that cannot be read, an unknown key or a wrong value.
     """
     try:
-        with path.open("rb") as file:
-            given = tomllib.load(file)
+        given = parse_toml(read_text(path))
     except OSError as error:
         raise UsageError(f"cannot be read ({error.strerror})", path) from error
     except (ValueError, RecursionError) as error:

@@ -43,6 +43,6 @@ def open_for_capture(
 def run_options(device: str) -> ort.RunOptions:
     """Return options for the runs on one set of buffers, which are recorded separately from runs on others."""
     options = ort.RunOptions()
-    if device == "cuda":
-        options.add_run_config_entry("gpu_graph_id", str(next(_NUMBERS)))
+    number = next(_NUMBERS) if device == "cuda" else 0  # the default, which ONNX Runtime is slow to find out
+    options.add_run_config_entry("gpu_graph_id", str(number))
     return options

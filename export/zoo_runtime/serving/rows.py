@@ -19,6 +19,7 @@ from zoo_runtime.onnx_runtime import ort
 from zoo_runtime.providers import device_of
 from zoo_runtime.serving.capture import run_options
 from zoo_runtime.serving.names import CAPACITY, NEW_LENGTHS, PAST_LENGTHS, SIZES_KEY
+from zoo_runtime.stopping import running
 from zoo_runtime.values import to_array, to_value
 
 __all__ = ["Array", "RowState", "Rows", "fit", "sizes_of_session"]
@@ -404,5 +405,6 @@ class _Call:
             ids[row, : len(some)], new[row] = some, len(some)
         for buffer, array in ((self.ids, ids), (self.past, lengths), (self.new, new)):
             buffer.replace(array)
-        self.session.run_with_iobinding(self.binding, self.options)
+        with running(self.options):
+            self.session.run_with_iobinding(self.binding, self.options)
         return self.logits.read()

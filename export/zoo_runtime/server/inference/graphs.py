@@ -10,19 +10,16 @@ from typing import Any
 from zoo.contract import Graph, TensorSpec, dim_names
 from zoo.errors import ArtifactError, ZooError
 from zoo.probe.pipeline import token_input
-from zoo_runtime.onnx_runtime import ort
 from zoo_runtime.runner import Runner
 from zoo_runtime.server.errors import RequestError
 from zoo_runtime.server.inference.tensors import Array, datatype_of, tensor_dtype
 from zoo_runtime.server.models import Served
+from zoo_runtime.stopping import RunError
 
 __all__ = ["GraphRunner", "described", "graph_names"]
 
 _MOST_BYTES = 2**28
 """Maximum size of all outputs of a request, which grow with rows and vocabulary: 256 MiB."""
-_REFUSED: tuple[type[Exception], ...] = tuple(
-    getattr(ort.capi.onnxruntime_pybind11_state, name) for name in ("InvalidArgument", "Fail", "RuntimeException")
-)
 
 
 def graph_names(served: Served) -> dict[str, Graph]:
@@ -93,8 +90,8 @@ class GraphRunner(Runner[_Feeds]):
             try:
                 found = self.session.execute(self.graph, item.arrays)
                 yield {tensor.name: found[tensor.name] for tensor in self.graph.output_tensors()}
-            except _REFUSED as error:
-                yield ArtifactError(f"the graph {self.graph.name} refuses the inputs ({error})")
+            except RunError as error:
+                yield ArtifactError(f"the graph {self.graph.name} refuses the inputs ({error.__cause__})")
             except ZooError as error:
                 yield error
 

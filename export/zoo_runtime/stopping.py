@@ -1,0 +1,295 @@
+"""Ending runs of graphs early: from another thread, after a time, or by Ctrl-C.
+
+ONNX Runtime looks at the flag ``terminate`` of a run between operators and between iterations of a loop. A watching
+thread sets it when time is over. Python runs handlers of signals in the main thread only, which a run of a graph
+occupies, so the watching thread also receives them, through ``signal.set_wakeup_fd``, and ends that run first.
+"""
+
+from __future__ import annotations
+
+import _thread
+import math
+import os
+import re
+import signal
+import socket
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import suppress
+from contextvars import ContextVar, Token
+from types import TracebackType
+from typing import Self
+
+from zoo import signals
+from zoo.errors import ArtifactError, StoppedError, UsageError, ZooError
+from zoo.limits import GRAPH_SECONDS
+from zoo_runtime.onnx_runtime import ort
+
+__all__ = ["Call", "RunError", "loading", "running"]
+
+
+class Call:
+    """A context manager whose runs of graphs end together. A call inside another one ends with it.
+
+    Args:
+        seconds: time after which they end.
+        where: the model, for messages.
+    """
+
+    def __init__(self, seconds: float | None = None, where: object = None) -> None:
+        self.where = where
+        self._outer: Call | None = None
+        self._reason: str | None = None
+        self._deadline = math.inf if seconds is None else time.monotonic() + seconds
+        self._late = f"took longer than {seconds:g} s" if seconds is not None else ""
+
+    def stop(self) -> None:
+        """End the runs in progress, from any thread, and refuse later ones."""
+        self._reason = "interrupted"
+        _watch().cancel_all(self)
+
+    def __enter__(self) -> Self:
+        self._outer = _CALL.get()
+        self._token: Token[Call | None] = _CALL.set(self)
+        self._watcher = _watch()
+        self._receives = self._outer is None and self._watcher.receive()
+        if self._deadline < math.inf:
+            self._watcher.add(self, self._deadline)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._deadline < math.inf:
+            self._watcher.remove(self)
+        if self._receives:
+            signal.set_wakeup_fd(-1)
+        _CALL.reset(self._token)
+
+    @property
+    def reason(self) -> str | None:
+        """Why its runs have to end, or None."""
+        if self._reason is None and time.monotonic() >= self._deadline:
+            return self._late
+        return self._reason
+
+    def and_outer(self) -> Iterator[Call]:
+        """Iterate over this call and those that it is inside of."""
+        call: Call | None = self
+        while call is not None:
+            yield call
+            call = call._outer
+
+
+_CALL: ContextVar[Call | None] = ContextVar("_CALL", default=None)
+_WAKE = b"\0"
+_MAIN = threading.main_thread().ident
+
+
+class _Stoppable(ABC):
+    """A block that another thread can end. It then raises an error, which becomes :class:`zoo.StoppedError`."""
+
+    __slots__ = ("_end", "_limit", "_receives", "_watcher", "call", "thread")
+
+    @abstractmethod
+    def cancel(self) -> None:
+        """Make what the block waits for raise an error, from any thread."""
+
+    def enter(self) -> None:
+        """Let the block be ended by the calls that it belongs to, and by the limit on time."""
+        self.call = call = _CALL.get()
+        self.thread = threading.get_ident()
+        self._limit = GRAPH_SECONDS.value()
+        self._end = time.monotonic() + self._limit
+        self._watcher = watcher = _watch()
+        watcher.add(self, self._end)
+        self._receives = call is None and watcher.receive()
+        if call is not None:
+            try:
+                self._check()
+            except StoppedError:
+                watcher.remove(self)
+                raise
+
+    def exit(self, error: BaseException | None) -> None:
+        """Raise :class:`zoo.StoppedError` instead of ``error`` if the block was ended."""
+        self._watcher.remove(self)
+        if self._receives:
+            signal.set_wakeup_fd(-1)
+        if isinstance(error, Exception) and not isinstance(error, StoppedError):
+            self._check(error)
+
+    def _check(self, cause: Exception | None = None) -> None:
+        if self.call is not None:
+            for call in self.call.and_outer():
+                if (reason := call.reason) is not None:
+                    raise StoppedError(reason, self.call.where) from cause
+        if time.monotonic() >= self._end:
+            where = None if self.call is None else self.call.where
+            what = f"took longer than {self._limit} s"
+            raise StoppedError(what, where, f"raise {GRAPH_SECONDS.variable}") from cause
+
+
+class _Watcher:
+    """A thread that ends runs at their deadlines and on signals that interrupt, as Ctrl-C.
+
+    :mod:`threading` does not count it: a process that it keeps from being forked (:func:`zoo.system.computing_apart`)
+    would be slower, and a forked process starts its own.
+    """
+
+    def __init__(self) -> None:
+        self._deadlines: dict[Call | _Stoppable, float] = {}
+        self._next = math.inf
+        """When it wakes. Only a sooner deadline wakes it before, because this costs as much as a small run."""
+        self._reader, self._writer = socket.socketpair()
+        self._writer.setblocking(False)
+        _thread.start_new_thread(self._watch, ())
+
+    def add(self, item: Call | _Stoppable, deadline: float) -> None:
+        """End ``item`` at a time, and on Ctrl-C if it is a run of the main thread."""
+        self._deadlines[item] = deadline
+        if deadline < self._next:
+            self._next = deadline
+            with suppress(BlockingIOError):  # it is awake
+                self._writer.send(_WAKE)
+
+    def remove(self, item: Call | _Stoppable) -> None:
+        self._deadlines.pop(item, None)
+
+    def cancel_all(self, call: Call) -> None:
+        """End the runs in progress of a call."""
+        for item in list(self._deadlines):
+            if isinstance(item, _Stoppable) and item.call is not None and call in item.call.and_outer():
+                item.cancel()
+
+    def receive(self) -> bool:
+        """Return whether this thread receives signals from now on, until ``signal.set_wakeup_fd(-1)``.
+
+        Only the main thread can let it, and an event loop may receive them itself.
+        """
+        if threading.get_ident() != _MAIN:
+            return False
+        mine = self._writer.fileno()
+        before = signal.set_wakeup_fd(mine, warn_on_full_buffer=False)
+        if before in (-1, mine):  # mine if Ctrl-C ended the code that ends this
+            return True
+        signal.set_wakeup_fd(before)
+        return False
+
+    def _watch(self) -> None:
+        while True:
+            self._next = math.inf  # what is added from here on wakes it
+            now = time.monotonic()
+            later = [now + GRAPH_SECONDS.default]
+            for item, deadline in list(self._deadlines.items()):
+                if deadline > now:
+                    later.append(deadline)
+                    continue
+                if isinstance(item, Call):
+                    self.cancel_all(item)
+                else:
+                    item.cancel()
+                self.remove(item)
+            self._next = min(self._next, *later)
+            self._reader.settimeout(max(self._next - now, 0.001))
+            with suppress(TimeoutError):
+                numbers = self._reader.recv(64)
+                if any(signals.interrupts(number) for number in numbers if number):  # 0 only wakes
+                    for item in list(self._deadlines):
+                        if isinstance(item, _Stoppable) and item.thread == _MAIN:
+                            item.cancel()
+
+
+_watcher: _Watcher | None = None
+_STARTING = threading.Lock()
+
+
+def _watch() -> _Watcher:
+    global _watcher
+    if _watcher is None:
+        with _STARTING:
+            if _watcher is None:
+                _watcher = _Watcher()
+    return _watcher
+
+
+def _forget() -> None:
+    """In a forked process, which has no watching thread yet, and whose only thread is the main one."""
+    global _watcher, _STARTING, _MAIN
+    _watcher, _STARTING, _MAIN = None, threading.Lock(), threading.get_ident()
+
+
+if hasattr(os, "register_at_fork"):  # Windows does not fork
+    os.register_at_fork(after_in_child=_forget)
+
+
+class RunError(ArtifactError):
+    """ONNX Runtime cannot run a graph, or refuses its inputs. The cause is its own error."""
+
+
+class running(_Stoppable):  # noqa: N801  (a function for its users)
+    """A context manager that gives the options for a run of a graph, by default new ones, so that it can be stopped.
+
+    Raises:
+        StoppedError: it was ended, or took longer than it may.
+        RunError: ONNX Runtime raises an error.
+        UsageError: an input has another size than the graph fixes for a dimension.
+    """
+
+    __slots__ = ("_options",)
+
+    def __init__(self, options: ort.RunOptions | None = None) -> None:
+        if options is None:
+            options = ort.RunOptions()
+            options.add_run_config_entry("gpu_graph_id", "0")  # the default, which ONNX Runtime is slow to find out
+        options.terminate = False  # an earlier run may have been ended
+        self._options = options
+
+    def cancel(self) -> None:
+        self._options.terminate = True
+
+    def __enter__(self) -> ort.RunOptions:
+        self.enter()
+        return self._options
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.exit(error)
+        if isinstance(error, Exception) and not isinstance(error, ZooError | MemoryError):
+            raise _as_zoo_error(error) from error
+
+
+class loading(_Stoppable):  # noqa: N801
+    """A context manager in which a session with the given options is opened, so that it can be stopped.
+
+    Raises :class:`zoo.StoppedError` if it was ended, or took longer than it may.
+    """
+
+    __slots__ = ("_options",)
+
+    def __init__(self, options: ort.SessionOptions) -> None:
+        self._options = options
+
+    def cancel(self) -> None:
+        self._options.set_load_cancellation_flag(True)
+
+    def __enter__(self) -> None:
+        self.enter()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.exit(error)
+
+
+def _as_zoo_error(error: Exception) -> ZooError:
+    """Convert an error of ONNX Runtime, which raises a dozen classes without a common base."""
+    found = re.search(r"invalid dimensions for input: (\S+).*?Got: (\d+) Expected: (\d+)", str(error), re.DOTALL)
+    if found is None:
+        return RunError(f"onnxruntime cannot run the graph ({error})")
+    name, got, expected = found.groups()
+    what = f"{name} has size {got} in a dimension that the export fixes at {expected}"
+    return UsageError(what, None, "give inputs of this size, or export without --fix")

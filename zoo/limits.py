@@ -1,0 +1,87 @@
+"""Limits on what files and settings may ask of the machine. An environment variable raises or lowers each.
+
+A small file can ask for any amount of memory or time. What exceeds a limit is refused before it is computed.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import NoReturn
+
+from zoo.errors import ArtifactError, UsageError, ZooError
+from zoo.system import free_memory
+
+__all__ = [
+    "BEAMS",
+    "FILE_BYTES",
+    "GRAPH_NODES",
+    "GRAPH_SECONDS",
+    "IMAGE_PIXELS",
+    "LAYERS",
+    "LIMITS",
+    "MODEL_BYTES",
+    "TEXT_CHARACTERS",
+    "WORD_CHARACTERS",
+    "Limit",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """A limit and the environment variable that changes it."""
+
+    variable: str
+    default: int | None
+    """None for the memory that is free."""
+    unit: str
+    what: str
+    """What it limits, for the documentation."""
+
+    def value(self) -> int:
+        """Return the limit in force. Raises :class:`UsageError` unless the variable is a positive whole number."""
+        text = os.environ.get(self.variable)
+        if text is None:
+            return int(free_memory()) if self.default is None else self.default
+        if not (text.isascii() and text.isdecimal() and int(text[:30]) > 0):
+            raise UsageError(f"must be a positive whole number of {self.unit}, got {text!r:.80}", self.variable)
+        return int(text[:30])
+
+    def check(self, amount: float, what: str, where: object, kind: type[ZooError] = ArtifactError) -> None:
+        """Raise ``kind`` if an amount exceeds the limit, such as ``what`` = "an image of 9,000,000,000 pixels"."""
+        if amount > self.value():
+            self.refuse(what, where, kind)
+
+    def refuse(self, what: str, where: object, kind: type[ZooError] = ArtifactError) -> NoReturn:
+        """Raise ``kind`` for something that exceeds the limit."""
+        free = f" ({self.unit} that are free)" if self.default is None and self.variable not in os.environ else ""
+        raise kind(f"{what}: at most {self.value():,} are allowed{free}", where, self.remedy)
+
+    @property
+    def remedy(self) -> str:
+        """The remedy of errors about the limit."""
+        return f"see {self.variable}"
+
+
+FILE_BYTES = Limit("ZOO_MAX_FILE_BYTES", 100_000_000, "bytes", "a file of settings, or a vocabulary")
+LAYERS = Limit("ZOO_MAX_LAYERS", 4096, "layers", "a configuration; also the channels of an image")
+MODEL_BYTES = Limit("ZOO_MAX_MODEL_BYTES", None, "bytes", "the parameters of a new model, in float32")
+GRAPH_NODES = Limit("ZOO_MAX_GRAPH_NODES", 200_000, "nodes", "an ONNX graph whose functions are expanded")
+GRAPH_SECONDS = Limit("ZOO_MAX_GRAPH_SECONDS", 3600, "seconds", "one run of an ONNX graph, or loading it")
+TEXT_CHARACTERS = Limit("ZOO_MAX_TEXT_CHARACTERS", 4_000_000, "characters", "one text to encode")
+WORD_CHARACTERS = Limit("ZOO_MAX_WORD_CHARACTERS", 1000, "characters", "a word to train a tokenizer on: it is cut")
+IMAGE_PIXELS = Limit("ZOO_MAX_IMAGE_PIXELS", 2**26, "pixels", "an image file, and an image before it is cropped")
+BEAMS = Limit("ZOO_MAX_BEAMS", 1024, "beams", "beam search; their memory is checked too")
+
+LIMITS = (
+    FILE_BYTES,
+    LAYERS,
+    MODEL_BYTES,
+    GRAPH_NODES,
+    GRAPH_SECONDS,
+    TEXT_CHARACTERS,
+    WORD_CHARACTERS,
+    IMAGE_PIXELS,
+    BEAMS,
+)
+"""All limits, in the order of the documentation."""
