@@ -29,6 +29,9 @@ from zoo_runtime.onnx_runtime import ort
 
 __all__ = ["Call", "RunError", "loading", "running"]
 
+_SLEEP = 3600.0
+"""Longest sleep of the watcher, in seconds."""
+
 
 class Call:
     """A context manager whose runs of graphs end together. A call inside another one ends with it.
@@ -182,7 +185,7 @@ class _Watcher:
         while True:
             self._next = math.inf  # what is added from here on wakes it
             now = time.monotonic()
-            later = [now + GRAPH_SECONDS.default]
+            later = [now + _SLEEP]
             for item, deadline in list(self._deadlines.items()):
                 if deadline > now:
                     later.append(deadline)
