@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,11 +11,13 @@ from pathlib import Path
 
 from zoo.artifact import ModelDirectory
 
-__all__ = ["COMMANDS", "STARTS", "Command", "Tree", "leftovers", "open_models", "tree"]
+__all__ = ["CACHE", "COMMANDS", "STARTS", "Command", "Tree", "leftovers", "open_models", "tree"]
 
 Tree = Mapping[str, str | None]
 """SHA-256 of every file below a folder, by path; None for a directory."""
 
+CACHE = "cache"
+"""The folder of the cache of zoo, for commands that are ``cached``."""
 TINY = ("gpt-tiny", "--set", "max_seq_len=8")
 TEXT = "the quick brown fox jumps over the lazy dog and the cat sleeps\n" * 20
 
@@ -29,7 +32,8 @@ def tree(folder: Path) -> Tree:
 
 def leftovers(content: Tree) -> set[str]:
     """Return the names that zoo gives to what it has not finished."""
-    return {name for name in content if any(mark in name for mark in (".zoo-stage-", ".zoo-commit", ".zoo-aside"))}
+    marks = (".zoo-stage-", ".zoo-commit", ".zoo-aside", ".part")
+    return {name for name in content if any(mark in name for mark in marks)}
 
 
 def open_models(folder: Path) -> None:
@@ -52,6 +56,8 @@ class Command:
     """The command that completes what this one leaves when it ends early, where that is documented."""
     varying: Sequence[str] = ()
     """Files that two runs write differently."""
+    cached: bool = False
+    """Whether the cache of zoo is in the folder, so that its calls fail, too."""
 
     def next(self, *, changed: bool) -> Sequence[str]:
         """Return a command that writes to the same place, whether this one has changed it or not."""
@@ -73,6 +79,8 @@ _MODEL = ("build", *TINY, "-o", "m")
 _OTHER = ("build", *TINY, "-o", "other", "--seed", "1")
 _EXPORT = ("export", "m", "--onnx")
 _GRAPH = (*_EXPORT, "--graph-only")
+_TRAIN = ("train", "m", "--data", "text.txt", "-o", "t", "--max-steps")
+_VARYING = tuple(f"t/{name}" for name in ("manifest.json", "README.md", "metrics.jsonl", "training.json", "loss.svg"))
 _TOKENIZER = ("tokenizer", "train", "text.txt", "-o", "t.json", "--vocab-size")
 
 STARTS: Mapping[str, Sequence[Sequence[str] | Callable[[Path], None]]] = {
@@ -91,6 +99,8 @@ STARTS: Mapping[str, Sequence[Sequence[str] | Callable[[Path], None]]] = {
         ("run", "m", "--ids", "4,5", "-o", "out.parquet"),
     ),
     "tokenizer": (_write_texts, (*_TOKENIZER, "270")),
+    "trained": (_write_texts, _MODEL, (*_TRAIN, "2")),
+    "adapter": (_write_texts, _MODEL, (*_TRAIN, "1", "--lora", "2")),
 }
 """Folders by name: functions and commands that make them."""
 
@@ -109,6 +119,16 @@ COMMANDS = {
     "quantize": Command("exported", ("quantize", "m", "--dtype", "float16")),
     "publish standalone": Command("exported", ("publish", "m", "out", "--layout", "standalone")),
     "publish hub": Command("model", ("publish", "m", "out", "--layout", "hub")),
+    **{
+        f"publish {layout}": Command("exported", ("publish", "m", "out", "--layout", layout, *rest))
+        for layout, *rest in (
+            ("transformers-js",),
+            ("genai",),
+            ("triton",),
+            ("kserve", "--storage-uri", "pvc://c/models"),
+            *([("web",)] if "ZOO_ONNXRUNTIME_WEB" in os.environ else []),
+        )
+    },
     "publish over": Command("published", ("publish", "m", "out", "--layout", "hub", "--force")),
     "run": Command(
         "exported",
@@ -129,9 +149,23 @@ COMMANDS = {
     "adapt": Command("model", ("adapt", "m", "-o", "n", "--set", "max_seq_len=6")),
     "train": Command(
         "model",
-        ("train", "m", "--data", "text.txt", "-o", "t", "--max-steps", "2"),
+        (*_TRAIN, "2"),
         continued=("train", "t", "--resume"),
-        varying=("t/manifest.json", "t/README.md", "t/metrics.jsonl", "t/training.json", "t/loss.svg"),
+        varying=_VARYING,
     ),
+    "train on": Command(
+        "trained",
+        ("train", "t", "--resume", "--max-steps", "3"),
+        later=("train", "t", "--resume", "--max-steps", "4"),
+        continued=("train", "t", "--resume", "--max-steps", "3"),
+        varying=_VARYING,
+    ),
+    "merge": Command("adapter", ("adapt", "m", "--merge", "t", "-o", "n")),
+    "figure": Command("model", ("show", "m", "--figure", "f.svg")),
+    "figure of errors": Command("exported", ("diff", "m", "--figure", "f.svg")),
+    "evaluate": Command("exported", ("evaluate", "m", "--data", "text.txt")),
+    "show": Command("exported", ("show", "m")),
+    "list cached": Command("nothing", ("list",), cached=True),
+    "graph cached": Command("model", _GRAPH, cached=True),
     "plugins new": Command("nothing", ("plugins", "new", "mine"), later=("plugins", "new", "other")),
 }

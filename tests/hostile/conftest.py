@@ -1,4 +1,4 @@
-"""A library that makes system calls fail, and a process that runs commands with it."""
+"""Processes of which system calls fail, or whose memory is limited."""
 
 from __future__ import annotations
 
@@ -17,12 +17,30 @@ from pathlib import Path
 
 import pytest
 
-from tests.hostile.commands import STARTS
+from tests.conftest import Result
+from tests.hostile.commands import CACHE, STARTS
 from zoo import cli
+
+Confined = Callable[..., list[Result]]
 
 HERE = Path(__file__).parent
 SEED = "ZOO_HOSTILE_SEED"
 """The environment variable that repeats a run."""
+
+_CHILD = """
+import contextlib, io, json, os, resource, sys
+from zoo import cli
+
+memory, commands, folders = json.loads(sys.argv[1])
+with open("/proc/self/statm") as file:
+    used = int(file.read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + memory, used + memory))
+for command, folder in zip(commands, folders):
+    os.chdir(folder)
+    with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as err:
+        status = cli.main(command)
+    print(json.dumps([status, out.getvalue(), err.getvalue()]), flush=True)
+"""
 
 
 @dataclass(frozen=True)
@@ -77,11 +95,22 @@ class Forks:
         return json.loads(self._process.stdout.readline())
 
     def run(
-        self, arguments: Sequence[str], call: str = "", number: int = 0, error: int = 0, *, lasting: bool = False
+        self,
+        arguments: Sequence[str],
+        call: str = "",
+        number: int = 0,
+        error: int = 0,
+        *,
+        lasting: bool = False,
+        cached: bool = False,
     ) -> Outcome:
-        """Run a command in the root. Its calls of a kind fail, the ``number``-th or, if ``lasting``, all from it on."""
+        """Run a command in the root. Its calls of a kind fail, the ``number``-th or, if ``lasting``, all from it on.
+
+        If ``cached``, the cache of zoo is in the root, too.
+        """
         job = {"arguments": list(arguments), "call": call, "number": number, "error": error, "lasting": lasting}
         job |= {"folder": str(self.root), "output": str(self._output), "seconds": 300}
+        job["cache"] = str(self.root / CACHE) if cached else None
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(job) + "\n")
         self._process.stdin.flush()
@@ -130,3 +159,24 @@ def tried(capsys: pytest.CaptureFixture[str]) -> Callable[[str, int], None]:
             print(f"\n{what}: {count} tried")
 
     return say
+
+
+@pytest.fixture
+def confined() -> Confined:
+    """Run commands in a process that may take ``memory`` bytes of address space, and two minutes.
+
+    They run one after another, each in its folder, by default in the current one.
+    """
+    if sys.platform != "linux":
+        pytest.skip("limits address space")
+
+    def run(*commands: Sequence[object], memory: int = 2 * 2**30, folders: Sequence[Path] = ()) -> list[Result]:
+        places = [str(folder.absolute()) for folder in folders or [Path()] * len(commands)]
+        given = json.dumps([memory, [list(map(str, command)) for command in commands], places])
+        child = [sys.executable, "-c", _CHILD, given]
+        done = subprocess.run(child, capture_output=True, text=True, check=False, timeout=120)
+        results = [Result(*json.loads(line)) for line in done.stdout.splitlines()]
+        assert len(results) == len(commands), (commands[len(results)], done.returncode, done.stderr[-2000:])
+        return results
+
+    return run

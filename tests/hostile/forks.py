@@ -68,6 +68,8 @@ def _run(job: dict[str, Any], writing: int) -> None:
     status = 70
     try:
         os.chdir(job["folder"])
+        if job["cache"]:
+            os.environ["ZOO_CACHE"] = job["cache"]
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         for stream in (1, 2):
             os.dup2(os.open(f"{job['output']}.{stream}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), stream)

@@ -9,7 +9,7 @@ from functools import cache
 
 import pytest
 
-from tests.hostile.commands import COMMANDS, Command, Tree, leftovers, open_models, tree
+from tests.hostile.commands import CACHE, COMMANDS, Command, Tree, leftovers, open_models, tree
 from tests.hostile.conftest import Forks, Outcome, Starts
 from tests.hostile.forks import CALLS
 from zoo import ZooError
@@ -26,15 +26,15 @@ class Attack:
         self.forks, self.starts, self.command = forks, starts, command
         starts.put(command.start, forks.root)
         self.before, self.opens_before = tree(forks.root), self._opens()
-        outcome = forks.run(command.arguments)
+        outcome = forks.run(command.arguments, cached=command.cached)
         assert (outcome.status, leftovers(tree(forks.root))) == (0, set()), outcome.err
         self.complete, self.calls = self._content(), outcome.calls
 
     def _content(self) -> Tree:
-        """Return the content of the folder without what the next command removes, and what varies between runs."""
+        """Return the content of the folder without what the next command removes, what varies, and the cache."""
         content = tree(self.forks.root)
-        varying = {name for name in content if name in self.command.varying}
-        return {name: content[name] for name in content.keys() - leftovers(content) - varying}
+        without = {name for name in content if name in self.command.varying or name.split("/")[0] == CACHE}
+        return {name: content[name] for name in content.keys() - leftovers(content) - without}
 
     def _opens(self) -> str:
         """Open every model, as a reader does. Return the error, if any."""
@@ -48,7 +48,9 @@ class Attack:
         """Run the command with failing calls. Returns the outcome and what is wrong with it."""
         forks = self.forks
         self.starts.put(self.command.start, forks.root)
-        outcome = forks.run(self.command.arguments, call, number, ERRORS[error], lasting=lasting)
+        outcome = forks.run(
+            self.command.arguments, call, number, ERRORS[error], lasting=lasting, cached=self.command.cached
+        )
         wrong = list(_lines(outcome, call))
         found, left = self._content(), leftovers(tree(forks.root))
         problem = self._opens()
@@ -99,8 +101,11 @@ def attack(forks: Forks, starts: Starts) -> Callable[[str], Attack]:
     return cache(lambda name: Attack(forks, starts, COMMANDS[name]))
 
 
-@pytest.mark.parametrize("name", QUICK)
+@pytest.mark.parametrize(
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.hostile) for name in COMMANDS]
+)
 def test_one_failing_call_of_each_kind(name: str, attack: Callable[[str], Attack], chance: random.Random) -> None:
+    """A sample for a quick look; :func:`test_every_failing_call` takes hours."""
     prepared = attack(name)
     for call in CALLS:
         if count := prepared.calls[call]:

@@ -17,7 +17,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 from zoo.artifact import MANIFEST, TOKENIZER, ModelDirectory
 from zoo.artifact.weights import load_json
 from zoo.errors import ArtifactError, UnreadableError, UsageError, ZooError
-from zoo.reading import read_text
+from zoo.reading import check_plain, read_text
 from zoo.tokenizers.sentencepiece import KNOWN, M2M100, MARIAN, m2m100_tokenizer, marian_tokenizer, sentencepiece_file
 
 __all__ = [
@@ -125,6 +125,7 @@ def read_tokenizer(source: str | Path) -> Tokenizer:
         return byte_tokenizer()
     path = _file_of(Path(source))
     what, read = _reader(path)
+    check_plain(path)
     try:
         tokenizer = read(path)
     except ZooError:
@@ -265,6 +266,7 @@ def _read_byte_level(path: Path) -> Tokenizer:
     merges_path = path.with_name(path.name.removesuffix(vocabulary_name) + _MERGES[vocabulary_name])
     if not merges_path.exists():
         raise ArtifactError(f"no {merges_path.name} beside it", path, KNOWN)
+    check_plain(merges_path)
     if settings.get("add_bos_token"):
         raise ArtifactError("add_bos_token is not supported", path.with_name("tokenizer_config.json"))
     vocabulary, merges = models.BPE.read_file(str(path), str(merges_path))
