@@ -1,7 +1,7 @@
 """Signals that end the ``zoo`` command, with status 128 plus their number.
 
 An interrupted import of C code raises any error, or none. Until the command runs, nothing has to be cleaned up, so a
-signal ends the process at once. Later it raises ``KeyboardInterrupt``: stages are removed and child processes killed.
+signal ends the process at once. Later it raises :class:`Interrupted`: stages are removed and child processes killed.
 """
 
 from __future__ import annotations
@@ -16,13 +16,21 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-__all__ = ["catch", "deferred", "end_at_once", "interrupt", "interrupts", "status"]
+__all__ = ["Interrupted", "catch", "deferred", "end_at_once", "interrupt", "interrupts", "status"]
 
 _received: list[int] = []
 _waiting: list[int] = []
 """For each block of :func:`deferred` that the main thread is in, the number of signals before it."""
 _caught: list[int] = []
 """The signals that are caught: none in a process that uses zoo as a library, nor those that its parent ignores."""
+
+
+class Interrupted(KeyboardInterrupt):
+    """A signal was received.
+
+    Once a plain ``KeyboardInterrupt`` has passed through ``exec``, as in an import of dataclasses, Python ends its
+    process with SIGINT, whatever the exit status.
+    """
 
 
 def catch() -> None:
@@ -41,14 +49,14 @@ def end_at_once() -> None:
 
 
 def interrupt() -> None:
-    """Raise ``KeyboardInterrupt`` on a signal from now on."""
+    """Raise :class:`Interrupted` on a signal from now on."""
     for number in _caught:
         signal.signal(number, _interrupt)
     sys.unraisablehook = _repeat
 
 
 def interrupts(number: int) -> bool:
-    """Return whether a signal raises ``KeyboardInterrupt``, in a command or by Python's default."""
+    """Return whether a signal raises a ``KeyboardInterrupt``, in a command or by Python's default."""
     return signal.getsignal(number) in (signal.default_int_handler, _interrupt)
 
 
@@ -59,7 +67,7 @@ def status() -> int | None:
 
 @contextmanager
 def deferred() -> Iterator[None]:
-    """Raise ``KeyboardInterrupt`` only after the block: short steps that belong together, or a removal."""
+    """Raise :class:`Interrupted` only after the block: short steps that belong together, or a removal."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -69,18 +77,18 @@ def deferred() -> Iterator[None]:
     finally:
         before = _waiting.pop()
         if len(_received) > before and not _waiting:
-            raise KeyboardInterrupt
+            raise Interrupted
 
 
 def _interrupt(number: int, _: FrameType | None) -> None:
     _received.append(number)
     if not _waiting:
-        raise KeyboardInterrupt
+        raise Interrupted
 
 
 def _repeat(unraisable: Any) -> None:
-    """Raise a ``KeyboardInterrupt`` again that was raised where nothing can catch it, as in a destructor."""
-    if isinstance(unraisable.exc_value, KeyboardInterrupt):
+    """Raise an :class:`Interrupted` again that was raised where nothing can catch it, as in a destructor."""
+    if isinstance(unraisable.exc_value, Interrupted):
         again = threading.Timer(0.01, _thread.interrupt_main)  # after this function, which cannot raise it either
         again.daemon = True
         again.start()

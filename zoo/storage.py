@@ -218,9 +218,11 @@ def _move_committed(directory: Path) -> None:
     commit = directory / COMMIT
     for path in sorted(commit.iterdir(), key=lambda path: (path.name == LAST, path.name)):
         path.replace(directory / path.name)
-    system.sync(directory)
-    with suppress(OSError):  # an empty one changes nothing, and the next process removes it
-        commit.rmdir()
+    try:
+        system.sync(directory)
+    finally:
+        with suppress(OSError):  # an empty one changes nothing, and the next process removes it
+            commit.rmdir()
 
 
 def check_target(target: Path, *, force: bool, owned: Owned, kind: str = "a model directory") -> None:

@@ -119,7 +119,7 @@ class Attack:
 
 def _lines(status: int, number: int, err: str) -> Iterator[str]:
     """Yield what is wrong with the status and the lines on stderr."""
-    lines = [line for line in err.splitlines() if line and not line.startswith(("warning: ", "note: ", "step "))]
+    lines = [line for line in err.splitlines() if not line.startswith(("warning: ", "note: ", "step "))]
     if status == 0:
         return  # it had finished
     if status != 128 + number:
@@ -182,6 +182,22 @@ run()
 """
     assert python(code, tmp_path) == (128 + number, f"{said}\n")
     assert not any(tmp_path.iterdir())
+
+
+def test_signal_while_code_is_executed_ends_with_its_status(tmp_path: Path) -> None:
+    """A ``KeyboardInterrupt`` in a dataclass would have Python end itself by SIGINT."""
+    code = """
+import signal, sys
+from zoo import signals
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signals.catch()
+signals.interrupt()
+try:
+    exec("signal.raise_signal(signal.SIGINT)")
+except KeyboardInterrupt:
+    sys.exit(signals.status())
+"""
+    assert python(code, tmp_path) == (130, "")
 
 
 def test_signal_in_a_destructor_is_not_lost(tmp_path: Path) -> None:

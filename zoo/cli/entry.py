@@ -9,7 +9,7 @@ import importlib
 import os
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import click
@@ -94,10 +94,15 @@ _UNWRITABLE = contextlib.suppress(OSError)
 class Commands(click.Group):
     """The core commands and the plugins' commands. Only the called command is imported."""
 
+    def make_context(self, *arguments: Any, **options: Any) -> click.Context:
+        with _aborts():
+            return super().make_context(*arguments, **options)
+
     def invoke(self, ctx: click.Context) -> Any:
         """Select the plugins before looking up the command, which may belong to one of them."""
-        _select(**ctx.params)
-        return super().invoke(ctx)
+        with _aborts():
+            _select(**ctx.params)
+            return super().invoke(ctx)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted({*COMMANDS, *(command.name for _, command in plugins.active().commands())})
@@ -122,6 +127,15 @@ class Commands(click.Group):
             if sections[name]:
                 with formatter.section(name):
                     formatter.write_dl(sections[name])
+
+
+@contextlib.contextmanager
+def _aborts() -> Iterator[None]:
+    """Keep interrupts from click, which would print an empty line."""
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        raise click.Abort from error
 
 
 def load_command(reference: str) -> click.Command:
@@ -244,7 +258,7 @@ def _call(arguments: Sequence[str]) -> int:
         return 0
     except Exception as error:
         if signals.status() is not None:  # an interrupted import of C code raises any error
-            raise KeyboardInterrupt from error
+            raise signals.Interrupted from error
         raise
     return status or 0  # None, or the status passed to ctx.exit()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import sys
 import threading
 import warnings
@@ -110,12 +111,16 @@ class Plugin:
         return f"plugin {self.name!r} ({self.distribution} {self.version})"
 
 
+_DISK = {errno.EDQUOT, errno.EIO, errno.ENOSPC, errno.EROFS}
+_FORBIDDEN = {errno.EACCES, errno.EPERM}
 _responsible: ContextVar[Plugin | None] = ContextVar("_responsible", default=None)
 
 
 @contextmanager
 def blame(plugin: Plugin, what: str, *, fault: type[ZooError] = PluginError, redirect: bool = True) -> Iterator[None]:
     """Run a plugin's code, converting its exceptions to :class:`PluginError` and redirecting its output to stderr.
+
+    An ``OSError`` of a disk that is full or fails is passed on, and one of missing permission too from built-in ones.
 
     Args:
         plugin: the plugin.
@@ -132,6 +137,8 @@ def blame(plugin: Plugin, what: str, *, fault: type[ZooError] = PluginError, red
     except (KeyboardInterrupt, ZooError):
         raise
     except BaseException as error:
+        if isinstance(error, OSError) and error.errno in (_DISK | _FORBIDDEN if plugin.built_in else _DISK):
+            raise
         if (missing := missing_package(error)) is not None:
             raise missing from error
         if plugin.built_in and fault is not PluginError and isinstance(error, Exception):
