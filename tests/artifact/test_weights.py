@@ -345,7 +345,7 @@ def test_missing_or_huge_json_is_rejected() -> None:
         load_json(path)
     with path.open("wb") as file:
         file.truncate(10**12)
-    with pytest.raises(ArtifactError, match="larger than 100,000,000 bytes"):
+    with pytest.raises(ArtifactError, match="too large: at most 100,000,000 are allowed"):
         load_json(path)
 
 

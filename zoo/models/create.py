@@ -91,6 +91,8 @@ def _check_count(spec: ModelSpec) -> None:
 
 def _check_memory(spec: ModelSpec) -> None:
     """Raise :class:`UsageError` if the parameters do not fit in memory; counting them takes none."""
+    _check_sizes(spec)
+    _check_count(spec)
     if torch.empty(0).is_meta:  # the caller's device
         return
     count = spec.cost.parameters if spec.cost is not None else count_parameters(build_on_meta(spec))

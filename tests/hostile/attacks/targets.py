@@ -89,7 +89,10 @@ def command() -> None:
     _pending.pop()()
 
 
-COMMANDS[_FUNCTION] = Command(name=_FUNCTION, help="", command="tests.hostile.attacks.targets:command", section="Check")
+def add_command() -> None:
+    """Add the command that runs functions to ``zoo`` in this process."""
+    reference = "tests.hostile.attacks.targets:command"
+    COMMANDS[_FUNCTION] = Command(name=_FUNCTION, help="", command=reference, section="Check")
 
 
 def changed(original: bytes, data: bytes) -> bool:

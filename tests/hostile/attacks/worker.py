@@ -38,8 +38,9 @@ class Worker:
     """Tries inputs in a copy of the samples."""
 
     def __init__(self, samples: Path, work: Path, seed: int) -> None:
-        from tests.hostile.attacks.targets import TARGETS
+        from tests.hostile.attacks.targets import TARGETS, add_command
 
+        add_command()
         self.targets = {target.name: target for target in TARGETS}
         self.seed, self._samples = seed, samples
         shutil.copytree(samples, work / "files", dirs_exist_ok=True)
