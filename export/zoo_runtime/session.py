@@ -514,6 +514,8 @@ class Session:
 
     def _fixed_batch(self, runner: Runner[Any]) -> int | None:
         """Return the batch size that the graph of a task requires, or None if it takes any."""
+        if self.export.variant == SERVING:
+            return sizes_of_session(self.sessions[PREFILL])["batch"]
         graph: Graph = getattr(runner, "graph", self.graphs[0])
         opened = self.sessions.get(graph.name)
         shapes = {item.name: item.shape for item in opened.get_inputs()} if opened else {}
@@ -623,8 +625,8 @@ class Session:
                 placements=placements or self.provider == "cuda",
             )
 
-        decodes = self.export.variant == SERVING and graph in (self.graphs[-1].name, PREFILL)
-        if decodes and self.provider == "cuda":
+        steps = self.export.variant == SERVING and graph == self.graphs[-1].name
+        if steps and self.provider == "cuda":
             return open_for_capture(open_with, self.provider_options, path)
         return open_with(self.provider_options)
 

@@ -15,7 +15,7 @@ from zoo.probe.dtypes import BFLOAT16
 from zoo_runtime.onnx_runtime import ort
 from zoo_runtime.stopping import running
 
-__all__ = ["run_lean", "run_session", "to_array", "to_value"]
+__all__ = ["element_type", "run_lean", "run_session", "to_array", "to_value"]
 
 Array = np.ndarray[Any, Any]
 
@@ -23,6 +23,11 @@ _BITS = np.uint16
 _ONNX_BFLOAT16 = 16
 """``TensorProto.BFLOAT16``."""
 _TYPE = "tensor(bfloat16)"
+
+
+def element_type(dtype: np.dtype[Any]) -> Any:
+    """Return the type of a tensor's elements, as bindings to memory take it."""
+    return _ONNX_BFLOAT16 if dtype == BFLOAT16 else dtype.type
 
 
 def to_value(array: Array, device: str = "cpu") -> ort.OrtValue:

@@ -41,7 +41,7 @@ class _MisfitError(Exception):
     """The graph does not match the pattern of the rewrite."""
 
 
-def serve(graph: bytes, declared: Graph, sizes: Mapping[str, int]) -> bytes:
+def serve(graph: bytes, declared: Graph, sizes: Mapping[str, int], own: Mapping[str, int]) -> bytes:
     """Rewrite a serialised portable graph without functions.
 
     A graph with a past has the inputs ``past_lengths`` and ``new_lengths``, int64 (B,), in place of its padding mask:
@@ -52,24 +52,27 @@ def serve(graph: bytes, declared: Graph, sizes: Mapping[str, int]) -> bytes:
     Args:
         graph: the serialised graph.
         declared: its declaration.
-        sizes: the sizes of dimensions, by name, ``capacity`` and ``sequence`` among them; ``batch`` may be left free.
+        sizes: the sizes of dimensions of the export, by name, ``capacity`` and ``sequence`` among them.
+        own: those that this graph has otherwise.
 
     Raises:
         UsageError: the graph cannot be rewritten.
     """
-    model = ir.from_proto(parse(graph))
+    model, fixed = ir.from_proto(parse(graph)), {**sizes, **own}
     flatten(model)
     try:
-        if not declared.pasts:
-            return _finish(_fix(model, {name: sizes[name] for name in declared.dim_names() if name in sizes}), sizes)
-        return _Serving(model, declared, sizes).build()
+        if declared.pasts:
+            built = _Serving(model, declared, fixed).build()
+        else:
+            built = _fix(model, {name: fixed[name] for name in declared.dim_names() if name in fixed})
+        return _finish(built, sizes)
     except _MisfitError as misfit:
         what = f"graph {declared.name!r} cannot be exported for serving: {misfit}"
         raise UsageError(what, argument("profile", SERVING), "export another profile") from misfit
 
 
 def graph_sizes(graph: bytes) -> dict[str, int]:
-    """Return the sizes of the dimensions of a serialised serving graph, by name; empty for other graphs."""
+    """Return the sizes of the export of a serialised serving graph, by name; empty for other graphs."""
     sizes: dict[str, int] = json.loads(metadata(graph).get(SIZES_KEY, "{}"))
     return sizes
 
@@ -78,7 +81,7 @@ class _Serving:
     """The rewriting of one decoder."""
 
     def __init__(self, model: ir.Model, declared: Graph, sizes: Mapping[str, int]) -> None:
-        self.declared, self.sizes = declared, sizes
+        self.declared = declared
         self.capacity, self.added = sizes[CAPACITY], sizes["sequence"]
         self.before = self.capacity - self.added
         """P, the largest past of a row."""
@@ -96,13 +99,13 @@ class _Serving:
         self.past, self.new = self._lengths(self.start, self.inputs)
         """The lengths of the past and of the new tokens, (B,)."""
 
-    def build(self) -> bytes:
+    def build(self) -> ir.Model:
         """Return the rewritten graph."""
         self._keep_states()
         if self.extended:
             self._rotate()
             self._write_in_place()
-        return _finish(self.model, self.sizes)
+        return self.model
 
     # Lengths.
 

@@ -225,19 +225,23 @@ def unlinked_graphs(spec: ModelSpec, dtype: str, options: Options, *, cached: bo
 def _serving_graphs(
     spec: ModelSpec, graphs: Sequence[Graph], dtype: str, options: Options, cached: bool
 ) -> dict[str, bytes]:
-    """Create the graphs of the profile ``serving``: the declared ones, for one token of a row, and ``prefill``."""
+    """Create the graphs of the profile ``serving``.
+
+    The decoder reads one token of each row. The other graphs, and ``prefill`` with several tokens, read one row, so
+    that a text which joins costs as much as its own tokens.
+    """
     sizes = serving_sizes(spec, options.fixed)
-    wanted = {graph.name: (graph, sizes | {"sequence": 1}) for graph in graphs}
-    wanted[PREFILL] = next(graph for graph in graphs if graph.pasts), sizes
+    wanted = {graph.name: (graph, {"sequence": 1} if graph.pasts else {"batch": 1}) for graph in graphs}
+    wanted[PREFILL] = next(graph for graph in graphs if graph.pasts), {"batch": 1}
     made = {}
-    for name, (graph, fixed) in wanted.items():
-        key = traces.key(spec, name, dtype, options.facts() | {"sizes": fixed})
+    for name, (graph, own) in wanted.items():
+        key = traces.key(spec, name, dtype, options.facts() | {"sizes": sizes, "own": own})
         data = cache.read(key) if cached else None
         if data is None:
             from zoo_export.graph.serving import serve
 
             plain = Options(opset=options.operators, functions=False, windows=False)
-            data = serve(_unlinked(spec, graph, dtype, plain, cached), graph, fixed)
+            data = serve(_unlinked(spec, graph, dtype, plain, cached), graph, sizes, own)
             cache.write(key, data)
         made[name] = data
     return made

@@ -59,7 +59,7 @@ def _open_rows(session: Context, known: Mapping[str, Array], count: int) -> Step
 
 
 def encode_rows(session: Context, feeds: Mapping[str, Array], sizes: Mapping[str, int]) -> dict[str, Array]:
-    """Run the graphs before the decoder of an export for serving; return their inputs and outputs by name.
+    """Run the graphs before the decoder of an export for serving, row by row; return their inputs and outputs by name.
 
     Args:
         feeds: inputs, padded here to the sizes of the export, or outputs.
@@ -73,8 +73,15 @@ def encode_rows(session: Context, feeds: Mapping[str, Array], sizes: Mapping[str
         for tensor in graph.input_tensors():
             if tensor.name not in known:
                 raise UsageError(f"missing input {tensor.name}", f"graph {graph.name}")
-        inputs = {tensor.name: fit(tensor, known[tensor.name], sizes) for tensor in graph.input_tensors()}
-        known |= inputs | dict(zip(names, run_session(session.sessions[graph.name], names, inputs), strict=True))
+        opened, tensors = session.sessions[graph.name], graph.input_tensors()
+        count = len(known[tensors[0].name])
+        whole = {tensor.name: fit(tensor, known[tensor.name], {**sizes, "batch": count}) for tensor in tensors}
+        found = [
+            run_session(opened, names, {name: array[row : row + 1] for name, array in whole.items()})
+            for row in range(count)
+        ]
+        made = {name: np.concatenate(arrays) for name, *arrays in zip(names, *found, strict=True)}
+        known |= whole | made
     return known
 
 

@@ -6,6 +6,8 @@ that reads its tokens (:meth:`zoo_runtime.serving.rows.Rows.portion`) and its ra
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,9 +52,10 @@ class _Text:
 class RowEngine(Engine):
     """Generates texts in the rows of an export for serving.
 
-    Each step reads a portion of every row's unread tokens, in at most one call of ``prefill`` and one of the decoder,
-    and chooses the next token of the rows whose prompt has been read. So a long prompt delays the other texts by one
-    call of ``prefill`` per step, not by all of its length.
+    Each step reads chunks of some prompts, one row at a time, and then one token of every other row in one call. There
+    are as many chunks as rows with an unread prompt for each other row, at least one. So a long prompt delays the other
+    texts by one chunk per step, and few texts wait for many prompts, because a step costs the same for any number of
+    rows.
 
     Args:
         session: an export for serving.
@@ -64,6 +67,7 @@ class RowEngine(Engine):
         super().__init__(f"rows of {session.path.name}", limit)
         self.session, self.sizes = session, serving_sizes(session)
         self.rows = session.open_rows()
+        self.rows.warm()
         self.prefixes = Prefixes(self.rows, prefix_bytes) if prefix_bytes else None
         """Common beginnings of prompts, if they are kept."""
         self._texts: dict[int, _Text] = {}
@@ -119,12 +123,24 @@ class RowEngine(Engine):
     def _step(self) -> None:
         for place in [place for place, text in self._texts.items() if text.work.cancelled]:
             del self._texts[place]
-        portions = {
-            place: text.unread[: self.rows.portion(place, len(text.unread))] for place, text in self._texts.items()
-        }
-        if not portions:
+        if not self._texts:
             return
         self.steps += 1
+        chunks = [place for place in self._texts if self._reads_chunk(place)]
+        count = math.ceil(len(chunks) / max(1, len(self._texts) - len(chunks)))
+        for place in chunks[:count]:
+            self._texts[place] = self._texts.pop(place)  # to the end, so that the others have their turn
+            self._read([place])
+        if places := [place for place in self._texts if not self._reads_chunk(place)]:
+            self._read(places)
+
+    def _reads_chunk(self, place: int) -> bool:
+        return self.rows.reads_chunk(place, len(self._texts[place].unread))
+
+    def _read(self, places: Sequence[int]) -> None:
+        """Read the next tokens of some rows, and choose the next token of those that have read all."""
+        unread = {place: self._texts[place].unread for place in places}
+        portions = {place: tokens[: self.rows.portion(place, len(tokens))] for place, tokens in unread.items()}
         found = self.rows.extend(portions, every=False)
         ready: dict[int, list[tuple[int, Array]]] = {}
         choosers: dict[int, Choices] = {}

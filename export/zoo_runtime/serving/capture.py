@@ -40,9 +40,11 @@ def open_for_capture(
         return session
 
 
-def run_options(device: str) -> ort.RunOptions:
-    """Return options for the runs on one set of buffers, which are recorded separately from runs on others."""
+def run_options(device: str, *, recorded: bool) -> ort.RunOptions:
+    """Return options for runs on one set of buffers, recorded separately from runs on others, or not recorded."""
     options = ort.RunOptions()
-    number = next(_NUMBERS) if device == "cuda" else 0  # the default, which ONNX Runtime is slow to find out
+    number = 0  # the default, which ONNX Runtime is slow to find out
+    if device == "cuda":
+        number = next(_NUMBERS) if recorded else -1
     options.add_run_config_entry("gpu_graph_id", str(number))
     return options

@@ -43,7 +43,7 @@ class ServingExecutor:
     def __call__(self, graph: Graph, feeds: Feeds) -> Arrays:
         arrays = typed_feeds(graph, feeds, self.dtype)
         count = len(next(iter(arrays.values())))
-        size = self.sizes["batch"]
+        size = self.sizes["batch"] if graph.pasts else 1
         parts = [
             (self._extend if graph.pasts else self._run)(
                 graph, {name: array[start : start + size] for name, array in arrays.items()}
@@ -53,13 +53,14 @@ class ServingExecutor:
         return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
     def _run(self, graph: Graph, arrays: Arrays) -> Arrays:
-        """Run a graph without a past on inputs that are padded to its sizes."""
+        """Run a graph without a past on one row, padded to its sizes."""
         actual = {
             str(dim): size
             for tensor in graph.input_tensors()
             for dim, size in zip(tensor.dims, arrays[tensor.name].shape, strict=True)
         }
-        fitted = {tensor.name: fit(tensor, arrays[tensor.name], self.sizes) for tensor in graph.input_tensors()}
+        sizes = self.sizes | {"batch": 1}
+        fitted = {tensor.name: fit(tensor, arrays[tensor.name], sizes) for tensor in graph.input_tensors()}
         names = [tensor.name for tensor in graph.output_tensors()]
         found = run_session(self.sessions[graph.name], names, fitted)
         return {

@@ -17,18 +17,15 @@ from zoo.errors import ArtifactError, UsageError
 from zoo.probe.pipeline import token_input
 from zoo_runtime.onnx_runtime import ort
 from zoo_runtime.providers import device_of
+from zoo_runtime.serving.buffers import Array, Buffer, Call
 from zoo_runtime.serving.capture import run_options
-from zoo_runtime.serving.names import CAPACITY, NEW_LENGTHS, PAST_LENGTHS, SIZES_KEY
-from zoo_runtime.stopping import running
-from zoo_runtime.values import to_array, to_value
+from zoo_runtime.serving.names import CAPACITY, SIZES_KEY
 
 __all__ = ["Array", "RowState", "Rows", "fit", "sizes_of_session"]
 
-Array = np.ndarray[Any, Any]
-
 
 def sizes_of_session(session: ort.InferenceSession) -> dict[str, int]:
-    """Return the sizes of the dimensions of a serving graph, by name."""
+    """Return the sizes of the dimensions of an export for serving, by name, from its graph ``prefill``."""
     text = session.get_modelmeta().custom_metadata_map.get(SIZES_KEY)
     if text is None:
         raise UsageError("the graph is not exported for serving", None, "zoo export --onnx --profile serving")
@@ -64,11 +61,11 @@ class Rows:
     """B independent rows, each at a length of its own, which grow in any order.
 
     The caches, the inputs and the outputs are allocated once and bound to both graphs, so that a provider can capture
-    them. A row's results depend neither on other rows nor on what its unused slots contain, if that is finite.
+    a step. A row's results depend neither on other rows nor on what its unused slots contain, if that is finite.
 
     Args:
         step: a session on the graph for one token of each row.
-        prefill: a session on the graph for up to T tokens of each row.
+        prefill: a session on the graph for up to T tokens of one row.
         graph: the declaration of the decoder.
         dtype: dtype of floating-point values.
         positions: maximum length of a row, if the model declares one.
@@ -119,8 +116,17 @@ class Rows:
         }
         """Inputs that stay the same while a row grows, such as the keys and values of its source."""
         shared = {**self._pasts, **self.constants}
-        self._step = _Call(step, graph, ids, 1, self.count, shared, dtype, self.device)
-        self._prefill = _Call(prefill, graph, ids, sizes["sequence"], self.count, shared, dtype, self.device)
+        self._step = Call(step, graph, ids, self.count, 1, shared, dtype, run_options(self.device, recorded=True))
+        chunk = sizes["sequence"]
+        self._prefill = Call(prefill, graph, ids, 1, chunk, shared, dtype, run_options(self.device, recorded=False))
+        if self.device == "cuda":
+            # A first call, which may run twice while it is recorded, leaves the states as they are.
+            self._step(0, self.lengths, {})
+
+    def warm(self) -> None:
+        """Run both graphs without tokens, so that the first text does not wait for memory to be allocated."""
+        for call in (self._step, self._prefill):
+            call(0, self.lengths, {})
 
     # Rows.
 
@@ -223,7 +229,17 @@ class Rows:
         A text whose portions are given to :meth:`extend` one by one has the same logits, to the bit, as if all of it
         were given at once.
         """
-        return min(count, self._prefill.size if self._fits_prefill(row, count) else 1)
+        return min(count, self._prefill.size if self.reads_chunk(row, count) else 1)
+
+    def reads_chunk(self, row: int, count: int) -> bool:
+        """Return whether ``prefill`` reads the next of ``count`` tokens of a row, in a call for this row alone.
+
+        Otherwise a step reads one, in one call for all rows. This depends on the row alone, because the last bits of
+        the two graphs' results differ.
+        """
+        size = self._prefill.size
+        fits = self.capacity is None or int(self.lengths[row]) + size <= self.capacity
+        return fits and count >= (2 if self.partial else max(size, 2))
 
     def past(self, name: str) -> Buffer:
         """Return the buffer of a tensor of the past."""
@@ -256,16 +272,25 @@ class Rows:
             elif len(tokens):
                 waiting[row] = tokens
         parts: dict[int, list[Array]] = {row: [] for row in waiting}
-        while waiting:
-            call, counts = self._plan(waiting)
-            logits = call(self.lengths, {row: waiting[row][:count] for row, count in counts.items()})
+
+        def read(call: Call, first: int, counts: Mapping[int, int]) -> None:
+            logits = call(first, self.lengths, {row: waiting[row][:count] for row, count in counts.items()})
             for row, count in counts.items():
-                self._broken[row] |= not np.isfinite(logits[row, :count].astype(np.float32)).all()
+                made = logits[row - first, :count]
+                self._broken[row] |= not np.isfinite(made.astype(np.float32)).all()
                 if not every:
                     parts[row].clear()
-                parts[row].append(logits[row, 0 if every else count - 1 : count].copy())
+                parts[row].append(made[0 if every else -1 :].copy())
                 self.lengths[row] += count
                 waiting[row] = waiting[row][count:]
+
+        while waiting:
+            for row in waiting:
+                while self.reads_chunk(row, len(waiting[row])):
+                    read(self._prefill, row, {row: self.portion(row, len(waiting[row]))})
+            waiting = {row: tokens for row, tokens in waiting.items() if len(tokens)}
+            if waiting:
+                read(self._step, 0, dict.fromkeys(waiting, 1))
             waiting = {row: tokens for row, tokens in waiting.items() if len(tokens)}
         return results | {row: np.concatenate(arrays) for row, arrays in parts.items()}
 
@@ -290,21 +315,6 @@ class Rows:
             return ArtifactError(f"token {wrong[0]} is not in the vocabulary of {upper}", f"row {row}")
         return None
 
-    def _fits_prefill(self, row: int, count: int) -> bool:
-        """Whether the graph ``prefill`` reads the next of ``count`` tokens of a row."""
-        size = self._prefill.size
-        fits = self.capacity is None or int(self.lengths[row]) + size <= self.capacity
-        return fits and count >= (2 if self.partial else max(size, 2))
-
-    def _plan(self, waiting: Mapping[int, Array]) -> tuple[_Call, dict[int, int]]:
-        """Choose the next call, and the number of tokens that each row reads in it.
-
-        Which graph reads a row's tokens depends on that row alone, because the last bits of their results differ.
-        """
-        portions = {row: self.portion(row, len(tokens)) for row, tokens in waiting.items()}
-        counts = {row: count for row, count in portions.items() if self._fits_prefill(row, len(waiting[row]))}
-        return (self._prefill, counts) if counts else (self._step, dict.fromkeys(waiting, 1))
-
 
 def _token_list(row: int, tokens: Any) -> Array:
     """Return new tokens as an array, (T,). Raises :class:`UsageError` if they are not integers."""
@@ -315,96 +325,3 @@ def _token_list(row: int, tokens: Any) -> Array:
     if array.ndim != 1 or (len(array) and array.dtype.kind not in "iu"):
         raise UsageError("new tokens must be a list of integers", f"row {row}")
     return array if array.dtype == np.uint64 else array.astype(np.int64)
-
-
-class Buffer:
-    """One tensor of fixed size, whose first dimension are the rows.
-
-    On the CPU, ``array`` shares its memory with the value; on a device it is None.
-    """
-
-    def __init__(self, name: str, shape: Sequence[int], dtype: np.dtype[Any], device: str) -> None:
-        self.name, self.shape, self.dtype = name, tuple(shape), dtype
-        zeros = np.zeros(self.shape, dtype)
-        self.value = to_value(zeros, device)
-        self.array = zeros if device == "cpu" else None
-
-    def read(self) -> Array:
-        """Return the content: a view on the CPU."""
-        return to_array(self.value) if self.array is None else self.array
-
-    def replace(self, array: Array) -> None:
-        """Replace the whole content."""
-        if self.array is None:
-            self.value.update_inplace(np.ascontiguousarray(array, self.dtype))
-        else:
-            self.array[...] = array
-
-    def write(self, row: int, array: Array) -> None:
-        """Replace the content of a row.
-
-        Raises :class:`ArtifactError` for an array of another shape.
-        """
-        if np.shape(array) != self.shape[1:]:
-            raise ArtifactError(f"{self.name} of row {row} has shape {np.shape(array)}, not {self.shape[1:]}")
-        content = self.read()
-        content[row] = array
-        if self.array is None:
-            self.replace(content)
-
-    def copy(self, source: int, target: int) -> None:
-        """Copy one row to another."""
-        self.write(target, self.read()[source])
-
-
-class _Call:
-    """A graph with all its inputs and outputs bound to fixed buffers."""
-
-    def __init__(
-        self,
-        session: ort.InferenceSession,
-        graph: Graph,
-        ids: str,
-        size: int,
-        rows: int,
-        shared: Mapping[str, Buffer],
-        dtype: np.dtype[Any],
-        device: str,
-    ) -> None:
-        self.session, self.size, self.rows = session, size, rows
-        known = {item.name: item for item in session.get_inputs()}
-        for name in (ids, *shared):
-            wanted = [rows, size] if name == ids else list(shared[name].shape)
-            if name in known and list(known[name].shape) != wanted:
-                what = f"{name} has the shape {tuple(known[name].shape)}, not {tuple(wanted)}"
-                raise ArtifactError(what, f"graph {graph.name}", "export again")
-        logits = next(tensor for tensor in graph.output_tensors() if tensor.name == "logits")
-        self.binding = session.io_binding()
-        whole = np.dtype(np.int64)
-        self.ids = Buffer(ids, (rows, size), whole, device)
-        self.past, self.new = (Buffer(name, (rows,), whole, device) for name in (PAST_LENGTHS, NEW_LENGTHS))
-        self.logits = Buffer("logits", (rows, size, dim_size(logits.dims[-1], {})), dtype, device)
-        inputs = {ids: self.ids, PAST_LENGTHS: self.past, NEW_LENGTHS: self.new, **shared}
-        for name, buffer in inputs.items():
-            if name in known:
-                self.binding.bind_ortvalue_input(name, buffer.value)
-        self.binding.bind_ortvalue_output("logits", self.logits.value)
-        for past, present in graph.past_pairs():  # read before they are written, so that one buffer serves as both
-            self.binding.bind_ortvalue_output(present.name, shared[past.name].value)
-        extra = {item.name for item in session.get_outputs()} - {"logits", *(t.name for t in graph.present_tensors())}
-        for name in extra:
-            self.binding.bind_output(name, device)
-        self.options = run_options(device)
-        if device == "cuda":  # a first call, which may run twice while it is recorded, leaves the states as they are
-            self(np.zeros(rows, np.int64), {})
-
-    def __call__(self, lengths: Array, tokens: Mapping[int, Array]) -> Array:
-        """Run the graph; return the logits, (B, T, V), which the next call overwrites."""
-        ids, new = np.zeros((self.rows, self.size), np.int64), np.zeros(self.rows, np.int64)
-        for row, some in tokens.items():
-            ids[row, : len(some)], new[row] = some, len(some)
-        for buffer, array in ((self.ids, ids), (self.past, lengths), (self.new, new)):
-            buffer.replace(array)
-        with running(self.options):
-            self.session.run_with_iobinding(self.binding, self.options)
-        return self.logits.read()

@@ -53,17 +53,17 @@ def test_sizes_are_fixed(exported_build: Exported, name: str) -> None:
                 assert all(dim.HasField("dim_value") for dim in shapes[value].dim), (node.op_type, value)
 
 
-@pytest.mark.parametrize(("graph", "length"), [("model", 1), (PREFILL, 5)])
-def test_inputs_and_outputs(exported_build: Exported, graph: str, length: int) -> None:
-    """The lengths of rows replace the padding mask, and both graphs use the same buffers."""
+@pytest.mark.parametrize(("graph", "rows", "length"), [("model", 3, 1), (PREFILL, 1, 5)])
+def test_inputs_and_outputs(exported_build: Exported, graph: str, rows: int, length: int) -> None:
+    """The lengths of rows replace the padding mask; one graph has the buffers of all rows, the other those of one."""
     data = make_graphs(ModelDirectory.open(exported_build("gpt-tiny")), SMALL)[graph]
     model = onnx.load_model_from_string(data)
     contract = json.loads(next(item.value for item in model.metadata_props if item.key == "zoo.contract"))
     inputs, outputs = ({item["name"]: item["dims"] for item in contract[side]} for side in ("inputs", "outputs"))
-    assert inputs["input_ids"] == [3, length]
-    assert outputs["logits"] == [3, length, 260]
-    assert inputs[PAST_LENGTHS] == inputs[NEW_LENGTHS] == [3]
-    assert inputs["past_key_values.1.value"] == outputs["present.1.value"] == [3, 4, 24, 16]
+    assert inputs["input_ids"] == [rows, length]
+    assert outputs["logits"] == [rows, length, 260]
+    assert inputs[PAST_LENGTHS] == inputs[NEW_LENGTHS] == [rows]
+    assert inputs["past_key_values.1.value"] == outputs["present.1.value"] == [rows, 4, 24, 16]
     assert "attention_mask" not in inputs
 
 
@@ -76,28 +76,30 @@ def small(exported_build: Exported) -> Path:
 
 @pytest.mark.parametrize("graph", ["model", PREFILL])
 def test_row_beyond_its_buffers_harms_nothing(small: Path, graph: str) -> None:
-    """A row with wrong lengths changes neither the results of others nor its own caches."""
+    """A row with wrong lengths changes neither the results of others, if there are any, nor its own caches."""
     session = open_session(small / f"{graph}.serving.onnx")
-    length = 1 if graph == "model" else sizes_of_session(session)["sequence"]
+    length, wrong_row = (1, 1) if graph == "model" else (sizes_of_session(session)["sequence"], 0)
+    others = (0, 2) if graph == "model" else ()
     generator = np.random.default_rng(0)
     feeds = {
         item.name: generator.standard_normal(item.shape).astype(np.float32)
         for item in session.get_inputs()
         if item.name.startswith("past_key_values")
     }
-    feeds["input_ids"] = generator.integers(0, 260, (3, length))
+    feeds["input_ids"] = generator.integers(0, 260, (1 + len(others), length))
     names = [item.name for item in session.get_outputs()]
     wrong = [(24, 1), (10**9, length), (23 if length > 1 else 24, 0), (3, 10**9), (-7, -1)]
     good: dict[str, Any] | None = None
     for past, new in wrong:
-        lengths = {PAST_LENGTHS: np.array([3, past, 17]), NEW_LENGTHS: np.array([1, new, length])}
+        values = {PAST_LENGTHS: [3, past, 17], NEW_LENGTHS: [1, new, length]}
+        lengths = {name: np.array(rows if others else rows[1:2]) for name, rows in values.items()}
         found = dict(zip(names, session.run(names, feeds | lengths), strict=True))
         good = good or found
         assert np.isfinite(found["logits"]).all()
-        for row in (0, 2):
+        for row in others:
             assert all(np.array_equal(found[name][row], good[name][row]) for name in names)
         if past > 24 - length:
-            assert np.array_equal(found["present.0.key"][1], feeds["past_key_values.0.key"][1])
+            assert np.array_equal(found["present.0.key"][wrong_row], feeds["past_key_values.0.key"][wrong_row])
 
 
 @pytest.mark.slow_after(0)

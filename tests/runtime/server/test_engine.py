@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -149,6 +149,48 @@ def test_cancelled_text_frees_its_row_within_one_step(session: Session) -> None:
         assert len(events[0]) == 5  # none after the cancellation
         assert not any(event.is_last for group in events for event in group)
     assert at[1] - at[0] <= 2  # cancelled in one step, joined in the next
+
+
+class Recorded(RowEngine):
+    """An engine, stepped by hand, that records which rows read tokens together."""
+
+    def __init__(self, session: Session) -> None:
+        super().__init__(session, 10)
+        self.reads: list[list[int]] = []
+
+    def _read(self, places: Sequence[int]) -> None:
+        self.reads.append(list(places))
+        super()._read(places)
+
+
+def test_chunks_of_prompts_alternate_with_steps(session: Session) -> None:
+    """One call for all rows that generate follows as many chunks as there are unread prompts for each of them."""
+    engine, chunk = Recorded(session), session.open_rows().chunk
+    runner = session.runner(None, max_new_tokens=30, min_new_tokens=30)
+
+    def join(place: int, count: int) -> None:
+        engine._join(place, Work(runner, runner.read([5] * count, 1), lambda event: None))
+
+    def step() -> list[list[int]]:
+        engine.reads.clear()
+        engine._step()
+        return engine.reads
+
+    join(0, 1)
+    assert step() == [[0]]
+    join(1, 2 * chunk)
+    assert step() == [[1], [0]]
+    assert step() == [[1], [0, 1]]
+    join(2, 3 * chunk)
+    join(3, chunk)
+    assert step() == [[2], [0, 1]]
+    assert step() == [[3], [0, 1, 3]]
+    assert step() == [[2], [0, 1, 3]]
+    engine = Recorded(session)
+    for place in range(4):
+        join(place, 2 * chunk)
+    assert step() == [[0], [1], [2], [3]]
+    assert step() == [[0], [1], [2], [3], [0, 1, 2, 3]]
 
 
 def test_queue_is_bounded(session: Session) -> None:
