@@ -191,8 +191,8 @@ class Config(Settings):
     def check_field(cls, key: str, value: Any, where: object = None) -> Any:
         """Return ``value`` converted for the field ``key``: see :meth:`Settings.check_field`.
 
-        Raises :class:`UsageError` also for more layers or channels than ``ZOO_MAX_LAYERS``. Each layer is a module and a part
-        of the graph, and each channel has a mean.
+        Raises :class:`UsageError` also for more layers or channels than ``ZOO_MAX_LAYERS``. Each layer is a
+        module and a part of the graph, and each channel has a mean.
         """
         checked = super().check_field(key, value, where)
         if re.fullmatch(r"num_(\w+_)?(layers|repeats|channels)", key):

@@ -13,7 +13,7 @@ import numpy as np
 from zoo.config import Settings
 from zoo.contract import Graph, TensorSpec
 from zoo.errors import ArtifactError, UsageError, Wording, ZooError
-from zoo.tokenizers.inputs import Side, TextInputs, require_tokens
+from zoo.tokenizers.inputs import LongInputError, Side, TextInputs, require_tokens
 from zoo.tokenizers.truncation import truncated_texts
 from zoo_runtime.adapters import ADAPTER_IDS
 
@@ -404,7 +404,7 @@ class TextRunner(Runner[Tokens]):
         for name, limit in limits.items():
             if len(item.ids) > limit:
                 what = f"{len(item.ids)} tokens do not fit into buffers for {limit}"
-                raise ArtifactError(what, where, f"export with a larger --fix {name}=N")
+                raise LongInputError(what, where, f"export with a larger --fix {name}=N")
 
 
 def chosen_adapters(session: Context, items: Sequence[Any]) -> Arrays:

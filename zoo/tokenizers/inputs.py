@@ -16,12 +16,16 @@ from zoo.errors import ArtifactError, UsageError, Wording
 if TYPE_CHECKING:
     from tokenizers import Encoding
 
-__all__ = ["Side", "TextInputs", "padded", "require_tokens", "segments_of"]
+__all__ = ["LongInputError", "Side", "TextInputs", "padded", "require_tokens", "segments_of"]
 
 Array = np.ndarray[Any, Any]
 Side = Literal["left", "right"]
 
 _SHORTEN = Wording("shorten it, or pass truncate=True", "shorten it, or pass --truncate")
+
+
+class LongInputError(ArtifactError):
+    """An input has more tokens than the model reads."""
 
 
 class TextInputs:
@@ -87,7 +91,7 @@ class TextInputs:
             raise ArtifactError("empty input", where, "give at least one token")
         if self.positions is not None and len(ids) > self.positions:
             what = f"{len(ids)} tokens exceed the model's {self.positions} positions"
-            raise ArtifactError(what, where, _SHORTEN if is_text else "shorten it")
+            raise LongInputError(what, where, _SHORTEN if is_text else "shorten it")
         allowed = self._sizes.get(str(self.ids_input.dims[-1]), Size())
         if not allowed.allows(len(ids)):
             raise ArtifactError(f"{len(ids)} tokens, but the number must be {allowed}", where)

@@ -14,6 +14,7 @@ import numpy as np
 from zoo.artifact import MANIFEST, TARGET_TOKENIZER, TOKENIZER, ModelDirectory
 from zoo.errors import ArtifactError, UsageError, Wording, ZooWarning
 from zoo.limits import TEXT_CHARACTERS
+from zoo.tokenizers.bounds import longest_token
 from zoo.tokenizers.chat import ChatTemplate, read_chat_template
 from zoo.tokenizers.inputs import Side, TextInputs, padded, require_tokens
 from zoo.tokenizers.load import read_tokenizer
@@ -170,6 +171,11 @@ class Tokenizer:
         if self._inputs is None:
             raise UsageError("the tokenizer has no model", None, "load it from a model directory")
         return self._inputs
+
+    @cached_property
+    def longest_token(self) -> int | None:
+        """The most bytes of a text that one token stands for; None if unknown (:mod:`zoo.tokenizers.bounds`)."""
+        return longest_token(self.backend)
 
     @cached_property
     def special_ids(self) -> frozenset[int]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from zoo import plugins
 from zoo.errors import ArtifactError, PluginError, ZooError
-from zoo_runtime.server.work import Engine, Event, Work, as_error
+from zoo_runtime.server.work import Engine, Event, Work, as_error, last_event
 from zoo_runtime.tasks.generate import Generate
 
 __all__ = ["AloneEngine"]
@@ -59,23 +59,25 @@ class AloneEngine(Engine):
             return Event(error=result)
         if not isinstance(result, dict):
             raise PluginError(f"{runner.plugin} returned {type(result).__name__} as a result, which must be a dict")
-        tokens = len(result.get("generated_ids", ()))
-        return Event(str(result.get("generated") or "") if work.streams else "", tokens, result)
+        return last_event(work, str(result.get("generated") or ""), result)
 
     def _generate(self, work: Work, runner: Generate) -> Event | None:
         item, row, text, steps = runner.open(work.item)
         if work.seed is not None:
             row.seed = (work.seed, row.number)
+        delivered = 0
         for _ in steps:
             if work.cancelled or self._closing:
                 return None
             if work.streams and row.open and (piece := text.new()):
-                work.deliver(Event(piece, len(row.ids)))
+                ranks = runner.describe(row.ranks[delivered:])
+                delivered = len(row.ids)
+                work.deliver(Event(piece, delivered, ranks))
         if row.error is not None:
             return Event(error=row.error)
         rest = text.rest()
         result = runner.result(item, row.ids, row.finish, text, row.ranks)
-        return Event(rest if work.streams else "", len(row.ids), result)
+        return last_event(work, rest, result, delivered)
 
 
 def _steps(runner: Generate) -> bool:

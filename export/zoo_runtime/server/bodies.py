@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any, Self
 
@@ -17,14 +19,25 @@ _TYPE_ERRORS = ("_type", "_parsing", "_attributes_type")
 
 
 def parse_object(data: bytes) -> dict[str, Any]:
-    """Parse a body. Raises :class:`RequestError` unless it is a JSON object of Unicode texts and finite numbers."""
+    """Parse a body.
+
+    Raises :class:`RequestError` unless it is a JSON object of Unicode texts and finite numbers without duplicate names.
+    """
     try:
         found = from_json(data, allow_inf_nan=False, cache_strings=False)
+        json.loads(data, object_pairs_hook=_check_names)  # from_json takes the last of several
     except ValueError as error:
         raise RequestError(400, f"the body is not valid JSON ({error})", "invalid_json") from error
     if not isinstance(found, dict):
         raise RequestError(400, f"the body must be a JSON object, got {type(found).__name__}", "invalid_json")
     return found
+
+
+def _check_names(pairs: Sequence[tuple[str, Any]]) -> None:
+    """Raise ValueError if a name occurs twice in an object."""
+    counts = Counter(name for name, _ in pairs)
+    if len(counts) < len(pairs):
+        raise ValueError(f"the name {counts.most_common(1)[0][0]!r:.100} occurs twice")
 
 
 class Part(BaseModel):
@@ -49,10 +62,10 @@ class Body(Part):
         try:
             return cls.model_validate({name: value for name, value in fields.items() if value is not None})
         except ValidationError as error:
-            raise _as_request_error(error.errors(include_url=False, include_context=False)) from error
+            raise _as_request_error(error.errors(include_url=False, include_context=False), fields) from error
 
 
-def _as_request_error(errors: Sequence[ErrorDetails]) -> RequestError:
+def _as_request_error(errors: Sequence[ErrorDetails], fields: dict[str, Any]) -> RequestError:
     """Return the error of the first field that is wrong. There are several errors for one of several types."""
     param = _param(errors[0])
     of_field = [error for error in errors if _param(error) == param]
@@ -61,12 +74,25 @@ def _as_request_error(errors: Sequence[ErrorDetails]) -> RequestError:
     if code is None:
         code = "invalid_type" if all(kind.endswith(_TYPE_ERRORS) for kind in kinds) else "invalid_value"
     if code in _CODES.values():
-        path = ".".join(map(str, of_field[0]["loc"]))
+        path = ".".join(map(str, _path(of_field[0]["loc"], fields)))
         what = f"the field {path!r} is missing" if code == "missing_field" else f"unknown field {path!r}"
         return RequestError(400, what[:200], code, param)
     reasons = dict.fromkeys(error["msg"].removeprefix("Value error, ") for error in of_field)
     prefix = f"{param}: " if param else ""
     return RequestError(400, prefix + "; or: ".join(reasons), code, param)
+
+
+def _path(loc: Sequence[str | int], fields: Any) -> Sequence[str | int]:
+    """Return the path to a field in a body. pydantic also names the member of a union that it has tried."""
+    for left_out in (len(loc), *range(1, len(loc) - 1)):
+        path = [*loc[:left_out], *loc[left_out + 1 :]]
+        place = fields
+        for step in path[:-1]:
+            known = isinstance(place, dict) or (isinstance(place, list) and isinstance(step, int))
+            place = place.get(step) if isinstance(place, dict) else place[step] if known else None
+        if isinstance(place, dict):
+            return path
+    return loc
 
 
 def _param(error: ErrorDetails) -> str | None:

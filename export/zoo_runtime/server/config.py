@@ -70,6 +70,8 @@ class ServeConfig(Settings):
     unverified: bool = False
 
     def __post_init__(self) -> None:
+        if not self.host:
+            raise ValueError("host is empty: give an address, 0.0.0.0 for all")
         if not 0 <= self.port <= 65535:
             raise ValueError(f"port must be from 0 to 65535, got {self.port}")
         self.require_positive("queue", "max_tokens", "max_body", "timeout", "threads")

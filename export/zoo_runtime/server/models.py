@@ -14,7 +14,7 @@ from typing import Any
 from zoo.artifact import MANIFEST, SERVING, Export, ModelDirectory
 from zoo.errors import ArtifactError, MissingPackageError, UsageError, ZooError, nearest
 from zoo.tokenizers.chat import ChatTemplate, read_chat_template
-from zoo.tokenizers.inputs import TextInputs
+from zoo.tokenizers.inputs import LongInputError, TextInputs
 from zoo.tokenizers.tokenizer import model_tokenizer
 from zoo_runtime.runner import Runner
 from zoo_runtime.server.alone import AloneEngine
@@ -163,8 +163,10 @@ class Served:
     def __init__(self, place: Place, settings: ModelSettings) -> None:
         self.place, self.name, self.version = place, place.name, place.version
         directory, options = place.directory, dict(place.options)
-        if options.get("variant") is None and Export(ModelDirectory.open(directory), SERVING).exists:
-            options["variant"] = SERVING
+        stored = ModelDirectory.open(directory)
+        is_own = options.get("dtype") in (None, stored.dtype)
+        if options.get("variant") is None and is_own and Export(stored, SERVING).exists:
+            options |= {"variant": SERVING, "dtype": None}
         self.session: Session = load_session(directory, **options)
         self.created = int(time.time())
         self._runners: dict[Any, Runner[Any]] = {}
@@ -172,14 +174,19 @@ class Served:
         self._holders, self._retired = 0, False
         self.task = self.session.task
         self.generates, self.embeds = self.task in _GENERATION, False
+        self.temperature = 0.0
+        """Temperature of texts for which a request sets none."""
         with suppress(ZooError):
             self.runner(_EMBEDDING, {})
             self.embeds = True
         self.template = self._template(directory)
         self._alone = AloneEngine(f"queue of {self.name}", settings.queue)
         self._rows: RowEngine | None = None
-        if self.generates and batches_rows(self.runner(None, {"num_beams": 1})):
-            self._rows = RowEngine(self.session, settings.queue, settings.prefix_bytes)
+        if self.generates:
+            runner = self.runner(None, {"num_beams": 1})
+            self.temperature = runner.chosen.temperature
+            if batches_rows(runner):
+                self._rows = RowEngine(self.session, settings.queue, settings.prefix_bytes)
         for engine in self.engines:
             engine.start()
 
@@ -261,11 +268,13 @@ class Served:
 
         Raises :class:`RequestError` if it is empty, too long, or not of the vocabulary.
         """
+        if isinstance(runner, Generate) and isinstance(value, str):
+            self._refuse_long(value, param)
         try:
             item = runner.read(value, number)
         except ZooError as error:
             found = as_request_error(error, param)
-            if self._is_too_long(value):
+            if isinstance(error, LongInputError):
                 found.code = "context_length_exceeded"
             raise found from error
         if isinstance(runner, Generate) and runner.room(item) < 1:
@@ -283,17 +292,19 @@ class Served:
             raise RequestError(400, what, "no_chat_template", "model")
         try:
             text = self.template.render(messages, where="messages", **values)
+            self._refuse_long(text, "messages")
             return list(self._plain_tokenizer.encode(text, where="messages").ids)
         except ArtifactError as error:
             raise as_request_error(error, "messages") from error
 
-    def _is_too_long(self, value: Any) -> bool:
+    def _refuse_long(self, text: str, param: str) -> None:
+        """Raise :class:`RequestError` for a text whose length in bytes proves that it has too many tokens."""
         limit, tokenizer = self.positions, self.session.tokenizer
-        if limit is None or (isinstance(value, str) and tokenizer is None):
-            return False
-        if isinstance(value, str) and tokenizer is not None:
-            value = tokenizer.encode(value, offsets=False).ids
-        return len(value) > limit
+        if limit is None or tokenizer is None or len(text) <= limit or tokenizer.longest_token is None:
+            return
+        if (size := len(text.encode())) > limit * tokenizer.longest_token:
+            what = f"a text of {size} bytes has more tokens than the model's {limit} positions"
+            raise RequestError(400, what, "context_length_exceeded", param)
 
     def _template(self, directory: Path) -> ChatTemplate | None:
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import secrets
 import traceback
@@ -60,23 +61,40 @@ def route(operation: Operation, failed: Failed, key: bytes | None) -> Route:
             if not operation.public:
                 _check_key(request, key)
             return await operation.handler(request)
-        except RequestError as error:
-            return failed(error)
-        except FullError as error:
-            wait = {"retry-after": str(math.ceil(error.seconds))}
-            return failed(RequestError(429, "the queue is full, try again later", "queue_full", headers=wait))
-        except ZooError as error:
-            return failed(as_request_error(error))
         except (LeftError, ClientDisconnect):
             request.scope[FACTS]["status"] = LEFT
             return Response(status_code=LEFT)
         except Exception as error:
-            frames = traceback.extract_tb(error.__traceback__)
-            places = [f"{frame.filename}:{frame.lineno}" for frame in frames[-5:]]
-            log("exception", kind=type(error).__name__, places=places)
-            return failed(RequestError(500, "internal error", "internal_error"))
+            return failed(_refusal(error))
 
     return Route(operation.path, call, methods=[operation.method])
+
+
+def _refusal(error: Exception) -> RequestError:
+    """Return the error of a request whose handler has raised an exception."""
+    if _lacks_files(error):
+        wait = {"retry-after": "1"}
+        return RequestError(503, "too many files are open, try again later", "overloaded", headers=wait)
+    if isinstance(error, RequestError):
+        return error
+    if isinstance(error, FullError):
+        wait = {"retry-after": str(math.ceil(error.seconds))}
+        return RequestError(429, "the queue is full, try again later", "queue_full", headers=wait)
+    if isinstance(error, ZooError):
+        return as_request_error(error)
+    frames = traceback.extract_tb(error.__traceback__)
+    places = [f"{frame.filename}:{frame.lineno}" for frame in frames[-5:]]
+    log("exception", kind=type(error).__name__, places=places)
+    return RequestError(500, "internal error", "internal_error")
+
+
+def _lacks_files(error: BaseException | None) -> bool:
+    """Return whether an exception, or its cause, is that a file could not be opened beside so many others."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+            return True
+        error = error.__cause__
+    return False
 
 
 def _check_key(request: Request, key: bytes | None) -> None:

@@ -19,7 +19,7 @@ from zoo_runtime.generation.opening import encode_rows, serving_sizes
 from zoo_runtime.generation.text import GrowingText
 from zoo_runtime.runner import Runner
 from zoo_runtime.server.prefixes import Prefixes
-from zoo_runtime.server.work import Engine, Event, Work, as_error
+from zoo_runtime.server.work import Engine, Event, Work, as_error, last_event
 from zoo_runtime.session import Session
 from zoo_runtime.tasks.generate import Continue, Generate, Translate
 
@@ -47,6 +47,8 @@ class _Text:
     growing: GrowingText | None
     unread: list[int]
     """Tokens that the model has not read: the rest of the prompt, or the last token."""
+    delivered: int = 0
+    """Number of tokens at the last event."""
 
 
 class RowEngine(Engine):
@@ -182,7 +184,9 @@ class RowEngine(Engine):
         if row.open:
             text.unread = [token]
             if text.work.streams and growing is not None and (piece := growing.new()) and not text.work.cancelled:
-                text.work.deliver(Event(piece, len(row.ids)))
+                ranks = text.runner.describe(row.ranks[text.delivered :])
+                text.delivered = len(row.ids)
+                text.work.deliver(Event(piece, text.delivered, ranks))
             return
         error: ZooError | None = row.error
         if error is not None:
@@ -190,7 +194,7 @@ class RowEngine(Engine):
             return
         rest = growing.rest() if growing is not None else ""
         result = text.runner.result(text.work.item, row.ids, row.finish, growing, row.ranks)
-        self._leave(place, Event(rest if text.work.streams else "", len(row.ids), result))
+        self._leave(place, last_event(text.work, rest, result, text.delivered))
 
     def _leave(self, place: int, event: Event) -> None:
         """Free a row, and deliver the last event of its text."""

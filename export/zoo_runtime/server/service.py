@@ -5,20 +5,25 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 
 from zoo.errors import ZooError
 from zoo_runtime.runner import Runner
+from zoo_runtime.server.bodies import Body
 from zoo_runtime.server.errors import RequestError, server_error
 from zoo_runtime.server.models import Models, Served
 from zoo_runtime.server.observe import FACTS, HELD
 from zoo_runtime.server.responses import Events, while_connected
 from zoo_runtime.server.work import Work
 
-__all__ = ["Limits", "Service"]
+__all__ = ["Limits", "Service", "content_type"]
+
+B = TypeVar("B", bound=Body)
+_LONG = 2**16
+"""Bytes of a body that takes long to parse."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +40,16 @@ class Limits:
     """Time for a client to send its body."""
 
 
+def content_type(request: Request) -> str:
+    """Return the type of a body without parameters. Raises :class:`RequestError` for JSON in another charset."""
+    kind, _, parameters = request.headers.get("content-type", "").partition(";")
+    for parameter in parameters.lower().split(";"):
+        name, _, value = parameter.partition("=")
+        if name.strip() == "charset" and value.strip().strip('"') not in ("utf-8", "utf8", "us-ascii"):
+            raise RequestError(415, "the charset must be utf-8", "invalid_content_type")
+    return kind.strip().lower()
+
+
 @dataclass(frozen=True)
 class Service:
     """The open models, and the limits of a request."""
@@ -42,15 +57,24 @@ class Service:
     models: Models
     limits: Limits
 
-    async def read_json(self, request: Request) -> bytes:
-        """Read a body in JSON. Raises :class:`RequestError` if it has another type, is too long or too slow."""
-        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-        if kind != "application/json":  # pages of other origins cannot send this type without asking
+    async def read_json(self, request: Request, kind: type[B]) -> B:
+        """Read and check a body in JSON, a long one in a thread of its own.
+
+        Raises :class:`RequestError` as :meth:`read` and :meth:`Body.read` do, or if it has another type.
+        """
+        if content_type(request) != "application/json":  # pages of other origins cannot send this type without asking
             raise RequestError(415, "the content type must be application/json", "invalid_content_type")
-        return await self.read(request)
+        data = await self.read(request)
+        return kind.read(data) if len(data) < _LONG else await run_in_threadpool(kind.read, data)
 
     async def read(self, request: Request) -> bytes:
-        """Read a body. Raises :class:`RequestError` if it is too long or too slow; the rest of it is not read."""
+        """Read a body.
+
+        Raises :class:`RequestError` if it is compressed, too long or too slow; the rest of it is not read.
+        """
+        if request.headers.get("content-encoding", "identity").strip().lower() not in ("identity", ""):
+            plain = {"accept-encoding": "identity"}  # RFC 9110, 15.5.16
+            raise RequestError(415, "the body must not be compressed", "invalid_content_encoding", headers=plain)
         close = {"connection": "close"}
         refusal = RequestError(413, f"the body has more than {self.limits.body} bytes", "body_too_large", headers=close)
         if request.headers.get("content-length", "0").rjust(20, "0") > str(self.limits.body).rjust(20, "0"):
@@ -119,7 +143,7 @@ class Service:
             for _ in works:
                 index, event = await events.next()
                 if event.error is not None:
-                    raise failure(event.error)
+                    raise failure(event.error) from event.error
                 assert event.result is not None
                 results[index] = event.result
 

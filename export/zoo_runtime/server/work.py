@@ -6,14 +6,14 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from zoo.errors import PluginError, ZooError
 from zoo_runtime.runner import Runner
 
-__all__ = ["Engine", "Event", "FullError", "Work", "as_error"]
+__all__ = ["Engine", "Event", "FullError", "Work", "as_error", "last_event"]
 
 
 class FullError(Exception):
@@ -35,6 +35,8 @@ class Event:
     text: str = ""
     tokens: int = 0
     """Number of tokens generated so far."""
+    ranks: Sequence[Mapping[str, Any]] | None = None
+    """The log-probabilities of the tokens since the last event, if the options ask for them."""
     result: dict[str, Any] | None = None
     error: ZooError | None = None
 
@@ -152,6 +154,23 @@ class Engine(ABC):
             self._waiting = deque(work for work in self._waiting if not work.cancelled)
 
 
+def last_event(work: Work, text: str, result: dict[str, Any], delivered: int = 0) -> Event:
+    """Return the last event of a work.
+
+    Args:
+        work: the work.
+        text: the text since the last event.
+        result: the result of the task.
+        delivered: number of tokens at the last event.
+    """
+    ranks = result["logprobs"][delivered:] if "logprobs" in result else None
+    return Event(text if work.streams else "", len(result.get("generated_ids", ())), ranks, result)
+
+
 def as_error(error: Exception) -> ZooError:
     """Return an exception of a task as an error."""
-    return error if isinstance(error, ZooError) else PluginError(f"cannot answer ({type(error).__name__}: {error})")
+    if isinstance(error, ZooError):
+        return error
+    made = PluginError(f"cannot answer ({type(error).__name__}: {error})")
+    made.__cause__ = error
+    return made

@@ -275,9 +275,15 @@ class Generate(TextRunner):
                 self.prompt(item), ids if reason in ("length", "complete") else ids[:-1]
             )
         result = {"tokens": len(item.ids), "generated_ids": ids, "generated": shown, "finish_reason": reason}
-        if self.chosen.logprobs is not None:
-            result["logprobs"] = [described(ranked, self.session.tokenizer) for ranked in ranks]
+        if (found := self.describe(ranks)) is not None:
+            result["logprobs"] = found
         return result
+
+    def describe(self, ranks: Sequence[Ranked]) -> list[dict[str, Any]] | None:
+        """Return probabilities of tokens as a part of a result; None if the options do not ask for them."""
+        if self.chosen.logprobs is None:
+            return None
+        return [described(ranked, self.session.tokenizer) for ranked in ranks]
 
     def _run_loop(self, items: Sequence[Tokens]) -> list[Any]:
         """Generate with a single graph that contains the greedy decoding loop."""

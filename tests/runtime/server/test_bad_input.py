@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import socket
 from collections.abc import Iterator
@@ -16,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from tests.runtime.server.conftest import POSITIONS, SECONDS, Server
+from tests.runtime.server.conftest import POSITIONS, SECONDS, Server, serving
 from zoo_runtime.server.openai.bodies import Completion
 
 COMPLETIONS, CHATS, EMBEDDINGS = "/v1/completions", "/v1/chat/completions", "/v1/embeddings"
@@ -62,8 +63,9 @@ def asked(**fields: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     "body",
-    [b"", b"{", b"[]", b"null", b'"a"', b'{"a": NaN}', b"\xff", b'{"prompt": "\\ud800"}', b"[" * 9000, b"1" * 9000],
-)
+    [b"", b"{", b"[]", b"null", b'"a"', b'{"a": NaN}', b"\xff", b'{"prompt": "\\ud800"}', b"[" * 9000, b"1" * 9000,
+     b'{"prompt": "a", "prompt": "b"}', b'{"prompt": "a", "metadata": {"a": [{"b": 1, "b": 1}]}}'],
+)  # fmt: skip
 def test_body_that_is_no_json_object(http: httpx.Client, body: bytes) -> None:
     refused(http.post(COMPLETIONS, content=body, headers=JSON), 400, "invalid_json")
 
@@ -96,7 +98,6 @@ def test_body_that_is_no_json_object(http: httpx.Client, body: bytes) -> None:
         ({"stop": [""]}, "invalid_value", None),
         ({"stream": "yes"}, "invalid_type", "stream"),
         ({"stream_options": []}, "invalid_type", "stream_options"),
-        ({"stream": True, "logprobs": 1}, "unsupported", "logprobs"),
         ({"logit_bias": {"a": 1}}, "invalid_value", "logit_bias"),
         ({"logit_bias": {"5": "x"}}, "invalid_type", "logit_bias"),
         ({"logit_bias": {"99999999": 1}}, "invalid_value", None),
@@ -113,8 +114,7 @@ def test_body_that_is_no_json_object(http: httpx.Client, body: bytes) -> None:
 )
 def test_wrong_field(http: httpx.Client, fields: dict[str, Any], code: str, param: str | None) -> None:
     refused(http.post(COMPLETIONS, json=asked(**fields)), 400, code, param)
-    if code != "unsupported":
-        refused(http.post(COMPLETIONS, json=asked(**{"stream": True} | fields)), 400, code, param)
+    refused(http.post(COMPLETIONS, json=asked(**{"stream": True} | fields)), 400, code, param)
 
 
 def test_wrong_model(http: httpx.Client, encoder: Path, translator: Path) -> None:
@@ -153,6 +153,51 @@ def test_wrong_route_method_and_type(http: httpx.Client) -> None:
     refused(http.get(COMPLETIONS), 405, "wrong_method")
     refused(http.post(COMPLETIONS, content=json.dumps(asked()), headers={"content-type": "text/plain"}), 415,
             "invalid_content_type")  # fmt: skip
+
+
+@pytest.mark.parametrize("route", [COMPLETIONS, "/v2/models/writer/infer"])
+def test_other_charsets_and_compressed_bodies(http: httpx.Client, route: str) -> None:
+    """They would be read as if they were plain UTF-8."""
+    text = json.dumps(asked())
+    other = {"content-type": 'application/json; charset="ISO-8859-1"'}
+    response = http.post(route, content=text.encode("latin-1"), headers=other)
+    assert response.status_code == 415
+    assert "charset" in response.text
+    for encoding in ("gzip", "identity, br"):
+        response = http.post(route, content=gzip.compress(text.encode()), headers=JSON | {"content-encoding": encoding})
+        assert response.status_code == 415
+        assert response.headers["accept-encoding"] == "identity"
+    for headers in ({"content-type": "application/json; Charset=UTF-8"}, JSON | {"content-encoding": "identity"}):
+        assert http.post(route, content=text, headers=headers).status_code == (200 if route == COMPLETIONS else 400)
+
+
+@pytest.mark.parametrize(
+    ("given", "path"),
+    [
+        ({"type": "json_schema"}, "response_format.json_schema"),
+        ({"type": "json_schema", "json_schema": {}}, "response_format.json_schema.schema"),
+        ({"type": "json_schema", "json_schema": {"schema": {}, "a": 1}}, "response_format.json_schema.a"),
+        ({"type": "text", "text": 1}, "response_format.text"),
+    ],
+)
+def test_paths_in_messages_are_those_of_the_body(http: httpx.Client, given: dict[str, Any], path: str) -> None:
+    code = "missing_field" if path.endswith("schema") else "unknown_field"
+    assert f"field {path!r}" in refused(
+        http.post(COMPLETIONS, json=asked(response_format=given)), 400, code, "response_format"
+    )
+
+
+def test_long_texts_are_refused_by_their_bytes(writer: Path) -> None:
+    """Without encoding them: each token of this tokenizer has at most 13 bytes, those of <|endoftext|>."""
+    text = "é" * (13 * POSITIONS // 2 + 1)
+    with serving(writer, "--unverified") as server, httpx.Client(base_url=server.url, timeout=SECONDS) as client:
+        talk = {"model": "writer", "messages": [{"role": "user", "content": text}], "max_tokens": 2}
+        for route, body, param in ((COMPLETIONS, asked(prompt=text), "prompt"), (CHATS, talk, "messages")):
+            message = refused(client.post(route, json=body), 400, "context_length_exceeded", param)
+            assert "bytes has more tokens than the model's 96 positions" in message
+        message = refused(client.post(COMPLETIONS, json=asked(prompt=text[:POSITIONS])), 400, "context_length_exceeded",
+                          "prompt")  # fmt: skip
+        assert message.startswith("192 tokens")
 
 
 def test_body_beyond_the_limit(http: httpx.Client, server: Server) -> None:

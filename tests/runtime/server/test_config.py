@@ -28,6 +28,7 @@ def write(folder: Path, text: str) -> Path:
         ("port = ", "not TOML"),
         ("prot = 1", "unknown key 'prot' for ServeConfig"),
         ("port = '1'", "port must be int"),
+        ("host = ''", "host is empty"),
         ("port = 70000", "port must be from 0 to 65535, got 70000"),
         ("queue = 0", "queue must be positive, got 0"),
         ("timeout = inf", "timeout must be finite"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import resource
+import shutil
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -16,6 +17,8 @@ import psutil
 import pytest
 
 from tests.runtime.server.conftest import SECONDS, Server, serving
+from zoo.checkpoints.importing import import_checkpoint
+from zoo_export.export import export_graphs_only
 
 COMPLETIONS = "/v1/completions"
 HEAD = f"POST {COMPLETIONS} HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\n".encode()
@@ -178,6 +181,29 @@ def test_ten_thousand_idle_connections(writer: Path) -> None:
         check_idle_connections(server, 10_000)
         assert memory(server) < before + 400 * 2**20
         assert server.stop() == 0
+
+
+def test_too_few_files_for_a_request(writer: Path, tmp_path: Path) -> None:
+    """A request that has to open a file is answered later, and the others go on."""
+    shutil.copytree(writer.parent / "hub", tmp_path / "hub")
+    (tmp_path / "hub" / "generation_config.json").write_text('{"temperature": 1.0}')
+    import_checkpoint(tmp_path / "hub", tmp_path / "writer", verify=False)
+    export_graphs_only(tmp_path / "writer")
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with (
+        serving(tmp_path / "writer", "--unverified") as server,
+        httpx.Client(base_url=server.url, timeout=SECONDS) as client,
+    ):
+        assert client.post(COMPLETIONS, json=BODY).status_code == 200
+        used = psutil.Process(server.process.pid).num_fds()
+        resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE, (used, hard))
+        response = client.post(COMPLETIONS, json=BODY | {"repetition_penalty": 1.5})
+        assert response.status_code == 503
+        assert response.headers["retry-after"] == "1"
+        assert response.json()["error"]["code"] == "overloaded"
+        assert client.post(COMPLETIONS, json=BODY).status_code == 200
+        resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE, (used + 20, hard))
+        assert client.post(COMPLETIONS, json=BODY | {"repetition_penalty": 1.5}).status_code == 200
 
 
 def test_too_few_files_for_connections(writer: Path) -> None:

@@ -75,6 +75,15 @@ def test_sampling_without_a_seed_varies(client: openai.OpenAI) -> None:
     assert len(found) == 3
 
 
+@pytest.mark.parametrize("given", [{"temperature": 0}, {}])
+def test_nuclei_have_no_effect_without_a_temperature(client: openai.OpenAI, given: dict[str, Any]) -> None:
+    """The likeliest token is in each."""
+    wanted = client.completions.create(model="writer", prompt="a", max_tokens=5).choices[0].text
+    for options in ({"top_p": 0.5}, {"extra_body": {"top_k": 3, "min_p": 0.1}}):
+        done = client.completions.create(model="writer", prompt="a", max_tokens=5, **given, **options)
+        assert done.choices[0].text == wanted
+
+
 def test_streams_add_up(client: openai.OpenAI, session: Session) -> None:
     chunks = list(
         client.completions.create(
@@ -89,6 +98,31 @@ def test_streams_add_up(client: openai.OpenAI, session: Session) -> None:
     assert len(chunks) > 8
     assert chunks[-1].usage is not None
     assert chunks[-1].usage.completion_tokens == 22
+
+
+@pytest.mark.parametrize("model", ["writer", "translator"])
+def test_streamed_probabilities_add_up(client: openai.OpenAI, translator: Path, model: str) -> None:
+    """Each token is in one chunk, also one without a text of its own, in the engine with rows and in the other."""
+    name = translator.name if model == "translator" else model
+    options: dict[str, Any] = {"temperature": 1.5, "seed": 3, "stop": "e", "logprobs": 2, "max_tokens": 12, "n": 2}
+    whole = client.completions.create(model=name, prompt="tea", **options)
+    found: list[dict[str, list[Any]]] = [{}, {}]
+    for chunk in client.completions.create(model=name, prompt="tea", stream=True, **options):
+        (choice,) = chunk.choices
+        assert choice.logprobs is not None
+        for key, values in choice.logprobs.model_dump().items():
+            found[choice.index].setdefault(key, []).extend(values)
+    assert found == [choice.logprobs and choice.logprobs.model_dump() for choice in whole.choices]
+
+
+def test_streamed_probabilities_of_chats_add_up(client: openai.OpenAI) -> None:
+    options: dict[str, Any] = {"model": "writer", "messages": TALK, "max_tokens": 9, "temperature": 1.5, "seed": 3}
+    options |= {"logprobs": True, "top_logprobs": 2}
+    (whole,) = client.chat.completions.create(**options).choices
+    assert whole.logprobs is not None
+    chunks = [chunk.choices[0].logprobs for chunk in client.chat.completions.create(stream=True, **options)]
+    assert chunks[0] is None  # with the role alone
+    assert [token for chunk in chunks[1:] for token in chunk.content or ()] == whole.logprobs.content
 
 
 def test_chats_equal_the_session(client: openai.OpenAI, writer: Path) -> None:
@@ -285,6 +319,8 @@ def test_start_fails_with_one_line(writer: Path, zoo: Zoo, tmp_path: Path) -> No
     zoo("serve", writer, "--port", 0).failed(4, "writer")
     zoo("serve", "absent", "--port", 0).failed(3, "absent")
     zoo("serve", writer, writer, "--port", 0, "--unverified").failed(2, "two models are named 'writer'")
+    zoo("serve", writer, "--host", "").failed(2, "host is empty")
+    zoo("serve", writer, "--port", 0, "--dtype", "int8").failed(3, "not exported for int8")
     done = zoo("serve", writer, "--host", "no.such.host.invalid")
     assert done.status == 2
     assert re.match("warning: everyone who reaches .*\nerror: cannot listen .*\n$", done.err)

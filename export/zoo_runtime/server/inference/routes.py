@@ -17,7 +17,7 @@ from zoo_runtime.server.inference.tensors import InferBody, decode, encode
 from zoo_runtime.server.models import Served
 from zoo_runtime.server.operations import Operation
 from zoo_runtime.server.responses import as_json
-from zoo_runtime.server.service import Service
+from zoo_runtime.server.service import Service, content_type
 
 __all__ = ["Inference", "refused"]
 
@@ -83,7 +83,7 @@ class Inference:
 
     async def infer(self, request: Request) -> Response:
         """``/v2/models/NAME/infer``."""
-        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        kind = content_type(request)
         if kind not in ("application/json", "application/octet-stream") and (kind or "origin" in request.headers):
             # Pages of other origins can send other types, and none, without asking.
             what = "the content type must be application/json or application/octet-stream"

@@ -94,7 +94,7 @@ class GenerationBody(ModelBody):
     temperature: Annotated[float, Field(ge=0)] | None = None
     """Divides logits before sampling. 0 takes the likeliest token each time."""
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    """Sample from the likeliest tokens that together have this probability."""
+    """Sample from the likeliest tokens that together have this probability. No effect without a temperature."""
     n: Annotated[int, Field(ge=1, le=128)] = 1
     """Number of texts for each prompt."""
     stop: str | Stops | None = None
@@ -114,9 +114,10 @@ class GenerationBody(ModelBody):
     metadata: dict[str, Any] | None = None
     """Ignored."""
     top_k: Count | None = None
-    """Sample from the k likeliest tokens."""
+    """Sample from the k likeliest tokens. No effect without a temperature."""
     min_p: Fraction | None = None
-    """Sample from tokens with at least this fraction of the likeliest one's probability."""
+    """Sample from tokens with at least this fraction of the likeliest one's probability. No effect without a
+    temperature."""
     min_new_tokens: Natural | None = None
     """Minimum number of new tokens before an end token."""
     repetition_penalty: Annotated[float, Field(gt=0)] | None = None
@@ -147,8 +148,12 @@ class GenerationBody(ModelBody):
         """Whether a stream ends with the numbers of tokens."""
         return self.stream_options is not None and self.stream_options.include_usage
 
-    def options(self) -> dict[str, Any]:
-        """Return the options of the task that the request sets, without the seed and the number of new tokens."""
+    def options(self, temperature: float) -> dict[str, Any]:
+        """Return the options of the task that the request sets, without the seed and the number of new tokens.
+
+        Args:
+            temperature: the temperature of a request that sets none.
+        """
         found: dict[str, Any] = {name: getattr(self, name) for name in _PLAIN}
         found["stop"] = (self.stop,) if isinstance(self.stop, str) else self.stop
         if self.logit_bias is not None:
@@ -157,7 +162,8 @@ class GenerationBody(ModelBody):
             found["json_schema"] = json.dumps({"type": "object"})
         elif isinstance(self.response_format, JsonSchema):
             found["json_schema"] = json.dumps(self.response_format.json_schema.schema_)
-        if self.temperature == 0:  # the likeliest token is in every nucleus
+        if not (temperature if self.temperature is None else self.temperature):
+            # the likeliest token is in every nucleus
             found |= dict.fromkeys(("top_p", "top_k", "min_p"))
         return {name: value for name, value in found.items() if value is not None}
 

@@ -46,18 +46,16 @@ async def generate(
     """
     if not served.generates:
         raise RequestError(400, f"the model {served.name!r} generates no text", "wrong_task", "model")
-    if body.stream and body.ranks is not None:
-        raise RequestError(400, "probabilities cannot be streamed", "unsupported", "logprobs")
     most = service.limits.tokens if body.most_tokens is None else body.most_tokens
     if most > service.limits.tokens:
         what = f"at most {service.limits.tokens} tokens can be generated, not {most}"
         raise RequestError(400, what, "invalid_value", "max_tokens")
-    options = {**body.options(), "max_new_tokens": most}
-    if body.ranks is not None:
-        options["logprobs"] = body.ranks
     events = Events()
 
     def prepare() -> tuple[list[Work], int]:
+        options = {**body.options(served.temperature), "max_new_tokens": most}
+        if body.ranks is not None:
+            options["logprobs"] = body.ranks
         runner = served.runner(None, options)
         assert isinstance(runner.chosen, Generation)
         seed = secrets.randbits(31) if body.seed is None and runner.chosen.temperature else body.seed
@@ -108,7 +106,7 @@ class _Streamed:
         try:
             index, event = await while_connected(request, self.events.next(), seconds)
             if event.error is not None:
-                raise server_error(event.error)
+                raise server_error(event.error) from event.error
         except BaseException:
             self._cancel()
             raise
@@ -127,7 +125,7 @@ class _Streamed:
                         self.tokens[index], self.done[index] = event.tokens, event.is_last
                         self.facts["tokens"] = sum(self.tokens)
                         reason = event.result["finish_reason"] if event.result is not None else None
-                        yield sent(self.answer.chunk(index, event.text, reason))
+                        yield sent(self.answer.chunk(index, event.text, reason, event.ranks))
                         if all(self.done):
                             break
                         index, event = await self.events.next()

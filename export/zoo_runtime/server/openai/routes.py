@@ -53,13 +53,13 @@ class OpenAI:
 
     async def complete(self, request: Request) -> Response:
         """``/v1/completions``."""
-        body = Completion.read(await self.service.read_json(request))
+        body = await self.service.read_json(request, Completion)
         served = self.service.find(request, body.model)
         return await generate(self.service, request, served, body, lambda: body.prompts, "prompt")
 
     async def chat(self, request: Request) -> Response:
         """``/v1/chat/completions``."""
-        body = Chat.read(await self.service.read_json(request))
+        body = await self.service.read_json(request, Chat)
         served = self.service.find(request, body.model)
         messages = [message.plain() for message in body.messages]
         return await generate(
@@ -68,7 +68,7 @@ class OpenAI:
 
     async def embed(self, request: Request) -> Response:
         """``/v1/embeddings``."""
-        body = Embeddings.read(await self.service.read_json(request))
+        body = await self.service.read_json(request, Embeddings)
         served = self.service.find(request, body.model)
         if not served.embeds:
             raise RequestError(400, f"the model {served.name!r} makes no embeddings", "wrong_task", "model")
@@ -79,7 +79,7 @@ class OpenAI:
 
     async def run_task(self, request: Request) -> Response:
         """``/v1/tasks/NAME``."""
-        body = TaskInputs.read(await self.service.read_json(request))
+        body = await self.service.read_json(request, TaskInputs)
         served = self.service.find(request, body.model)
         task = request.path_params["name"]
         if task in ("text-generation", "text2text-generation"):

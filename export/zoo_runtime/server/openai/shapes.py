@@ -32,6 +32,8 @@ class Answer:
     is_chat: bool
     id: str = field(default_factory=lambda: secrets.token_hex(12))
     created: int = field(default_factory=lambda: int(time.time()))
+    _offsets: Counter[int] = field(default_factory=Counter)
+    """Number of characters of the tokens so far, by choice, in a stream with log-probabilities."""
 
     def whole(self, results: Sequence[Mapping[str, Any]], usage: Mapping[str, int]) -> dict[str, Any]:
         """Return the answer from the results of the task."""
@@ -42,18 +44,19 @@ class Answer:
         """Return the first chunk of a choice, if it has one without text."""
         return self._chunk(index, {"delta": {"role": "assistant", "content": ""}}) if self.is_chat else None
 
-    def chunk(self, index: int, text: str, reason: str | None = None) -> dict[str, Any]:
-        """Return a chunk of new text, which may be the last one of its choice."""
-        if self.is_chat:
-            return self._chunk(index, {"delta": {"content": text} if text else {}}, reason)
-        return self._chunk(index, {"text": text}, reason)
+    def chunk(
+        self, index: int, text: str, reason: str | None = None, ranks: Sequence[Mapping[str, Any]] | None = None
+    ) -> dict[str, Any]:
+        """Return a chunk of new text, which may be the last one of its choice, with the probabilities of its tokens."""
+        content: dict[str, Any] = {"delta": {"content": text} if text else {}} if self.is_chat else {"text": text}
+        return self._chunk(index, content | {"logprobs": self._logprobs(index, ranks)}, reason)
 
     def usage(self, usage: Mapping[str, int]) -> dict[str, Any]:
         """Return the last chunk of a stream, without choices."""
         return self._object(".chunk") | {"choices": [], "usage": dict(usage)}
 
     def _chunk(self, index: int, content: Mapping[str, Any], reason: str | None = None) -> dict[str, Any]:
-        choice = {"index": index, **content, "logprobs": None, "finish_reason": _REASONS.get(reason or "")}
+        choice = {"index": index, "logprobs": None, **content, "finish_reason": _REASONS.get(reason or "")}
         return self._object(".chunk") | {"choices": [choice]}
 
     def _object(self, suffix: str) -> dict[str, Any]:
@@ -62,13 +65,21 @@ class Answer:
 
     def _choice(self, index: int, result: Mapping[str, Any]) -> dict[str, Any]:
         text, reason = result["generated"] or "", _REASONS[result["finish_reason"]]
-        ranks = result.get("logprobs")
         content: dict[str, Any] = {"text": text}
-        logprobs: Any = None if ranks is None else _columns(ranks)
         if self.is_chat:
             content = {"message": {"role": "assistant", "content": text, "refusal": None}}
-            logprobs = None if ranks is None else {"content": [_token(rank) for rank in ranks], "refusal": None}
+        logprobs = self._logprobs(index, result.get("logprobs"))
         return {"index": index, **content, "logprobs": logprobs, "finish_reason": reason}
+
+    def _logprobs(self, index: int, ranks: Sequence[Mapping[str, Any]] | None) -> dict[str, Any] | None:
+        """Return the log-probabilities of the next tokens of a choice."""
+        if ranks is None:
+            return None
+        if self.is_chat:
+            return {"content": [_token(rank) for rank in ranks], "refusal": None}
+        found = _columns(ranks, self._offsets[index])
+        self._offsets[index] += sum(map(len, found["tokens"]))
+        return found
 
 
 def _token(ranked: Mapping[str, Any]) -> dict[str, Any]:
@@ -79,10 +90,10 @@ def _token(ranked: Mapping[str, Any]) -> dict[str, Any]:
     return found | {"top_logprobs": [_token(top) for top in ranked["top"]]} if "top" in ranked else found
 
 
-def _columns(ranks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the tokens of a completion and their log-probabilities as columns."""
+def _columns(ranks: Sequence[Mapping[str, Any]], start: int) -> dict[str, Any]:
+    """Return the tokens of a completion and their log-probabilities as columns. The first text begins at ``start``."""
     texts = [rank["text"] or "" for rank in ranks]
-    offsets = np.cumsum([0, *map(len, texts)])[:-1].tolist()
+    offsets = np.cumsum([start, *map(len, texts)])[:-1].tolist()
     tops = [_by_text(rank["top"]) for rank in ranks]
     chances = [rank["log_probability"] for rank in ranks]
     return {"tokens": texts, "token_logprobs": chances, "top_logprobs": tops, "text_offset": offsets}
