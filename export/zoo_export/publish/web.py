@@ -152,16 +152,20 @@ def _packages(stored: ModelDirectory, variant: str) -> dict[WebRuntime, Package]
     return {name: find_package(name) for name in reversed(WEB_RUNTIMES) if name == "web-wasm" or name in verified}
 
 
-def _doubt(stored: ModelDirectory, runtime: WebRuntime, variant: str, version: str | None = None) -> str | None:
-    """Return why an export is not verified on a runtime, or on this version of it."""
+def _doubt(stored: ModelDirectory, runtime: WebRuntime, variant: str, package: Package | None = None) -> str | None:
+    """Return why an export is not verified on a runtime, or on this package of it."""
     record = web_record(stored, runtime, variant)
     if not record.exists:
         return "it was not compared there"
     doubt, provider = record.doubt(), record.evidence.get("provider")
-    named = f"onnxruntime-web {version} {runtime.removeprefix('web-')}"
-    if doubt is None and version is not None and provider != named:
+    if doubt is not None or package is None:
+        return doubt
+    named = f"onnxruntime-web {package.version} {runtime.removeprefix('web-')}"
+    if provider != named:
         return f"it was compared on {provider}, and this is {named}"
-    return doubt
+    if record.evidence.get("provider_sha256") != package.digest():
+        return f"it was compared on another build of {named}"
+    return None
 
 
 def _runtime(stage: Path, stored: ModelDirectory, variant: str, name: WebRuntime, package: Package) -> dict[str, Any]:
@@ -169,7 +173,7 @@ def _runtime(stage: Path, stored: ModelDirectory, variant: str, name: WebRuntime
     folder = stage / _VENDOR / "onnxruntime-web"
     folder.mkdir(exist_ok=True)
     paths = {}
-    for source in (package.module, f"{package.loader}.mjs", f"{package.loader}.wasm"):
+    for source in package.names:
         paths[source] = folder / source.replace(".mjs", ".js")  # many servers know no other suffix of modules
         shutil.copyfile(package.folder / source, paths[source])
     for licence in ("LICENSE", "ThirdPartyNotices.txt"):  # the npm package has none
@@ -186,7 +190,7 @@ def _runtime(stage: Path, stored: ModelDirectory, variant: str, name: WebRuntime
         "loader": loader,
         "wasm": {"path": wasm, "offset": 0, **_digest((stage / wasm).read_bytes())},
         "evidence": {
-            "doubt": _doubt(stored, name, variant, package.version),
+            "doubt": _doubt(stored, name, variant, package),
             "file": f"{_FILES}/{record.evidence_file}" if record.exists else None,
             **{key: evidence.get(key) for key in ("provider", "browser", "device")},
             "points": len(evidence.get("grid", {}).get("points", ())),

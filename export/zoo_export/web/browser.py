@@ -15,7 +15,7 @@ from safetensors.numpy import load, save
 
 from zoo.errors import IncomparableError, UsageError, argument
 from zoo.probe.pipeline import Arrays
-from zoo_export.web.install import WebRuntime, find_browser, find_package
+from zoo_export.web.install import Package, WebRuntime, find_browser, find_package
 from zoo_export.web.server import Server, serving
 
 if TYPE_CHECKING:
@@ -87,8 +87,7 @@ class Browser:
         runtime: ``web-wasm`` or ``web-webgpu``.
         chromium: the browser.
         server: serves the page and the graphs.
-        module: the URL of onnxruntime-web, relative to the page.
-        version: the version of onnxruntime-web.
+        package: onnxruntime-web.
         timeout: limit for each call, in seconds.
     """
 
@@ -97,12 +96,11 @@ class Browser:
         runtime: WebRuntime,
         chromium: Chromium,
         server: Server,
-        module: str,
-        version: str,
+        package: Package,
         timeout: float = TIMEOUT,
     ) -> None:
-        self.runtime, self._chromium, self._server, self._module = runtime, chromium, server, module
-        self.version, self.timeout = version, timeout
+        self.runtime, self._chromium, self._server, self.package = runtime, chromium, server, package
+        self.timeout = timeout
         self.name = f"Chromium {chromium.version}"
         self.device = ""
         """The graphics adapter, once a graph is open."""
@@ -112,7 +110,7 @@ class Browser:
     @property
     def provider(self) -> str:
         """Runtime, version and provider, as evidence names them."""
-        return f"onnxruntime-web {self.version} {self.runtime.removeprefix('web-')}"
+        return f"onnxruntime-web {self.package.version} {self.runtime.removeprefix('web-')}"
 
     def open(self, graphs: Mapping[str, WebGraph], *, optimize: bool) -> dict[str, WebSession]:
         """Open graphs, by name, in a new tab.
@@ -124,7 +122,7 @@ class Browser:
         tab = _Tab(self._chromium.new_page(), self._server, self.timeout, self.provider)
         self._tabs.append(tab)
         tab.page.goto(f"{self._server.root}index.html")
-        self.device = tab.call("start", self._module, self.runtime == "web-webgpu")
+        self.device = tab.call("start", f"./ort/{self.package.module}", self.runtime == "web-webgpu")
         return {name: self._open(tab, name, graph, optimize) for name, graph in graphs.items()}
 
     def _open(self, tab: _Tab, name: str, graph: WebGraph, optimize: bool) -> WebSession:
@@ -204,4 +202,4 @@ def open_browser(runtime: WebRuntime, timeout: float = TIMEOUT) -> Iterator[Brow
             first = str(error).strip().partition("\n")[0]
             raise UsageError(f"the browser {executable} does not start ({first})", where) from error
         with chromium:
-            yield Browser(runtime, chromium, server, f"./ort/{package.module}", package.version, timeout)
+            yield Browser(runtime, chromium, server, package, timeout)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -49,6 +50,16 @@ class Package:
     version: str
     loader: str = ""
     """The name, without suffix, of the script and the WebAssembly module that the ES module loads."""
+
+    @property
+    def names(self) -> tuple[str, str, str]:
+        """The files of onnxruntime-web that run graphs: the ES module, the script and the WebAssembly module."""
+        return self.module, f"{self.loader}.mjs", f"{self.loader}.wasm"
+
+    def digest(self) -> str:
+        """Return the SHA-256 of the SHA-256 of these files, as builds of one version differ."""
+        digests = (hashlib.sha256((self.folder / name).read_bytes()).digest() for name in self.names)
+        return hashlib.sha256(b"".join(digests)).hexdigest()
 
 
 def find_browser(runtime: str) -> Path:

@@ -70,7 +70,8 @@ def verify_in_browser(
             raise
         except ParityError as error:
             raise (record.revoked(error, failed_full_grid=full_grid) if record.exists else error) from error
-    facts = {key: report.evidence.get(key) for key in ("provider", "browser", "device")}
+    report.evidence["provider_sha256"] = browser.package.digest()
+    facts = {key: report.evidence.get(key) for key in ("provider", "provider_sha256", "browser", "device")}
     if not record.exists or not record.is_verified() or facts != {key: earlier.get(key) for key in facts}:
         files = {name: stored.files[name]["sha256"] for name in _files(export)}
         with stored.adding(action="verified") as stage:

@@ -16,8 +16,9 @@ import pytest
 
 from tests.browser import browser, onnxruntime_web
 from zoo.artifact import ModelDirectory, write_json
+from zoo.errors import UsageError
 from zoo_export.publish.web import write_web
-from zoo_export.web.install import WebRuntime, find_package
+from zoo_export.web.install import WebRuntime, find_package, find_tokenizers
 from zoo_export.web.verify import web_record
 
 __all__ = ["browser", "onnxruntime_web"]
@@ -89,10 +90,11 @@ def attest() -> Callable[..., None]:
         name = f"parity.{variant}.json" if variant else "parity.json"
         evidence = json.loads((folder / name).read_text())
         files = {file: stored.files[file]["sha256"] for file in evidence["files"]}
-        provider = f"onnxruntime-web {find_package(runtime).version} {runtime.removeprefix('web-')}"
-        facts = {"files": files, "provider": provider, "browser": "Chromium", **changes}
+        package = find_package(runtime)
+        provider = f"onnxruntime-web {package.version} {runtime.removeprefix('web-')}"
+        facts = {"files": files, "provider": provider, "provider_sha256": package.digest(), "browser": "Chromium"}
         with stored.adding(action="verified") as stage:
-            write_json(stage / record.evidence_file, evidence | facts)
+            write_json(stage / record.evidence_file, evidence | facts | changes)
 
     return write
 
@@ -100,6 +102,10 @@ def attest() -> Callable[..., None]:
 @pytest.fixture
 def publish(attest: Callable[..., None], onnxruntime_web: Path, tmp_path: Path) -> Callable[..., Path]:
     """Publish a copy of an export, with evidence unless told otherwise."""
+    try:
+        find_tokenizers()
+    except UsageError as error:
+        pytest.skip(f"pages need the package ({error})")
 
     def make(source: Path, *, evidence: bool = True, variant: str = "", **options: Any) -> Path:
         folder = tmp_path / "models" / source.name

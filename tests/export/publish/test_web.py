@@ -100,6 +100,10 @@ def test_evidence_is_stated(exported_copy: Exported, packages: Path, zoo: Zoo, a
     attest(folder, provider="onnxruntime-web 1.29.0 wasm")
     said = zoo("publish", folder, "third", "--layout", "web").out
     assert "it was compared on onnxruntime-web 1.29.0 wasm, and this is onnxruntime-web 1.30.0 wasm" in said
+    attest(folder)
+    (packages / "onnxruntime-web/dist/ort-wasm-simd-threaded.wasm").write_text("another build")
+    said = zoo("publish", folder, "build", "--layout", "web").out
+    assert "it was compared on another build of onnxruntime-web 1.30.0 wasm" in said
     attest(folder, verified=False, reason="zoo verify failed: too far")
     assert "not verified (zoo verify failed: too far)" in zoo("publish", folder, "fourth", "--layout", "web").out
 

@@ -18,6 +18,7 @@ from zoo_export.precision.certify import export_variant
 from zoo_export.verify import verify_model
 from zoo_export.web import subjects
 from zoo_export.web.browser import WebGraph
+from zoo_export.web.install import find_package
 from zoo_export.web.verify import web_record
 
 Exported = Callable[..., Path]
@@ -79,6 +80,7 @@ def test_export_is_verified(verified: Path, zoo: Zoo) -> None:
     assert evidence["files"] == {"model.onnx": hashlib.sha256((verified / "model.onnx").read_bytes()).hexdigest()}
     assert evidence["provider"].startswith("onnxruntime-web ")
     assert evidence["provider"].endswith(" wasm")
+    assert evidence["provider_sha256"] == find_package("web-wasm").digest()
     assert evidence["browser"].startswith("Chromium ")
     assert evidence["threads"] == 1
     assert len(evidence["grid"]["points"]) >= 30
