@@ -132,6 +132,10 @@ def write_web(
             "dtype": variant if variant in PRECISIONS else export.dtype,
             "files": shards,
             "runtimes": [_runtime(stage, stored, variant, name, package) for name, package in packages.items()],
+            "modules": {
+                str(path.relative_to(stage)): _digest(path.read_bytes())["sha256"]
+                for path in sorted((stage / _VENDOR).rglob("*.js"))
+            },
             **facts,
         }
         (stage / "model.json").write_text(sealed(manifest), encoding="utf-8")

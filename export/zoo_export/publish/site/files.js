@@ -1,7 +1,9 @@
 // Downloads files in pieces, checks their digests, and keeps them in the browser's cache.
 // @ts-check
 /** @import { Part, Pieces, Progress } from "./types.js" */
-import { blame, get, refuse } from "./errors.js";
+import { blame, checkModules, get, refuse } from "./errors.js";
+
+const REPLACED = "has another SHA-256 than the file that was published: it is damaged or was replaced";
 
 /** Downloads, with progress over all of them. */
 export class Downloads {
@@ -93,8 +95,21 @@ export class Downloads {
       return `ends after ${place} of ${part.size} bytes (network error): load it again`;
     }
     if (place < part.size) return `ends after ${place} of ${part.size} bytes: the file is incomplete`;
-    return await sha256(target) === part.sha256 ? null : "has another SHA-256 than the file that was published: it is damaged or was replaced";
+    return await sha256(target) === part.sha256 ? null : REPLACED;
   }
+}
+
+/**
+ * Throw a DownloadError if a module is not the one that was published.
+ * @param {string} path @param {string} wanted its SHA-256 @param {URL} folder
+ */
+export async function checkModule(path, wanted, folder) {
+  for (const cache of /** @type {RequestCache[]} */ (["default", "reload"])) { // the browser may hold an older file
+    const response = await get(path, folder, { cache });
+    if (await sha256(new Uint8Array(await response.arrayBuffer())) === wanted) return;
+  }
+  await checkModules([path], folder);
+  blame(path, REPLACED);
 }
 
 /** Return a digest in hexadecimal. @param {Uint8Array<ArrayBuffer>} content */

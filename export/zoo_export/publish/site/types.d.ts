@@ -112,6 +112,8 @@ export interface Manifest {
   graphs: Graph[];
   files: Record<string, Pieces>;
   runtimes: Runtime[];
+  /** SHA-256 of the modules of other packages. */
+  modules: Record<string, string>;
   /** The module of @huggingface/tokenizers, the tokenizers, and texts with their ids from Python. */
   tokenizer: null | {
     module: string;

@@ -4,7 +4,7 @@
 /** @import { Model } from "./tasks.js" */
 /** @import { Texts } from "./text.js" */
 import { ModelError, load as module, refuse } from "./errors.js";
-import { Downloads } from "./files.js";
+import { Downloads, checkModule } from "./files.js";
 import { run } from "./tasks.js";
 
 /** The largest number of bytes that 32-bit WebAssembly can address. */
@@ -36,6 +36,8 @@ async function load({ manifest, runtime, folder, threads, unverified, cache }, s
   for (const [name, file] of Object.entries(manifest.files)) files[name] = await downloads.file(file);
   await downloads.tidy();
 
+  const modules = [runtime.module, runtime.loader, ...(manifest.tokenizer ? [manifest.tokenizer.module] : [])];
+  for (const path of modules) await checkModule(path, manifest.modules[path], base);
   /** @type {typeof import("onnxruntime-web")} */
   const ort = await module(runtime.module, base);
   await module(runtime.loader, base); // which onnxruntime-web imports, with another error
