@@ -14,6 +14,7 @@ from zoo.artifact.exports import find_exports
 from zoo.artifact.outputs import new_output
 from zoo.artifact.weights import load_json
 from zoo.checkpoints.exporting import choose_layout
+from zoo.classes import ImageConfig
 from zoo.errors import UsageError
 from zoo.exporters import Progress
 from zoo.models import create
@@ -61,12 +62,17 @@ def write_transformers_js(
     Raises:
         ArtifactError: the model is not exported or has been altered.
         ParityError: an export is not verified, or a graph made here is not equal to the model.
-        UsageError: the model has several graphs, no layout represents its configuration, or the target exists.
+        UsageError: the model has several graphs, or reads images that are not RGB; no layout represents its
+            configuration; or the target exists.
     """
     stored = ModelDirectory.open(directory, rehash=True)
     if len(stored.spec.graphs) > 1:
         names = ", ".join(graph.name for graph in stored.spec.graphs)
         raise UsageError(f"this layout holds one graph, but the model has {names}", stored.path, "--layout standalone")
+    config = stored.spec.config
+    if isinstance(config, ImageConfig) and config.num_channels != 3:
+        what = f"transformers.js reads images as RGB, but the model has {config.num_channels} channel(s)"
+        raise UsageError(what, stored.path, "--layout web")
     found = {"": Export(stored), **{export.variant: export for export in find_exports(stored)}}
     exports = [found[variant] for variant in NAMES if variant in found]
     for export in exports:

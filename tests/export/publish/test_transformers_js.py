@@ -125,6 +125,7 @@ def test_wrong_graph_of_a_precision_is_refused(
 def test_models_that_do_not_fit_are_refused(exported_model: Exported, zoo: Zoo) -> None:
     layout = ("js", "--layout", "transformers-js")
     zoo("publish", exported_model("transformer-tiny"), *layout).failed(2, "encoder, decoder", "--layout standalone")
+    zoo("publish", exported_model("vit-tiny"), *layout).failed(2, "images as RGB, but the model has 1 channel(s)")
     zoo("publish", exported_model("gpt-tiny"), *layout, "--max-shard-size", "1MB").failed(2, "--layout hub")
     assert zoo("build", "gpt-tiny", "-o", "model").status == 0
     zoo("publish", "model", *layout).failed(3, "not exported yet")
