@@ -389,6 +389,26 @@ def test_every_view_draws_and_is_kept_in_the_address(
     assert (
         tab.evaluate("attentionPage.state.view + attentionPage.state.layer + attentionPage.state.query") == "overview0"
     )
+    for name in ("__proto__", "constructor", "toString"):
+        change(tab, view=name, theme=name, special=name)
+        state = tab.evaluate("attentionPage.state")
+        assert (state["view"], state["theme"], state["special"]) == ("overview", "", "1")
+
+
+def test_parts_of_the_input_are_told_apart(random_page: Callable[..., AttentionPage], open_page: Opener) -> None:
+    tab = open_page(random_page(tuple("abcdef"), parts=(None, 0, 0, None, 1, 1), part_names=("A", "B")), "view=lines")
+    options = tab.eval_on_selector_all("#query option", "items => items.map(item => item.textContent)")
+    assert options == ["all", "0: a", "1, A: b", "2, A: c", "3: d", "4, B: e", "5, B: f"]
+    assert tab.eval_on_selector_all("#stage line", "items => items.length") == 2 * 2
+    change(tab, view="matrix")
+    assert tab.eval_on_selector_all("#stage line", "items => items.length") == 2
+    assert {"queries", "keys"} <= set(tab.eval_on_selector_all("#stage text", "items => items.map(i => i.textContent)"))
+    change(tab, view="text")
+    assert tab.inner_text(".tokens").split() == ["a", "A", "b", "c", "d", "B", "e", "f"]
+    assert (tab.inner_text(".caption"), tab.inner_text("#legend")) == ("tokens: choose one to see its weights", "")
+    change(tab, view="text", query="1")
+    assert tab.inner_text(".caption") == "tokens, shaded by the weights of the chosen one"
+    assert "largest weight" in tab.inner_text("#scale") and tab.inner_text("#legend").startswith("0 ")
 
 
 def test_keyboard(random_page: Callable[..., AttentionPage], open_page: Opener) -> None:

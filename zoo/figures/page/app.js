@@ -49,7 +49,9 @@ function settle() {
   if (!scopes(map).some(([value]) => value === state.tokens)) state.tokens = "all";
   if (!isVisible(map.queries, 0, state.query)) state.query = "";
   if (!isVisible(map.keys, 1, state.key)) state.key = "";
-  if (!(state.view in VIEWS) || !hasView(state.view, map)) state.view = "overview";
+  if (!Object.hasOwn(VIEWS, state.view) || !hasView(state.view, map)) state.view = "overview";
+  if (!["", "light", "dark"].includes(state.theme)) state.theme = "";
+  if (!["0", "1"].includes(state.special)) state.special = "1";
   if (!["map", "row", "one"].includes(state.colours)) state.colours = "map";
   if (!(Number(state.lines) >= 0 && Number(state.lines) <= 1)) state.lines = DEFAULTS.lines;
 }
@@ -60,8 +62,7 @@ function scopes(map) {
   const parts = (axis) => [...new Set(axis.parts.filter((part) => part !== null))].sort();
   const pairs = parts(queries).flatMap((one) => parts(keys).map((other) => [one, other]));
   if (pairs.length < 2) return [["all", "all"]];
-  const name = (axis, part) => axis.part_names[part] ?? String(part);
-  return [["all", "all"], ...pairs.map(([one, other]) => [`${one}-${other}`, `${name(queries, one)} to ${name(keys, other)}`])];
+  return [["all", "all"], ...pairs.map(([one, other]) => [`${one}-${other}`, `${partName(queries, one)} to ${partName(keys, other)}`])];
 }
 
 function fill(id, options, value) {
@@ -81,14 +82,15 @@ function fillControls() {
   const heads = [...map.heads.map((head) => [String(head), String(head)]), ["mean", "mean of heads"]];
   if (FACTS.groups[group].rollout !== null) heads.push(["rollout", "rollout to this layer"]);
   fill("head", state.layer === "mean" ? [["mean", "mean of heads"]] : heads, state.head);
-  const places = shown(map.queries, 0);
-  const tokens = places.map((place) => [String(place), `${place}: ${shortened(visible(queries.labels[place]), 24)}`]);
+  const places = shown(map.queries, 0), isDivided = starts(queries, places).length > 0;
+  const of = (place) => (isDivided && queries.parts[place] !== null ? `, ${partName(queries, queries.parts[place])}` : "");
+  const tokens = places.map((place) => [String(place), `${place}${of(place)}: ${shortened(visible(queries.labels[place]), 24)}`]);
   fill("query", [["", "all"], ...tokens], state.query);
   fill("scope", scopes(map), state.tokens);
   fill("scale", [["map", "largest weight"], ["row", "largest of each query"], ["one", "0 to 1"]], state.colours);
   $("special").checked = state.special === "1";
   $("special-label").hidden = state.tokens !== "all" || ![queries, keys].some((axis) => axis.parts.includes(null));
-  $("threshold").value = state.lines;
+  $("threshold").value = $("threshold-value").textContent = state.lines;
   $("threshold-label").hidden = state.view !== "lines";
   if (state.view === "neurons") $("scale").closest("label").hidden = true;
   if (state.view === "overview") for (const id of ["layer", "head", "query"]) $(id).closest("label").hidden = true;
@@ -173,6 +175,10 @@ function legend() {
     $("legend").replaceChildren(...(seen.signs ? neuronLegend() : []));
     return;
   }
+  if (state.view === "text" && seen.chosen.query === null) {
+    $("legend").replaceChildren();
+    return;
+  }
   const map = state.view === "overview" ? "the largest weight of each map" : number(seen.largest);
   const top = { map, row: "the largest weight of each query", one: "1" };
   const bar = heatMap(1, 60, (_, column) => column / 59);
@@ -234,7 +240,7 @@ function writeFragment() {
 
 function applyTheme() {
   const wanted = matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light";
-  document.documentElement.dataset.theme = ["dark", "light"].includes(state.theme) ? state.theme : wanted;
+  document.documentElement.dataset.theme = state.theme || wanted;
   $("theme").textContent = themeName() === "dark" ? "Light theme" : "Dark theme";
 }
 

@@ -2,6 +2,22 @@
 
 const MOST_LINES = 3000;
 const PICTURE = 384;
+const TITLE = 18;
+
+const partName = (axis, part) => axis.part_names[part] ?? String(part);
+
+/** Return where each part of the input begins among positions, as [index, name]; nothing if there is one part. */
+function starts(axis, places) {
+  const found = [];
+  let before = null;
+  places.forEach((place, index) => {
+    const part = axis.parts[place] ?? null; // null for special tokens
+    if (part === null || part === before) return;
+    found.push([index, partName(axis, part)]);
+    before = part;
+  });
+  return found.length > 1 ? found : [];
+}
 
 /** Return the weights of a thumbnail: the largest of each block of cells, at most `size` by `size`. */
 function pooled(at, rows, columns, size) {
@@ -79,7 +95,7 @@ function moveFocus(event, grid, columns) {
 
 /** One head as lines from queries, on the left, to keys, on the right. */
 function lines(stage, seen) {
-  const { rows, columns, at, chosen, select } = seen, { ink, ground, query, key, mark } = inks();
+  const { rows, columns, at, chosen, select } = seen, { ink, ground, query, key, mark, quiet } = inks();
   const wide = Math.max(260, Math.min(760, stage.clientWidth - 14));
   const height = Math.max(rows.length, columns.length) > 150 ? 14 : 19;
   const most = Math.floor(Math.min(150, wide * 0.3) / CHARACTER);
@@ -103,6 +119,11 @@ function lines(stage, seen) {
     const opacity = (0.08 + 0.92 * fraction).toFixed(3);
     strokes.append(draw("path", { d: path, "stroke-opacity": opacity, "stroke-width": (0.6 + 2.4 * fraction).toFixed(2) }));
   }
+  const divide = (axis, places, x, name) => starts(axis, places).forEach(([i, part]) => {
+    const top = y(i) - height + 4;
+    picture.append(draw("line", { x1: x, y1: top, x2: x + left - 4, y2: top, stroke: quiet, "stroke-dasharray": "4 3" }));
+    picture.append(draw("text", { ...name, y: y(i), fill: quiet, "font-weight": "bold" }, shortened(part, 6)));
+  });
   const column = (axis, places, side, anchor, x, current) => places.forEach((place, i) => {
     const label = shortened(visible(axis.labels[place]), most), isChosen = place === current;
     const tokenBox = draw("g", { cursor: "pointer" });
@@ -116,6 +137,8 @@ function lines(stage, seen) {
   });
   column(seen.queries, rows, "query", "end", left - 8, chosen.query);
   column(seen.keys, columns, "key", "start", right + 8, chosen.key);
+  divide(seen.queries, rows, 0, { x: 2 });
+  divide(seen.keys, columns, right + 4, { x: wide - 2, "text-anchor": "end" });
   stage.append(picture);
   const shown = Math.min(found.length, MOST_LINES);
   seen.remark = found.length > shown ? `The ${shown} strongest of ${found.length} weights.` : `Weights drawn: ${shown}.`;
@@ -123,17 +146,20 @@ function lines(stage, seen) {
 
 /** One head as a heat map, queries down, keys across. */
 function matrix(stage, seen) {
-  const { rows, columns, chosen, select } = seen, { ink, mark } = inks();
+  const { rows, columns, chosen, select } = seen, { ink, mark, query, key, quiet } = inks();
   const length = (axis, places) => Math.max(3, ...places.map((place) => Math.min(14, visible(axis.labels[place]).length)));
   const labels = Math.min(columns.length, rows.length) <= 160;
-  const side = labels ? length(seen.queries, rows) * CHARACTER + 8 : 6;
-  const above = labels ? length(seen.keys, columns) * CHARACTER + 8 : 6;
+  const side = TITLE + (labels ? length(seen.queries, rows) * CHARACTER + 8 : 6);
+  const above = TITLE + (labels ? length(seen.keys, columns) * CHARACTER + 8 : 6);
   const room = Math.min(stage.clientWidth - side - 16, 900);
   const cell = Math.max(labels ? 14 : 2, Math.min(34, Math.floor(room / columns.length)));
   const canvas = heatMap(rows.length, columns.length, (i, j) => seen.fraction(rows[i], columns[j]));
   const wide = cell * columns.length, high = cell * rows.length;
   Object.assign(canvas.style, { left: `${side}px`, top: `${above}px`, width: `${wide}px`, height: `${high}px` });
-  const picture = draw("svg", { width: side + wide + 2, height: above + high + 2 });
+  const titled = 8 * CHARACTER; // a title may be longer than the side of a small map
+  const picture = draw("svg", { width: side + Math.max(wide, titled) + 2, height: above + Math.max(high, titled) + 2 });
+  picture.append(draw("text", { x: side, y: 12, fill: key }, "keys"));
+  picture.append(draw("text", { transform: `translate(12 ${above}) rotate(-90)`, "text-anchor": "end", fill: query }, "queries"));
   if (labels) {
     rows.forEach((row, i) => picture.append(draw("text", {
       x: side - 4, y: above + cell * (i + 0.5) + 4, "text-anchor": "end", fill: ink,
@@ -142,7 +168,10 @@ function matrix(stage, seen) {
       transform: `translate(${side + cell * (j + 0.5) + 4} ${above - 4}) rotate(-90)`, fill: ink,
     }, isolated(shortened(visible(seen.keys.labels[column]), 14)))));
   }
-  picture.append(draw("rect", { x: side, y: above, width: wide, height: high, fill: "none", stroke: inks().quiet }));
+  picture.append(draw("rect", { x: side, y: above, width: wide, height: high, fill: "none", stroke: quiet }));
+  const divide = (x1, y1, x2, y2) => picture.append(draw("line", { x1, y1, x2, y2, stroke: quiet, "stroke-dasharray": "4 3" }));
+  for (const [i] of starts(seen.queries, rows).slice(1)) divide(TITLE, above + cell * i, side + wide, above + cell * i);
+  for (const [j] of starts(seen.keys, columns).slice(1)) divide(side + cell * j, TITLE, side + cell * j, above + high);
   const outline = (x, y, width, height) => picture.append(
     draw("rect", { x, y, width, height, fill: "none", stroke: mark, "stroke-width": 2 }));
   const i = rows.indexOf(chosen.query), j = columns.indexOf(chosen.key);
@@ -182,12 +211,15 @@ function text(stage, seen) {
       return button;
     });
     stage.append(make("p", { className: "caption", "data-text": "" }, caption));
+    for (const [index, name] of starts(axis, places).reverse())
+      tokens.splice(index, 0, make("span", { className: "part", "data-text": "" }, name));
     stage.append(make("div", { className: "tokens", role: "group", "aria-label": caption }, ...tokens));
   };
-  if (isOne) block(queries, rows, "tokens, shaded by the weights of the chosen one", true, true);
+  const isShaded = chosen.query !== null;
+  if (isOne) block(queries, rows, isShaded ? "tokens, shaded by the weights of the chosen one" : "tokens: choose one to see its weights", true, true);
   else {
-    block(queries, rows, "queries", true, false);
-    block(keys, columns, "keys, shaded by the weights of the chosen query", false, true);
+    block(queries, rows, isShaded ? "queries" : "queries: choose one to see its weights", true, false);
+    block(keys, columns, isShaded ? "keys, shaded by the weights of the chosen query" : "keys", false, true);
   }
 }
 
