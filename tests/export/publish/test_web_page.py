@@ -68,6 +68,7 @@ def test_greedy_tokens_are_those_of_python(lively: Path, publish: Any, run: Any)
             {"max_new_tokens": 100},
             {"max_new_tokens": 12, "repetition_penalty": 1.7, "suppress_tokens": [10, 32], "no_repeat_ngram_size": 2},
             {"max_new_tokens": 8, "min_new_tokens": 4, "stop": ["b", "\ufffd"]},
+            {"max_new_tokens": 3, "stop": [f"no {number}" for number in range(60_000)]},
             {"max_new_tokens": 5, "temperature": 0.7, "top_k": 1},
         ):
             wanted = session.run(TEXTS, **options)

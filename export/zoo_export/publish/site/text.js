@@ -132,11 +132,21 @@ export class TextStream {
   /** Return the text that became final since the last call. @param {boolean} isLast */
   fresh(isLast = false) {
     if (isLast && !this.stopped && this.#held.length) this.#take(continuation(this.tokenizer, this.before, this.#held));
-    const open = isLast || this.stopped ? 0 : Math.max(0, ...this.stops.flatMap((stop) =>
-      Array.from(stop, (_, size) => (size && this.#text.endsWith(stop.slice(0, size)) ? size : 0))));
+    const open = isLast || this.stopped ? 0 : this.#open();
     const end = Math.max(this.#shown, this.#text.length - open), piece = this.#text.slice(this.#shown, end);
     this.#shown = end;
     return piece;
+  }
+
+  /** The length of the longest end of the text with which a stop string begins. */
+  #open() {
+    let most = 0;
+    for (const stop of this.stops) {
+      let size = Math.min(stop.length - 1, this.#text.length);
+      while (size > most && !this.#text.endsWith(stop.slice(0, size))) size--;
+      most = Math.max(most, size);
+    }
+    return most;
   }
 
   get text() {
@@ -150,6 +160,6 @@ export class TextStream {
     const places = this.stops.map((stop) => this.#text.indexOf(stop)).filter((place) => place >= 0);
     if (!places.length) return;
     this.stopped = true;
-    this.#text = this.#text.slice(0, Math.min(...places));
+    this.#text = this.#text.slice(0, places.reduce((one, other) => Math.min(one, other)));
   }
 }
