@@ -247,9 +247,12 @@ def test_no_token_of_a_corpus_is_lost(zoo: Zoo, corpus: Path) -> None:
     ("file", "name", "value"),
     [
         ("training.json", "data", [["corpus.txt"]]),
+        ("training.json", "data", []),
         ("training.json", "digests", ["x"]),
         ("training.json", "trackers", 3),
         ("training.json", "columns", {"text": None}),
+        ("training.json", "settings", 3),
+        ("training.json", "lora", 3),
         ("metrics.jsonl", "", "[1]"),
     ],
 )

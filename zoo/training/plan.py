@@ -27,9 +27,9 @@ _SCHEMA = 1
 _KINDS: Mapping[str, Any] = {
     "model": str, "config": dict, "task": str | None, "tokenizer": str | None, "objective": str, "options": dict,
     "data": list, "validation": list, "columns": dict, "skip_bad": int, "trackers": list, "identity": str,
-    "digests": dict,
+    "digests": dict, "settings": dict, "lora": dict | None,
 }  # fmt: skip
-"""The types of the fields of a stored plan, apart from tables of settings."""
+"""The types of the fields of a stored plan."""
 _TEXTS = ("data", "validation", "columns", "trackers", "digests")
 """Fields whose values are texts."""
 _PROGRESS: Mapping[str, Any] = {"step": int, "best": int | float | None, "worse": int, "origin": dict}
@@ -82,11 +82,13 @@ class Plan:
             if content["schema"] != _SCHEMA:
                 raise ValueError(f"schema {content['schema']} is unknown")
             stored: dict[str, Any] = dict(content["plan"])
+            _check(stored, _KINDS)
             settings = TrainingSettings.from_dict(stored.pop("settings"), file)
             if stored.get("lora") is not None:
                 stored["lora"] = LowRankSettings.from_dict(stored["lora"], file)
-            _check(stored, _KINDS)
             stored |= {key: tuple(stored.get(key, ())) for key in ("data", "validation", "trackers")}
+            if not stored["data"]:
+                raise ValueError("data is empty")
             progress = {name: content["progress"][name] for name in _PROGRESS}
             _check(progress, _PROGRESS)
             return cls(settings=settings, **stored), progress
