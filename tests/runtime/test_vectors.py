@@ -156,6 +156,21 @@ def test_bad_vectors(values: list[Any], error: type[Exception], what: str) -> No
         search_vectors("v.parquet", np.ones(2))
 
 
+def test_column_with_fewer_rows_than_the_vectors() -> None:
+    """pyarrow believes what the metadata says of a column."""
+    rows = 77
+    columns = {"id": list(range(rows)), "embedding": [[float(row), 1.0] for row in range(rows)]}
+    pq.write_table(pa.table(columns), "v.parquet")
+    data = Path("v.parquet").read_bytes()
+    footer = len(data) - 8 - int.from_bytes(data[-8:-4], "little")
+    number = bytes([2 * rows % 128 + 128, 2 * rows // 128])  # in Thrift's compact encoding
+    before, after = data[:footer], data[footer:].split(number, 2)  # rows of the file, and values of its first column
+    Path("v.parquet").write_bytes(before + after[0] + number + after[1] + bytes([128, 0]) + after[2])
+    assert pq.ParquetFile("v.parquet").metadata.row_group(0).column(0).num_values == 0
+    with pytest.raises(ArtifactError, match="its other columns have fewer rows than 'embedding'"):
+        search_vectors("v.parquet", np.array([1.0, 0.0]))
+
+
 def test_errors_of_search(bert: Path, exported_model: Exported, zoo: Zoo) -> None:
     pq.write_table(pa.table({"embedding": [[1.0, 2.0]]}), "v.parquet")
     Path("bad.parquet").write_text("no")
