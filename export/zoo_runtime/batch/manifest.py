@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from zoo.artifact.weights import parse_json
 from zoo.errors import ArtifactError, UsageError, argument
 from zoo_runtime.batch.folders import MANIFEST, OutputFolder, is_temporary
 from zoo_runtime.batch.plan import Done, Plan, Shard
@@ -46,7 +47,7 @@ class Manifest:
     def _read(self, text: bytes) -> None:
         for number, line in enumerate(text.splitlines(), 1):
             try:
-                entry = json.loads(line)
+                entry = parse_json(line)
                 if number == 1:
                     self._check(entry)
                 elif entry["run"] != self._digest:
@@ -55,7 +56,7 @@ class Manifest:
                     raise ValueError(f"{lacking[0]} is {entry[lacking[0]]!r}")
                 else:
                     self.entries[entry["results"]] = entry
-            except (ValueError, KeyError, TypeError) as error:
+            except (ValueError, KeyError, TypeError, RecursionError) as error:
                 what = f"the manifest is damaged in line {number} ({error})"
                 raise ArtifactError(what, f"{self._output}/{MANIFEST}", "choose another folder") from error
 
@@ -64,6 +65,8 @@ class Manifest:
         if head["schema"] != _SCHEMA:
             raise UsageError("the manifest is of another version of zoo", self._output, "choose another folder")
         own = self._plan.identity()
+        if not isinstance(head["options"], dict):
+            raise ValueError(f"options is {head['options']!r}")
         if head["model"] != own["model"]:
             what = "its results are of another model, export or evidence"
             raise UsageError(what, self._output, "run that model, or choose another folder")

@@ -17,7 +17,11 @@ import pytest
 from tests.conftest import full, nth_call
 from tests.runtime.batch.conftest import files, kill_some, manifest, start
 from zoo import system
+from zoo.errors import ArtifactError
 from zoo_runtime.batch import local
+from zoo_runtime.batch.folders import open_folder
+from zoo_runtime.batch.manifest import Manifest
+from zoo_runtime.batch.plan import Plan
 from zoo_runtime.batch.shards import _open
 
 pa = pytest.importorskip("pyarrow")
@@ -270,6 +274,20 @@ def test_failure_to_commit_leaves_no_temporary_file(
     assert len(files(Path("out"))) < 2
     assert zoo(*base, "--resume").status == 0
     assert len(files(Path("out"))) == 2
+
+
+@pytest.mark.parametrize(
+    "head",
+    ['{"options": null}', '{"options": "0"}', "[]", '{"options": ' + "[" * 100_000],
+    ids=["no options", "text", "list", "deep"],
+)
+def test_damaged_head_of_the_manifest_is_refused(tmp_path: Path, head: str) -> None:
+    plan = Plan(directory="model", model="0", output="out", session={}, versions={})
+    written = head.replace("{", '{"schema": 1, "model": "0", ', 1)
+    (tmp_path / "_zoo.manifest").write_text(f"{written}\n")
+    folder = open_folder(str(tmp_path))
+    with folder.locked(), pytest.raises(ArtifactError, match="the manifest is damaged in line 1"):
+        Manifest(folder, plan, "out", resume=True)
 
 
 def test_torn_line_of_the_manifest_is_run_again(bert: Path, zoo: Zoo, corpus: Corpus, here: Here) -> None:
