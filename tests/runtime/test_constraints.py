@@ -206,6 +206,7 @@ def test_vocabulary_without_bytes_is_refused() -> None:
         ({"json_schema": '{"required": ["\\ud800"]}'}, r"^not JSON \(.*surrogates not allowed\): json_schema$"),
         ({"json_schema": '{"enum": [NaN]}'}, r"^not JSON \(NaN is not JSON\): json_schema$"),
         ({"json_schema": '{"a":' * 100_000}, r"^not JSON \(.*recursion.*\): json_schema$"),
+        ({"json_schema": {"enum": [-(2**63) - 1]}}, r"^invalid or not supported \(.*\): json_schema$"),
         ({"json_schema": {"type": "objct"}}, r"^invalid or not supported \(.*objct.*\): json_schema$"),
         ({"json_schema": {"not": {"type": "null"}}}, r"^invalid or not supported \(.*not.*\): json_schema$"),
         ({"grammar": "start: missing"}, r"^invalid or not supported \(.*missing.*\): grammar$"),

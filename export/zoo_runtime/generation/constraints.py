@@ -51,7 +51,11 @@ class Constraint:
         self._tokens = _read_vocabulary(tokenizer, vocabulary, tuple(sorted(self._ends)))
         value = getattr(options, kind)
         if kind == "json_schema":
-            self._grammar = self._matcher.grammar_from_json_schema(_read_schema(value), {"whitespace_pattern": _SPACE})
+            schema = _read_schema(value)
+            try:
+                self._grammar = self._matcher.grammar_from_json_schema(schema, {"whitespace_pattern": _SPACE})
+            except ValueError as error:  # a number beyond 64 bits
+                raise UsageError(f"invalid or not supported ({error})", argument(kind)) from error
         elif kind == "regex":
             self._grammar = self._matcher.grammar_from_regex(value)
         else:
