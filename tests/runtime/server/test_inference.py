@@ -176,6 +176,7 @@ def asked(encoder: Path, http: httpx.Client, **fields: Any) -> httpx.Response:
         ({"first": {"data": None}}, "needs either data or binary_data_size"),
         ({"first": {"data": None, "parameters": {"binary_data_size": 16}}}, "0 bytes instead of 16"),
         ({"first": {"shape": [10**15, 10**15]}}, "do not fit the shape"),
+        ({"first": {"shape": [0, 2**64], "data": []}}, "do not fit the shape"),
         ({"first": {"shape": [0, 5], "data": []}}, "in another input"),
         ({"first": {"shape": [2]}}, "must have 2 dimensions"),
         ({"first": {"shape": [2, 1]}}, "in another input"),

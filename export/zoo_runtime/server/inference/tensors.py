@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
@@ -121,10 +120,11 @@ def decode(given: Sequence[RequestTensor], rest: bytes) -> dict[str, Array]:
         else:
             array = _from_bytes(tensor, rest[start : start + tensor.size], param)
             start += tensor.size
-        if math.prod(tensor.shape) != array.size:
+        try:
+            found[tensor.name] = array.reshape(tensor.shape)
+        except (ValueError, OverflowError) as error:
             what = f"{tensor.name!r:.100} has {array.size} numbers, which do not fit the shape {tensor.shape}"
-            raise RequestError(400, what, "invalid_value", param)
-        found[tensor.name] = array.reshape(tensor.shape)
+            raise RequestError(400, what, "invalid_value", param) from error
     if start != len(rest):
         raise RequestError(400, f"{len(rest)} bytes after the JSON, but the inputs have {start}", "invalid_value")
     return found
