@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import json
+import math
 import os
 import shutil
 import signal
@@ -23,12 +24,13 @@ from random import Random
 from typing import NoReturn
 
 from tests.hostile.attacks.samples import SMALL
+from zoo.artifact.outputs import RECORD
+from zoo_runtime.batch.folders import MANIFEST, is_temporary
 
 __all__ = ["SCENARIOS", "Scenario"]
 
 State = Mapping[str, str]
 """SHA-256 by file name."""
-_LIMIT = 300.0
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,12 @@ SCENARIOS = (
              "made.jsonl", finish=("--resume",)),
     Scenario("run --force", ("run", "model", "--input", "inputs/rows.txt", "-o", "made.jsonl", "--max-new-tokens", "4",
                              "--force"), "made.jsonl", "inputs/rows.jsonl"),
+    Scenario("run on a folder", ("run", "model", "--input", "texts", "-o", "made", "--max-new-tokens", "4"), "made",
+             finish=("--resume",)),
+    Scenario("tokenizer train", ("tokenizer", "train", "inputs/rows.txt", "-o", "made.json", "--vocab-size", "270"),
+             "made.json"),
+    Scenario("tokenizer train --force", ("tokenizer", "train", "inputs/rows.txt", "-o", "made.json", "--vocab-size",
+                                         "270", "--force"), "made.json", "model/tokenizer.json"),
 )  # fmt: skip
 
 
@@ -73,6 +81,7 @@ class Killer:
         shutil.copytree(samples, work / "files", dirs_exist_ok=True)
         os.chdir(work / "files")
         os.environ |= {"ZOO_CACHE": str(work / "cache"), "XDG_CONFIG_HOME": str(work / "user")}
+        self._files = {str(path) for path in Path().rglob("*")}
         self.output = os.open(work / "output", os.O_RDWR | os.O_CREAT | os.O_APPEND)
         self._known: dict[str, tuple[float, State]] = {}
 
@@ -86,7 +95,9 @@ class Killer:
         old = state(Path(scenario.target))
         # Half of the kills hit the end, in which files appear.
         moment = duration * (random.random() if random.random() < 0.5 else 1 - random.random() ** 2 / 2)
-        status, _ = self._run(scenario.arguments, moment)
+        status, seconds = self._run(scenario.arguments, moment)
+        if status != -signal.SIGKILL:  # other load was gone
+            self._known[scenario.name] = (min(duration, seconds), new)
         return status == -signal.SIGKILL, self._problem(scenario, old, new)
 
     def finish(self, scenario: Scenario) -> str | None:
@@ -96,17 +107,19 @@ class Killer:
             arguments = scenario.finish if len(scenario.finish) > 1 else (*arguments, *scenario.finish)
         elif not scenario.finish and not scenario.before and Path(scenario.target).exists():
             arguments = (*arguments, "--force")
-        status, _ = self._run(arguments, _LIMIT)
+        status, _ = self._run(arguments)
         if status not in (0, 3 if "--resume" in arguments else 0):  # 3: the run was complete
             return f"cannot be completed: status {status}: {self._said()}"
-        left = [str(path) for path in Path().rglob(".*") if ".zoo-" in path.name and path.name != ".zoo-files.json"]
-        return f"left behind: {', '.join(left[:3])}" if left else None
+        left = {str(path) for path in Path().rglob("*")} - self._files
+        targets = {other.target for other in SCENARIOS}
+        left = {name for name in left if name not in targets and (not name.startswith("made/") or _hidden(name))}
+        return f"left behind: {', '.join(sorted(left)[:3])}" if left else None
 
     def _complete(self, scenario: Scenario) -> tuple[float, State]:
         """Return the duration of a command that is not killed, and what it writes."""
         for _ in range(2):  # the first fills the cache
             self._reset(scenario)
-            status, seconds = self._run(scenario.arguments, _LIMIT)
+            status, seconds = self._run(scenario.arguments)
             assert status == 0, (scenario.name, status, self._said())
         return seconds, state(Path(scenario.target))
 
@@ -119,8 +132,8 @@ class Killer:
             source = self.samples / scenario.before
             shutil.copytree(source, target) if source.is_dir() else shutil.copyfile(source, target)
 
-    def _run(self, arguments: tuple[str, ...], seconds: float) -> tuple[int, float]:
-        """Run a command for at most some time. Returns its status, negative for a signal, and its duration."""
+    def _run(self, arguments: tuple[str, ...], seconds: float = math.inf) -> tuple[int, float]:
+        """Run a command, and kill it after some time. Returns its status, negative for a signal, and its duration."""
         started = time.monotonic()
         process = os.fork()
         if not process:
@@ -140,6 +153,10 @@ class Killer:
         found = state(target)
         if found in (old, new):
             return None
+        if scenario.name == "run on a folder":
+            shown = [name for name in found if name != MANIFEST and not is_temporary(name)]
+            wrong = [name for name in shown if found[name] != new.get(name)]
+            return f"neither absent nor complete: {wrong}" if wrong else None
         if scenario.target.endswith(".jsonl"):
             lines = target.read_bytes().split(b"\n")
             complete = not scenario.before and all(json.loads(line) for line in lines[:-1])
@@ -153,6 +170,11 @@ class Killer:
     def _said(self) -> str:
         size = os.fstat(self.output).st_size
         return os.pread(self.output, 500, max(0, size - 500)).decode("utf-8", "replace")
+
+
+def _hidden(name: str) -> bool:
+    last = name.rpartition("/")[2]
+    return last.startswith(".") and last != RECORD
 
 
 def _command(arguments: tuple[str, ...], output: int) -> NoReturn:
@@ -175,7 +197,7 @@ def _recover(target: Path) -> None:
     """Do what each command does first with a directory."""
     from zoo import storage
 
-    if target.suffix != ".jsonl":
+    if not target.suffix:
         storage.recover(target)
 
 
@@ -184,7 +206,7 @@ def _opens(target: Path) -> str | None:
     from zoo.artifact import ModelDirectory
     from zoo.errors import ZooError
 
-    record = target / ".zoo-files.json"
+    record = target / RECORD
     if record.exists():
         files = json.loads(record.read_bytes())["files"]
         found = state(target)

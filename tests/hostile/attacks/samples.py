@@ -111,7 +111,7 @@ def make_samples(folder: Path) -> None:
     """Write all samples to a new folder: models, checkpoints, inputs, presets and settings."""
     folder.mkdir(parents=True)
     with chdir(folder):
-        for name in ("inputs", "server", "header", "arguments", "bodies", "batch", "cache"):
+        for name in ("inputs", "server", "header", "arguments", "bodies", "batch", "cache", "texts"):
             Path(name).mkdir()
         _make_inputs(Path("inputs"))
         Path("server/serve.toml").write_text(SERVER)
@@ -166,6 +166,8 @@ def _make_batch(folder: Path) -> None:
 def _make_inputs(folder: Path) -> None:
     (folder / "rows.txt").write_text("".join(f"{row['text']}\n" for row in ROWS) * 4)
     (folder / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in ROWS))
+    for name in ("one", "two"):
+        Path(f"texts/{name}.jsonl").write_text(json.dumps({"text": name}) + "\n")
     (folder / "rows.csv").write_text("id,text,label\n" + "".join(f'{n},"a ""{n}"", b",1\n' for n in range(4)))
     pq.write_table(pa.Table.from_pylist(ROWS), folder / "rows.parquet")
     vectors = pa.FixedSizeListArray.from_arrays(pa.array(np.arange(32, dtype=np.float32)), 8)
