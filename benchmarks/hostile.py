@@ -1,7 +1,8 @@
 """Attacks on zoo: mutated files, and commands that are killed: `python benchmarks/hostile.py --seconds 1800`.
 
-Prints how many of each kind were tried, held and broke a law of worker.py or kills.py in tests/hostile/attacks. Each
-broken input is saved to a folder, with the command that tries it again:
+Prints how many files of each kind were tried and refused, how many commands were killed before they ended, and how many
+attempts held or broke a law of worker.py or kills.py in tests/hostile/attacks. Each file that broke one is saved to a
+folder, with the command that tries it again:
 
     python benchmarks/hostile.py --seed SEED --only "KIND: FILE" --number NUMBER
 """
@@ -27,8 +28,8 @@ from tests.hostile.attacks.targets import TARGETS, Target
 
 _COMPLETE = 1800.0
 """Seconds for which the shares of targets and kills are meant."""
-_KILLS = {"quantize": 30, "export --force": 100, "train": 150, "train --resume": 150}
-_OTHER_KILLS = 290
+_KILLS = {"quantize": 20, "export --force": 40, "train": 100, "train --resume": 100}
+_OTHER_KILLS = 250
 """Kills of each scenario."""
 _TARGETS = {target.name: target for target in TARGETS}
 _CHUNK = 50
@@ -57,7 +58,7 @@ class Run:
     def __init__(self, folder: Path, seed: int, found: Path, deadline: float) -> None:
         self.folder, self.seed, self.found, self.deadline = folder, seed, found, deadline
         self.tried: Counter[tuple[str, str]] = Counter()
-        self.running: Counter[str] = Counter()
+        self.effective: Counter[tuple[str, str]] = Counter()
         self.broken: dict[tuple[str, str], list[Attempt]] = {}
         self._lock = threading.Lock()
 
@@ -76,7 +77,7 @@ class Run:
             for attempt in processes[module].run(name, first, count):
                 with self._lock:
                     self.tried[module, name] += 1
-                    self.running[name] += module == KILLS and attempt.status == 1
+                    self.effective[module, name] += bool(attempt.status)
                 if attempt.problem is not None:
                     self._report(module, name, attempt)
                 if time.monotonic() > self.deadline + 60:
@@ -104,21 +105,20 @@ class Run:
 
     def table(self) -> str:
         """Return the table of kinds."""
-        kinds: dict[str, list[int]] = {}
+        kinds: dict[str, Counter[str]] = {}
         for (module, name), tried in self.tried.items():
-            kind = name.partition(": ")[0] if module == INPUTS else f"kill -9: zoo {name}"
-            row = kinds.setdefault(kind, [0, 0])
-            row[0] += tried
-            row[1] += len(self.broken.get((module, name), ()))
-        inputs = [row for kind, row in kinds.items() if not kind.startswith("kill")]
-        killed = [row for kind, row in kinds.items() if kind.startswith("kill")]
-        for name, rows in (("all inputs", inputs), ("all kills", killed)):
-            if rows:
-                kinds[name] = [sum(row[0] for row in rows), sum(row[1] for row in rows)]
-        lines = ["| attack | tried | held | broken |", "| :--- | ---: | ---: | ---: |"]
-        lines += [
-            f"| {kind} | {tried:,} | {tried - broken:,} | {broken:,} |" for kind, (tried, broken) in kinds.items()
-        ]
+            kind, total = (name.partition(": ")[0], "all files") if module == INPUTS else (f"zoo {name}", "all kills")
+            broken = len(self.broken.get((module, name), ()))
+            row = {"tried": tried, "effective": self.effective[module, name], "broken": broken}
+            for key in (kind, total):
+                kinds.setdefault(key, Counter()).update(row)
+        names = [name for name in kinds if not name.startswith("all ")]
+        names += sorted(kinds.keys() - set(names))
+        lines = ["| attack | tried | refused or killed | held | broken |", "| :--- | ---: | ---: | ---: | ---: |"]
+        for name in names:
+            row = kinds[name]
+            cells = row["tried"], row["effective"], row["tried"] - row["broken"], row["broken"]
+            lines.append(f"| {name} | {' | '.join(f'{cell:,}' for cell in cells)} |")
         return "\n".join(lines)
 
 
@@ -139,7 +139,7 @@ def main() -> int:
         counts = shares(given.only)
         scale = max(1.0, given.seconds / _COMPLETE)
         if given.number is None:
-            waiting = jobs({key: round(count * scale) for key, count in counts.items()}, rounds=10)
+            waiting = jobs({key: round(count * scale) for key, count in counts.items()}, rounds=20)
         else:
             waiting = iter([(module, target, given.number, 1) for module, target in counts])
         run = Run(folder, given.seed, given.found.resolve(), time.monotonic() + given.seconds)
