@@ -13,7 +13,7 @@ from tests.hostile.attacks.kills import SCENARIOS
 from tests.hostile.attacks.mutate import MUTATIONS
 from tests.hostile.attacks.targets import TARGETS
 
-QUICK = ("build", "relink")
+QUICK = ("build",)
 """The commands that the default run kills."""
 Start = Callable[[str, int], Process]
 
@@ -42,7 +42,7 @@ def broken(process: Process, name: str, count: int) -> list[str]:
 def test_mutated_files_are_refused_in_one_line(start: Start) -> None:
     """A few of each target, with fixed inputs."""
     process = start(INPUTS, 0)
-    found = {target.name: broken(process, target.name, max(3, target.share // 500)) for target in TARGETS}
+    found = {target.name: broken(process, target.name, max(1, target.share // 1000)) for target in TARGETS}
     assert {name: problems for name, problems in found.items() if problems} == {}
 
 
@@ -52,16 +52,13 @@ def test_many_mutated_files_are_refused_in_one_line(start: Start) -> None:
     seed = int(time.time())
     print("seed", seed)
     process = start(INPUTS, seed)
-    found = {target.name: broken(process, target.name, max(10, target.share // 20)) for target in TARGETS}
+    found = {target.name: broken(process, target.name, max(10, target.share // 50)) for target in TARGETS}
     assert {name: problems for name, problems in found.items() if problems} == {}
 
 
 @pytest.mark.parametrize(
     "name",
-    [
-        pytest.param(item.name, marks=() if item.name in ("build", "relink") else pytest.mark.hostile)
-        for item in SCENARIOS
-    ],
+    [pytest.param(item.name, marks=() if item.name in QUICK else pytest.mark.hostile) for item in SCENARIOS],
 )
 def test_killed_commands_leave_the_old_or_the_new_state(start: Start, name: str) -> None:
     seed = int(time.time())
