@@ -165,8 +165,10 @@ def verify_export(
         raise ArtifactError("lists files that are not in the manifest", directory / record.evidence_file)
     options = None
     if exporter.options is not None:
+        values = record.evidence.get("options") or {}
+        if not isinstance(values, dict):
+            raise ArtifactError(f"options must be an object, got {values!r:.80}", directory / record.evidence_file)
         with plugins.blame(plugin, f"cannot read options for {format}"):
-            values = record.evidence.get("options") or {}
             options = _options_class(plugin, exporter.options).from_dict(values, directory / record.evidence_file)
     function = load_reference(exporter.verify, plugin)
     job = Job(model=stored, folder=stored.path, options=options, variant=variant, progress=progress)

@@ -534,6 +534,19 @@ def test_options_of_another_class_are_rejected(install: Callable[..., Path], zoo
     zoo(*EXPORT).failed(5, OWNER, "pathlib:Path is not a subclass of zoo.Settings")
 
 
+def test_damaged_options_of_an_export_are_not_blamed_on_the_exporter(
+    install: Callable[..., Path], copy_of: Build, zoo: Zoo, seal: Callable[[Path], None]
+) -> None:
+    more = f"{OPTIONS}\ndef check(job):\n    return {{'verified': True}}\n"
+    plugin(install, fields='options="{module}:Options", verify="{module}:check"', more=more)
+    folder = copy_of("gpt-tiny")
+    assert zoo(*EXPORT).status == 0
+    path = folder / "evidence.xyz.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"options": 8}))
+    seal(folder)
+    zoo("verify", "gpt-tiny", "--format", "xyz").failed(3, "options must be an object, got 8", "evidence.xyz.json")
+
+
 def test_variants_coexist(install: Callable[..., Path], copy_of: Build, zoo: Zoo) -> None:
     body = "if job.variant: (job.folder / 'model.xyz').rename(job.folder / f'model.{job.variant}.xyz')"
     plugin(install, body, 'options="{module}:Options"', OPTIONS)
