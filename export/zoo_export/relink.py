@@ -11,7 +11,7 @@ from zoo.artifact.weights import digest_layout, read_layout
 from zoo.errors import ArtifactError
 from zoo.models.count import parameter_count
 from zoo_export.graph.file import link
-from zoo_export.parity.evidence import stage_graphs
+from zoo_export.parity.evidence import check_graphs, stage_graphs
 
 __all__ = ["relink"]
 
@@ -25,7 +25,7 @@ def relink(directory: Path) -> bool:
         Whether the export is still verified, that is, whether the weights are the verified ones.
 
     Raises:
-        ArtifactError: the weights are missing, or do not have the tensors that the graphs need.
+        ArtifactError: the weights are missing, or do not have the tensors that the graphs need; or a graph is invalid.
         ParityError: a graph does not belong to its evidence.
     """
     stored = ModelDirectory.open(directory, weights=False)
@@ -42,6 +42,7 @@ def relink(directory: Path) -> bool:
     changed = []
     for export in (Export(replace(stored, files=files), export.variant) for export in exports):
         graphs = export.read()
+        check_graphs(export, graphs)
         try:
             linked = {name: link(graph, layout, kept=export.files) for name, graph in graphs.items()}
         except ArtifactError as error:

@@ -23,7 +23,7 @@ from zoo.exporters import Job, Progress
 from zoo.plots.plot import Plot
 from zoo.probe.inputs import make_feeds
 from zoo_export.parity.compare import compare
-from zoo_export.parity.evidence import check_evidence, revoking, write_export
+from zoo_export.parity.evidence import check_evidence, check_graphs, revoking, write_export
 from zoo_export.parity.laws import check_laws
 from zoo_export.parity.memory import check_memory, longest_input
 from zoo_export.parity.modules import ModuleError
@@ -156,6 +156,7 @@ def diff_model(directory: Path, *, variant: str = "", provider: Provider = "cpu"
     profile = variant if variant in PROFILES else PORTABLE
     options = Options.from_dict({"attentions": variant == ATTENTIONS, "profile": profile})
     graphs = export.read() if export.exists else make_graphs(stored, options, cached=False)
+    check_graphs(export, graphs)
     check_memory(stored, export.graphs)
     subject = OnnxSubject(stored, graphs, provider, export.graphs)
     longest = longest_input(stored.spec.config, subject.graphs)

@@ -97,6 +97,17 @@ GRAPHS: dict[str, Callable[[bytes], bytes]] = {
 }
 
 
+def change_graph(model: Path, change: Callable[[bytes], bytes]) -> None:
+    """Replace the graph, and its digest in the evidence."""
+    graph, evidence = model / "model.onnx", model / "parity.json"
+    before = graph.read_bytes()
+    graph.write_bytes(change(before))
+    assert graph.read_bytes() != before
+    facts = json.loads(evidence.read_text())
+    facts["files"]["model.onnx"] = hashlib.sha256(graph.read_bytes()).hexdigest()
+    evidence.write_text(json.dumps(facts))
+
+
 def assert_documented(result: Result, statuses: set[int]) -> None:
     assert result.status in statuses, result
     assert "internal error" not in result.err, result.err
@@ -111,19 +122,43 @@ def test_graphs(
 ) -> None:
     """Whoever changes a graph can change the digests too."""
     model = Path(shutil.copytree(exported_model("gpt-tiny"), tmp_path / "model"))
-    graph, evidence = model / "model.onnx", model / "parity.json"
-    before = graph.read_bytes()
-    graph.write_bytes(GRAPHS[case](before))
-    assert graph.read_bytes() != before
-    facts = json.loads(evidence.read_text())
-    facts["files"]["model.onnx"] = hashlib.sha256(graph.read_bytes()).hexdigest()
-    evidence.write_text(json.dumps(facts))
+    change_graph(model, GRAPHS[case])
     seal(model)
     bad = {0, 3} if case in ("metadata not UTF-8", "a tensor twice", "length 0", "another file", "no type") else {3}
     assert_documented(zoo("run", model, "text", "--unverified"), bad)
     assert_documented(zoo("publish", model, "out", "--layout", "standalone"), {0, 3, 4})
-    assert_documented(zoo("relink", model), {0, 3, 4})
+    assert_documented(zoo("diff", model), {0, 3, 4})
+    assert_documented(zoo("relink", model), {0, 3})
     assert_documented(zoo("verify", model), {0, 3, 4})
+
+
+@pytest.mark.parametrize("case", ["not UTF-8", "unknown type", "offset abc", "no inputs", "unknown operator"])
+def test_graph_that_violates_the_standard(
+    case: str, zoo, exported_model: Callable[..., Path], seal, tmp_path: Path
+) -> None:
+    model = Path(shutil.copytree(exported_model("gpt-tiny"), tmp_path / "model"))
+    change_graph(model, GRAPHS[case])
+    seal(model)
+    for command in ("relink", "diff"):
+        zoo(command, model).failed(3, "not a valid ONNX graph (", "model/model.onnx: use --force to export again")
+
+
+@pytest.mark.parametrize("text", ["x", "5", "[3]", '[["a", "b"]]', "[" * 10**5])
+def test_parts_of_a_tensor(text: str, zoo, exported_model: Callable[..., Path], seal, tmp_path: Path) -> None:
+    """A tensor may list those that it spans in its metadata."""
+    model = Path(shutil.copytree(exported_model("gpt-tiny"), tmp_path / "model"))
+    change_graph(model, changed(lambda graph: external(graph).metadata_props.add(key="zoo.parts", value=text)))
+    seal(model)
+    zoo("relink", model).failed(3, "of the ONNX graph has the zoo.parts")
+
+
+@pytest.mark.parametrize("text", ["x", "5", "[1]", '{"batch": "1"}', '{"batch": 0}', "[" * 10**5])
+def test_fixed_sizes(text: str, zoo, exported_model: Callable[..., Path], seal, tmp_path: Path) -> None:
+    """The metadata list the dimensions that have one size."""
+    model = Path(shutil.copytree(exported_model("gpt-tiny"), tmp_path / "model"))
+    change_graph(model, changed(lambda graph: graph.metadata_props.add(key="zoo.fixed", value=text)))
+    seal(model)
+    zoo("diff", model).failed(3, "the metadata of the ONNX graph has the sizes")
 
 
 def bomb(depth: int, calls: int) -> bytes:

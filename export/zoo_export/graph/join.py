@@ -15,7 +15,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import onnx
 
-from zoo.artifact.weights import StoredTensor
+from zoo.artifact.weights import StoredTensor, parse_json
+from zoo.errors import ArtifactError
 
 __all__ = ["PARTS_KEY", "join", "parts_of", "separate", "span"]
 
@@ -26,9 +27,16 @@ Parts = Sequence[tuple[str, int]]
 
 
 def parts_of(tensor: onnx.TensorProto) -> list[tuple[str, int]]:
-    """Return the stored tensors that an initialiser spans, or an empty list if it is one itself."""
+    """Return the stored tensors that an initialiser spans, or an empty list if it is one itself.
+
+    Raises :class:`ArtifactError` if its metadata does not list tensors.
+    """
     text = next((entry.value for entry in tensor.metadata_props if entry.key == PARTS_KEY), "[]")
-    return [(str(name), int(rows)) for name, rows in json.loads(text)]
+    try:
+        parts = [(str(name), int(rows)) for name, rows in parse_json(text.encode())]
+    except (ValueError, TypeError, RecursionError) as error:
+        raise ArtifactError(f"the tensor {tensor.name} of the ONNX graph has the {PARTS_KEY} {text!r:.40}") from error
+    return parts
 
 
 def span(parts: Parts, layout: Mapping[str, StoredTensor]) -> StoredTensor | None:

@@ -32,7 +32,7 @@ from zoo_export.graph.flatten import flatten
 from zoo_export.graph.rewriting import Tape, replace
 from zoo_export.graph.sizes import dynamic_node, fold_sizes, infer_types
 from zoo_export.graph.static import fix
-from zoo_runtime.serving.names import CAPACITY, NEW_LENGTHS, PAST_LENGTHS, SIZES_KEY
+from zoo_runtime.serving.names import CAPACITY, NEW_LENGTHS, PAST_LENGTHS, SIZES_KEY, read_sizes
 
 __all__ = ["graph_sizes", "serve"]
 
@@ -73,8 +73,7 @@ def serve(graph: bytes, declared: Graph, sizes: Mapping[str, int], own: Mapping[
 
 def graph_sizes(graph: bytes) -> dict[str, int]:
     """Return the sizes of the export of a serialised serving graph, by name; empty for other graphs."""
-    sizes: dict[str, int] = json.loads(metadata(graph).get(SIZES_KEY, "{}"))
-    return sizes
+    return read_sizes(metadata(graph).get(SIZES_KEY, "{}"))
 
 
 class _Serving:

@@ -11,6 +11,7 @@ import onnx_ir as ir
 from zoo.contract import Dim, dim_names, dim_size
 from zoo_export.graph.file import contract, metadata, parse, serialize
 from zoo_export.graph.rewriting import simplify
+from zoo_runtime.serving.names import read_sizes
 
 __all__ = ["fix", "fixed_sizes"]
 
@@ -38,5 +39,4 @@ def _fixed(dim: str | None, sizes: Mapping[str, int]) -> Dim | None:
 
 def fixed_sizes(graph: bytes) -> dict[str, int]:
     """Return the sizes of the dimensions that a serialised graph fixes, by name."""
-    sizes: dict[str, int] = json.loads(metadata(graph).get(_KEY, "{}"))
-    return sizes
+    return read_sizes(metadata(graph).get(_KEY, "{}"))

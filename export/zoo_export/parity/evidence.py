@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from zoo.artifact import TOKENIZER, Export, ModelDirectory, write_json
 from zoo.artifact.digests import digest_file
-from zoo.errors import ArtifactError, IncomparableError, ParityError
+from zoo.errors import EXPORT_AGAIN, ArtifactError, IncomparableError, ParityError
 from zoo.version import __version__
 from zoo_export.graph.file import EVIDENCE_KEY, TOKENIZER_KEY, WEIGHTS_KEY, annotate, fault, metadata, parse
 from zoo_export.parity.rule import RULE
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "check_evidence",
+    "check_graphs",
     "evidence_digest",
     "evidence_of",
     "metadata_of",
@@ -139,6 +140,18 @@ def stage_export(export: Export, stage: Path, graphs: Mapping[str, bytes], evide
     others = dict(evidence.get("files", {})) | {path.name: digest_file(path) for path in stage.iterdir()}
     tied = {export.graph_files[name]: annotate(graph, metadata_of(export.stored)) for name, graph in graphs.items()}
     stage_graphs(stage, tied, export.evidence_file, {**evidence, "files": others})
+
+
+def check_graphs(export: Export, graphs: Mapping[str, bytes]) -> None:
+    """Raise :class:`ArtifactError`, naming the file, if a stored graph violates the ONNX standard."""
+    for name, graph in graphs.items():
+        try:
+            problem = fault(parse(graph))
+        except ArtifactError as error:
+            problem = str(error)
+        if problem is not None:
+            path = export.stored.path / export.graph_files[name]
+            raise ArtifactError(f"not a valid ONNX graph ({problem})", path, EXPORT_AGAIN)
 
 
 def stage_graphs(stage: Path, graphs: Mapping[str, bytes], evidence_file: str, evidence: Mapping[str, Any]) -> None:

@@ -5,7 +5,6 @@ B rows, T new tokens of a row in one call, C capacity, V vocabulary.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +18,7 @@ from zoo_runtime.onnx_runtime import ort
 from zoo_runtime.providers import device_of
 from zoo_runtime.serving.buffers import Array, Buffer, Call
 from zoo_runtime.serving.capture import run_options
-from zoo_runtime.serving.names import CAPACITY, SIZES_KEY
+from zoo_runtime.serving.names import CAPACITY, SIZES_KEY, read_sizes
 
 __all__ = ["Array", "RowState", "Rows", "fit", "sizes_of_session"]
 
@@ -29,8 +28,7 @@ def sizes_of_session(session: ort.InferenceSession) -> dict[str, int]:
     text = session.get_modelmeta().custom_metadata_map.get(SIZES_KEY)
     if text is None:
         raise UsageError("the graph is not exported for serving", None, "zoo export --onnx --profile serving")
-    sizes: dict[str, int] = json.loads(text)
-    return sizes
+    return read_sizes(text)
 
 
 def fit(tensor: TensorSpec, array: Array, sizes: Mapping[str, int]) -> Array:
