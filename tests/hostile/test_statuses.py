@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -204,6 +205,39 @@ def test_special_token_that_is_not_unicode(zoo) -> None:
     zoo("tokenizer", "train", "text.txt", "-o", "t.json", "--vocab-size", 300, "--special", "<\udcff>").failed(
         2, "a special token is not valid Unicode: --special"
     )
+
+
+BYTES = os.fsdecode(b"\xff")
+"""A name of a file that is not UTF-8."""
+linux_only = pytest.mark.skipif(sys.platform != "linux", reason="file systems refuse such names")
+
+
+@linux_only
+def test_outputs_with_names_that_are_not_utf8(zoo) -> None:
+    """The name is escaped where a file of the model contains it."""
+    Path("text.txt").write_text("hello world\n" * 90)
+    done = zoo("train", "gpt-tiny", "--data", "text.txt", "-o", BYTES, "--set", "max_steps=1")
+    assert done.status == 0, done.err
+    assert "# \\udcff" in Path(BYTES, "README.md").read_text(encoding="utf-8")
+    assert zoo("show", BYTES).status == 0
+    zoo("export", BYTES, "--onnx").failed(2, "reads only paths that are UTF-8: \\udcff", "rename it")
+
+
+@linux_only
+def test_inputs_with_names_that_are_not_utf8(zoo) -> None:
+    """A training run records the names of its inputs."""
+    Path(f"{BYTES}.txt").write_text("hello world\n" * 90)
+    done = zoo("train", "gpt-tiny", "--data", f"{BYTES}.txt", "-o", "model")
+    done.failed(2, "the name of the file is not UTF-8: \\udcff.txt")
+    assert not Path("model").exists()
+
+
+def test_host_that_cannot_be_encoded(zoo, exported_model: Callable[..., Path]) -> None:
+    """The codec for international names of hosts limits the parts between dots."""
+    for host in ("127..1", f"{'a' * 64}.example"):
+        done = zoo("serve", exported_model("gpt-tiny"), "--host", host, "--port", 0)
+        assert done.status == 2
+        assert "error: cannot listen (not the name of a host): " in done.err
 
 
 def test_paths_with_nul(zoo, copy_of) -> None:

@@ -17,8 +17,9 @@ Kind = Literal["initialised", "imported", "adapted", "trained", "modified", "unk
 
 
 def base_name(path: str | os.PathLike[str]) -> str:
-    """Return the last part of a path, including for ``.`` and for links."""
-    return os.path.basename(os.path.abspath(path))  # noqa: PTH100, PTH119  (resolve() would follow links)
+    """Return the last part of a path, including for ``.`` and for links. Bytes that are not UTF-8 are escaped."""
+    name = os.path.basename(os.path.abspath(path))  # noqa: PTH100, PTH119  (resolve() would follow links)
+    return name.encode(errors="backslashreplace").decode()
 
 
 def fold_names(names: Iterable[str]) -> list[str]:

@@ -36,6 +36,7 @@ from zoo.models.dtypes import STORED_DTYPES
 from zoo.models.tensors import bytes_of, stored_tensors, tensor_groups
 from zoo.reading import read_bytes
 from zoo.registry import ModelSpec
+from zoo.terminal import is_unicode
 
 __all__ = [
     "MAX_SHARD_BYTES",
@@ -316,7 +317,10 @@ def fill(model: nn.Module, tensors: Iterable[tuple[str, Tensor]]) -> None:
 
 
 def read_tensors(directory: Path, files: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
-    """Yield the tensors of safetensors files, memory-mapped. Raises :class:`ArtifactError` for an unreadable file."""
+    """Yield the tensors of safetensors files, memory-mapped.
+
+    Raises :class:`ArtifactError` for an unreadable file, and :class:`UsageError` for a path that is not UTF-8.
+    """
     for file in sorted(files):
         with _reading(directory / file), safe_open(directory / file, framework="pt") as reader:
             for name in reader.keys():  # noqa: SIM118  (not a mapping)
@@ -328,6 +332,8 @@ def _reading(path: Path) -> Iterator[None]:
     try:
         yield
     except SafetensorError as error:
+        if not is_unicode(str(path)):
+            raise UsageError("the library safetensors reads only paths that are UTF-8", path, "rename it") from error
         raise ArtifactError(f"not valid safetensors ({error})", path) from error
     except (OSError, RuntimeError) as error:  # torch maps the file, and reports failures as RuntimeError
         raise UnreadableError(f"cannot read ({error})", path) from error

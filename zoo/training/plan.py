@@ -17,6 +17,7 @@ from zoo.config import Settings
 from zoo.errors import ArtifactError, UsageError, argument, nearest
 from zoo.registry import load_reference, registry
 from zoo.registry.recipes import Recipe
+from zoo.terminal import is_unicode
 from zoo.training.settings import LowRankSettings, TrainingSettings
 
 __all__ = ["PLAN", "Plan", "make_plan"]
@@ -37,7 +38,10 @@ _PROGRESS: Mapping[str, Any] = {"step": int, "best": int | float | None, "worse"
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """Everything that determines a run, apart from the code and the contents of files."""
+    """Everything that determines a run, apart from the code and the contents of files.
+
+    Raises :class:`UsageError` for the name of a file that is not UTF-8, because the files of the model contain it.
+    """
 
     model: str
     """A preset or a model directory."""
@@ -65,6 +69,11 @@ class Plan:
     """Hexadecimal digits by which trackers tell runs apart."""
     digests: Mapping[str, str] = field(default_factory=dict)
     """SHA-256 of each file of data and of the tokenizer, by name."""
+
+    def __post_init__(self) -> None:
+        for name in (self.model, self.tokenizer or "", *self.data, *self.validation, *self.digests):
+            if not is_unicode(name):
+                raise UsageError("the name of the file is not UTF-8", name, "rename it")
 
     def write(self, file: Path, progress: Mapping[str, Any]) -> None:
         """Write the plan and what is known of the run so far."""

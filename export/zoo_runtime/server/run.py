@@ -117,6 +117,7 @@ def _listen(host: str, port: int) -> socket.socket:
         listener = socket.socket(family, kind, protocol)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
-    except OSError as error:
-        raise UsageError(f"cannot listen ({error.strerror})", f"{host} port {port}", "choose another") from error
+    except (OSError, UnicodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not the name of a host"
+        raise UsageError(f"cannot listen ({reason})", f"{host} port {port}", "choose another") from error
     return listener
