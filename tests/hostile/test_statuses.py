@@ -240,6 +240,16 @@ def test_host_that_cannot_be_encoded(zoo, exported_model: Callable[..., Path]) -
         assert "error: cannot listen (not the name of a host): " in done.err
 
 
+@pytest.mark.parametrize("command", [("show", "{}"), ("build", "gpt-tiny", "-o", "{}"), ("verify", "{}"), ("{}",)])
+def test_arguments_that_no_process_can_have(command: tuple[str, ...], zoo) -> None:
+    zoo(*(part.format("a\ud800") for part in command)).failed(2, "an argument is not valid Unicode: 'a\\ud800'")
+
+
+@pytest.mark.parametrize(("text", "reason"), [(r'"\ud800"=1', "is not valid Unicode"), (r'"\x"=1', "has the text")])
+def test_quoted_text_of_a_bias(text: str, reason: str, zoo, exported_model: Callable[..., Path]) -> None:
+    zoo("run", exported_model("gpt-tiny"), "text", "--logit-bias", text).failed(2, "logit_bias", reason)
+
+
 def test_paths_with_nul(zoo, copy_of) -> None:
     zoo("build", "gpt-tiny", "-o", "a\0b").failed(2, "an argument cannot contain a NUL character")
     zoo("show", "a\0b").failed(2, "an argument cannot contain a NUL character")

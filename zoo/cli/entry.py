@@ -249,8 +249,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _call(arguments: Sequence[str]) -> int:
     for argument in arguments:
-        if "\0" in argument:
-            raise UsageError("an argument cannot contain a NUL character", repr(argument))
+        _check_argument(argument)
     try:
         status = cli.main(args=list(arguments), prog_name="zoo", standalone_mode=False)
     except click.exceptions.NoArgsIsHelpError as error:
@@ -261,6 +260,16 @@ def _call(arguments: Sequence[str]) -> int:
             raise signals.Interrupted from error
         raise
     return status or 0  # None, or the status passed to ctx.exit()
+
+
+def _check_argument(argument: str) -> None:
+    """Raise :class:`UsageError` for text that no argument of a process can have; callers of ``main`` may pass it."""
+    if "\0" in argument:
+        raise UsageError("an argument cannot contain a NUL character", repr(argument))
+    try:
+        os.fsencode(argument)
+    except UnicodeEncodeError as error:
+        raise UsageError("an argument is not valid Unicode", repr(argument)) from error
 
 
 def _discard_output() -> None:

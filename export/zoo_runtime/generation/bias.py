@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from zoo.errors import UsageError, argument
+from zoo.terminal import is_unicode
 
 if TYPE_CHECKING:
     from zoo.tokenizers.tokenizer import Tokenizer
@@ -69,13 +70,22 @@ def read_bias(settings: Sequence[str]) -> dict[tuple[int, ...] | str, float]:
         if _IDS.fullmatch(name):
             key = tuple(map(int, name.split(",")))
         elif len(name) > 1 and name[0] == name[-1] == '"':
-            key = str(json.loads(name))
+            key = _read_quoted(name)
+        if isinstance(key, str) and not is_unicode(key):
+            raise ValueError(f"logit_bias {setting!r} is not valid Unicode")
         if not key:
             raise ValueError(f"logit_bias {setting!r} has an empty text")
         if key in found:
             raise ValueError(f"logit_bias has two values for {name}")
         found[key] = value
     return found
+
+
+def _read_quoted(name: str) -> str:
+    try:
+        return str(json.loads(name))
+    except ValueError as error:
+        raise ValueError(f"logit_bias has the text {name}, which is not valid JSON") from error
 
 
 def make_bias(settings: Sequence[str], tokenizer: Tokenizer | None, vocabulary: int) -> Bias | None:
