@@ -98,6 +98,13 @@ def test_saved_data_needs_the_library(zoo: Zoo, monkeypatch: pytest.MonkeyPatch)
     zoo(*arguments).failed(3, "not a saved data set", "saved")
 
 
+@pytest.mark.parametrize("content", ["[" * 100_000, "{}", "5", '{"splits": 5}'])
+def test_malformed_list_of_splits(content: str, zoo: Zoo) -> None:
+    Path("data").mkdir()
+    Path("data/dataset_dict.json").write_text(content)
+    zoo("train", "gpt-tiny", "--data", "data", "-o", "model").failed(3, "not the splits of a saved data set")
+
+
 class Digits:
     """An objective whose example is a text's letters."""
 
@@ -153,6 +160,17 @@ def test_entries_of_the_last_hour_are_kept(folder: Path, monkeypatch: pytest.Mon
     entry("abc")
     entry("def")
     assert len(list(folder.iterdir())) == 2
+
+
+@pytest.mark.parametrize("name", ["facts.json", "examples.json", "input_ids.ends", "input_ids.values"])
+@pytest.mark.parametrize("content", [b"", b"x", b"5", b"{}", b"[" * 100_000, b'{"count": "1", "fields": [2]}'])
+def test_damaged_entries_are_replaced(name: str, content: bytes, folder: Path) -> None:
+    """Files of the cache may be empty after a crash of the machine."""
+    entry("abc")
+    (found,) = folder.iterdir()
+    (found / name).write_bytes(content)
+    assert entry("abc").examples[0]["input_ids"][:3].tolist() == list(b"abc")
+    assert list(folder.iterdir()) == [found]
 
 
 def test_limit_must_be_a_number(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,7 @@ from typing import Any
 
 from zoo import memo
 from zoo.errors import ArtifactError, UsageError, storage_errors
+from zoo.plugins.plain import read_plain
 from zoo.training.criterion import Criterion
 from zoo.training.data.examples import Blocks, Examples, ExamplesWriter, StoredExamples
 from zoo.training.data.rows import RowError
@@ -84,7 +85,7 @@ def prepare(
         atexit.register(shutil.rmtree, parent, ignore_errors=True)
     folder = parent / "examples"
     target = folder / name
-    if not (target / _FACTS).is_file():
+    if _read(target) is None:
         with storage_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)
             stage = Path(tempfile.mkdtemp(prefix=f".{name}.", dir=folder))
@@ -92,22 +93,33 @@ def prepare(
             with storage_errors(folder):
                 facts = _write(rows, criterion, stage, skip_bad, progress)
                 (stage / _FACTS).write_text(json.dumps(asdict(facts)), encoding="utf-8")
-                if not (target / _FACTS).is_file():
+                if _read(target) is None:
+                    if target.exists():
+                        _remove(target)
                     stage.replace(target)
             _prune(folder, target, limit)
         finally:
             shutil.rmtree(stage, ignore_errors=True)
     with suppress(OSError):
         os.utime(target / _FACTS)  # the time of the last use
-    facts = Facts(**json.loads((target / _FACTS).read_text(encoding="utf-8")))
+    if (entry := _read(target)) is None:
+        raise ArtifactError("another process has altered the cache", target, "try again")
+    facts, stored = entry
     _check_bad(facts, skip_bad, [])
-    stored = StoredExamples(target)
     examples: Examples = stored
     if criterion.packed:
         examples = Blocks(stored.stream("input_ids"), criterion.max_length)
         if not len(examples):
             raise ArtifactError(f"the data has {facts.tokens} tokens, less than one block of {criterion.max_length}")
     return Data(examples, facts)
+
+
+def _read(entry: Path) -> tuple[Facts, StoredExamples] | None:
+    """Return an entry of the cache; None if it is missing or malformed, such as after a crash of the machine."""
+    try:
+        return read_plain(Facts, json.loads((entry / _FACTS).read_bytes())), StoredExamples(entry)
+    except (OSError, ValueError, RecursionError, ArtifactError):
+        return None
 
 
 def _limit() -> float:
@@ -138,9 +150,13 @@ def _prune(folder: Path, target: Path, limit: float) -> None:
             continue
         if entry != target:
             with suppress(OSError):
-                doomed = entry.rename(folder / f".{secrets.token_hex(8)}")  # at once: no process opens half an entry
-                shutil.rmtree(doomed)
+                _remove(entry)
                 total -= size
+
+
+def _remove(entry: Path) -> None:
+    """Remove an entry at once, so that no process opens half of it."""
+    shutil.rmtree(entry.rename(entry.parent / f".{secrets.token_hex(8)}"))
 
 
 def _write(

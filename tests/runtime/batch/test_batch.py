@@ -301,6 +301,8 @@ def test_torn_line_of_the_manifest_is_run_again(bert: Path, zoo: Zoo, corpus: Co
     assert path.read_bytes() == before
     path.write_bytes(before.replace(b'"bytes"', b'"bites"'))
     zoo(*base, "--resume").failed(3, "the manifest is damaged in line 2")
+    path.write_bytes(before + b"[" * 100_000 + b"\n")
+    zoo(*base, "--resume").failed(3, "the manifest is damaged in line 4")
     path.write_bytes(before)
     Path("out/s0.jsonl").write_text("edited")
     zoo(*base, "--resume").failed(3, "out/s0.jsonl: remove it", "was changed")

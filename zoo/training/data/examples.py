@@ -85,7 +85,7 @@ class StoredExamples:
             index = json.loads((directory / _INDEX).read_text(encoding="utf-8"))
             self._count: int = index["count"]
             self._fields = {name: self._map(directory, name, dtype) for name, dtype in index["fields"].items()}
-        except (OSError, ValueError, KeyError) as error:
+        except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
             raise ArtifactError(f"not a directory of examples ({error})", directory) from error
 
     def _map(self, directory: Path, name: str, dtype: str) -> tuple[Array, Array]:

@@ -30,7 +30,7 @@ def saved_splits(path: Path) -> tuple[str, ...]:
         return ()
     try:
         return tuple(map(str, json.loads(index.read_text(encoding="utf-8"))["splits"]))
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise ArtifactError(f"not the splits of a saved data set ({error})", index) from error
 
 
