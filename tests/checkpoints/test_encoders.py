@@ -21,7 +21,7 @@ import zoo as library
 from zoo.artifact import ModelDirectory
 from zoo.checkpoints import export_checkpoint, import_checkpoint
 from zoo.config import Config
-from zoo.errors import UsageError
+from zoo.errors import ArtifactError, UsageError
 from zoo_export.export import export_model
 
 Zoo = Callable[..., Any]
@@ -366,11 +366,25 @@ def test_missing_keys_have_the_family_defaults(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_the_mask_token(tmp_path: Path, said: dict[str, Any], mask: int | None) -> None:
     """Its name is taken from the tokenizer's files, or else is RoBERTa's."""
-    FAMILIES["roberta"].make("ForMaskedLM").save_pretrained(tmp_path / "hub")
+    hub = write_masked(tmp_path, said)
+    assert import_checkpoint(hub, tmp_path / "ours").spec.config.mask_token_id == mask
+
+
+@pytest.mark.parametrize("token", [5, ["<mask>"], {"content": 5}])
+def test_mask_token_that_is_not_text(tmp_path: Path, token: object) -> None:
+    hub = write_masked(tmp_path, {"mask_token": token})
+    with pytest.raises(ArtifactError, match=r"mask_token .* is not text: "):
+        import_checkpoint(hub, tmp_path / "ours", verify=False)
+
+
+def write_masked(folder: Path, settings: dict[str, Any]) -> Path:
+    """Write a RoBERTa with a tokenizer that has two mask tokens."""
+    hub = folder / "hub"
+    FAMILIES["roberta"].make("ForMaskedLM").save_pretrained(hub)
     words = {"<s>": 0, "</s>": 1, "<unk>": 2, "<mask>": 3, "<other>": 4}
-    Tokenizer(WordLevel(words, unk_token="<unk>")).save(str(tmp_path / "hub" / "tokenizer.json"))
-    (tmp_path / "hub" / "tokenizer_config.json").write_text(json.dumps({"model_max_length": 18, **said}))
-    assert import_checkpoint(tmp_path / "hub", tmp_path / "ours").spec.config.mask_token_id == mask
+    Tokenizer(WordLevel(words, unk_token="<unk>")).save(str(hub / "tokenizer.json"))
+    (hub / "tokenizer_config.json").write_text(json.dumps({"model_max_length": 18, **settings}))
+    return hub
 
 
 def test_more_classes_than_names(tmp_path: Path) -> None:

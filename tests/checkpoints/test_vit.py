@@ -333,6 +333,8 @@ PROCESSORS = {
     "shortest edge": ({"size": {"shortest_edge": 16}}, "size {'shortest_edge': 16} without do_center_crop is not"),
     "oblong": ({"size": {"height": 14, "width": 16}}, "only squares"),
     "filter": ({"resample": 9}, "resample 9 is not supported"),
+    "text for a scale": ({"rescale_factor": "1"}, "rescale_factor '1' is not supported"),
+    "fraction for a filter": ({"resample": 1.0}, "resample 1.0 is not supported"),
 }
 
 

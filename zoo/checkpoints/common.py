@@ -96,11 +96,12 @@ def _images(images: Mapping[str, Any], hub: Mapping[str, Any], where: Path) -> d
     for key in ("do_rescale", "do_normalize"):
         if not images.get(key, True):
             raise UsageError(f"{key} {images[key]!r} is not supported, only true", where)
-    if abs(images.get("rescale_factor", 1 / 255) - 1 / 255) > 1e-9:
-        raise UsageError(f"rescale_factor {images['rescale_factor']} is not supported, only 1/255", where)
+    factor = images.get("rescale_factor", 1 / 255)
+    if not isinstance(factor, int | float) or abs(factor - 1 / 255) > 1e-9:
+        raise UsageError(f"rescale_factor {factor!r} is not supported, only 1/255", where)
     resample = images.get("resample")
     if resample is not None:
-        if resample not in range(len(RESAMPLING)):
+        if type(resample) is not int or resample not in range(len(RESAMPLING)):
             raise UsageError(f"resample {resample!r} is not supported", where, "known: the filters of Pillow, 0 to 5")
         found["image_resample"] = RESAMPLING[resample]
     size, resize = _size(images, where)
@@ -266,6 +267,9 @@ def _mask_token(checkpoint: Checkpoint, tokenizer: CheckpointTokenizer | None) -
         return None
     said = {**checkpoint.json("tokenizer_config.json"), **checkpoint.json("special_tokens_map.json")}
     token = said.get("mask_token")
-    names = _MASKS if "mask_token" not in said else (token["content"] if isinstance(token, dict) else token,)
+    token = token.get("content") if isinstance(token, dict) else token
+    if not isinstance(token, str | None):
+        raise ArtifactError(f"mask_token {token!r:.80} is not text", checkpoint.path)
+    names = _MASKS if "mask_token" not in said else (token,)
     known = tokenizer.backend
     return next((number for name in names if name and (number := known.token_to_id(name)) is not None), None)
