@@ -195,7 +195,7 @@ class Config(Settings):
         module and a part of the graph, and each channel has a mean.
         """
         checked = super().check_field(key, value, where)
-        if re.fullmatch(r"num_(\w+_)?(layers|repeats|channels)", key):
+        if re.fullmatch(r"(\w+_)?num_(\w+_)?(layers|repeats|channels)", key):
             for count in checked if isinstance(checked, tuple) else (checked,):
                 if isinstance(count, int) and count > LAYERS.value():
                     raise UsageError(f"{key} must be at most {LAYERS.value()}, got {count}", where, LAYERS.remedy)

@@ -101,9 +101,15 @@ def test_tokens_that_generation_would_choose_outside_the_vocabulary(
 
 
 @pytest.mark.parametrize(
-    "command", [("show", "gpt-tiny"), ("build", "gpt-tiny", "-o", "x"), ("show", "perceiver-tiny")]
+    ("key", "command"),
+    [
+        ("num_layers", ("show", "gpt-tiny")),
+        ("num_layers", ("build", "gpt-tiny", "-o", "x")),
+        ("num_repeats", ("show", "perceiver-tiny")),
+        ("text_num_layers", ("show", "clip-tiny")),
+        ("image_num_layers", ("build", "clip-tiny", "-o", "x")),
+    ],
 )
-def test_numbers_of_layers_have_a_limit(zoo: Zoo, command: tuple[str, ...]) -> None:
+def test_numbers_of_layers_have_a_limit(zoo: Zoo, key: str, command: tuple[str, ...]) -> None:
     """Each layer is a module and a part of the graph."""
-    key = "num_repeats" if "perceiver-tiny" in command else "num_layers"
     zoo(*command, "--set", f"{key}=1000000000").failed(2, f"{key} must be at most 4096, got 1000000000")
