@@ -15,6 +15,7 @@ from zoo.artifact import (
     PRECISIONS,
     PROFILES,
     SERVING,
+    WEB,
     Export,
     ModelDirectory,
 )
@@ -149,11 +150,11 @@ def diff_model(directory: Path, *, variant: str = "", provider: Provider = "cpu"
     stored = ModelDirectory.open(directory)
     check_dtype(stored.dtype, provider, directory)
     export = Export(stored, variant)
-    if export.exists or variant not in ("", ATTENTIONS, *PROFILES):
+    if export.exists or variant not in ("", ATTENTIONS, *PROFILES, WEB):
         export.check()
     from zoo_export.trace.make import PORTABLE, Options, make_graphs
 
-    profile = variant if variant in PROFILES else PORTABLE
+    profile = variant if variant in (*PROFILES, WEB) else PORTABLE
     options = Options.from_dict({"attentions": variant == ATTENTIONS, "profile": profile})
     graphs = export.read() if export.exists else make_graphs(stored, options, cached=False)
     check_graphs(export, graphs)

@@ -25,6 +25,7 @@ from zoo.artifact.layout import (
     PROFILES,
     SCHEMA,
     SERVING,
+    WEB,
     export_file,
     is_reserved,
     write_json,
@@ -186,7 +187,7 @@ class Export(Record):
             option = f" --profile {base}" if base in PROFILES else f" --dtype {base}" if base else ""
             return f"zoo quantize {self.stored.path} --cache int8{option}"
         options = {LOOP: "--generate", ATTENTIONS: "--attentions", ADAPTERS: "--adapter DIR"} | {
-            name: f"--profile {name}" for name in (*PROFILES, SERVING)
+            name: f"--profile {name}" for name in (*PROFILES, SERVING, WEB)
         }
         return f"zoo export {self.stored.path} --onnx {options.get(self.variant, '')}".rstrip()
 

@@ -37,6 +37,7 @@ __all__ = [
     "TOKENIZER",
     "TOKENIZER_CONFIG",
     "TOKENIZER_FILES",
+    "WEB",
     "export_file",
     "is_own",
     "is_reserved",
@@ -86,6 +87,8 @@ ADAPTERS = "adapters"
 """The variant whose graphs contain low-rank adapters and choose one for each row."""
 PROFILES = ("cpu", "cuda")
 """The variants optimised for one execution provider."""
+WEB = "web"
+"""The variant in operators that onnxruntime-web has WebGPU kernels for."""
 SERVING = "serving"
 """The variant with fixed sizes, in which every row has a past of its own."""
 PREFILL = "prefill"

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from zoo.artifact import ADAPTERS, LOOP, PROFILES, SERVING, Export, ModelDirectory, check_model_target
+from zoo.artifact import ADAPTERS, LOOP, PROFILES, SERVING, WEB, Export, ModelDirectory, check_model_target
 from zoo.artifact.provenance import base_name
 from zoo.cli.model_argument import find_preset
 from zoo.cli.options import Command, force_option, json_option, option, quiet_option
@@ -51,10 +51,10 @@ _FORMAT, _GRAPHS, _MODEL = "Format", "ONNX graphs", "Model"
 )
 @option(
     "--profile",
-    type=click.Choice(["portable", *PROFILES, SERVING]),
+    type=click.Choice(["portable", *PROFILES, SERVING, WEB]),
     section=_GRAPHS,
     help="'cpu' and 'cuda' update caches in place and are verified on that provider; 'serving' has fixed sizes, and "
-    "rows with pasts of their own.  [default: portable]",
+    "rows with pasts of their own; 'web' has operators that run on WebGPU in browsers.  [default: portable]",
 )
 @option("--attentions", is_flag=True, section=_GRAPHS, help="Write graphs that also return attention weights.")
 @option(

@@ -1,10 +1,11 @@
-"""Translation of graphs to an older opset.
+"""Translation of graphs to an older opset, and to operators with WebGPU kernels.
 
-Operators that the older opset lacks are replaced by the function bodies in the ONNX standard, which define them.
+Operators that are missing there are replaced by the function bodies in the ONNX standard, which define them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,9 +15,10 @@ from onnx_ir.passes import common as passes
 
 from zoo.errors import PluginError
 from zoo_export.graph.file import check_standard, parse, serialize
+from zoo_export.graph.flatten import flatten
 from zoo_export.graph.rewriting import simplify
 
-__all__ = ["lower"]
+__all__ = ["expand_attention", "lower"]
 
 
 def lower(graph: bytes, opset: int) -> bytes:
@@ -25,9 +27,7 @@ def lower(graph: bytes, opset: int) -> bytes:
     Raises:
         PluginError: an operator has no equivalent in that opset.
     """
-    model = ir.from_proto(onnx.shape_inference.infer_shapes(parse(graph), data_prop=True))
-    _decompose(model, opset)
-    simplify(model)
+    model = _expanded(graph, opset, lambda node: not onnx.defs.has(node.op_type, opset, ""))
     model.opset_imports[""] = opset
     model.metadata_props["zoo.opset"] = str(opset)
     lowered = ir.to_proto(model)
@@ -35,11 +35,36 @@ def lower(graph: bytes, opset: int) -> bytes:
     return serialize(lowered)
 
 
-def _decompose(model: ir.Model, opset: int) -> None:
-    """Replace the operators that an opset lacks by the standard's definitions of them."""
-    nodes = [node for node in model.graph.all_nodes() if node.domain == ""]
-    missing = [node for node in nodes if not onnx.defs.has(node.op_type, opset, "")]
-    for number, node in enumerate(missing):
+def expand_attention(graph: bytes, profile: str) -> bytes:
+    """Replace ``Attention`` by its definition in a serialised graph without functions, and keep activations matrices.
+
+    onnxruntime-web 1.30 has WebGPU kernels for the operators of the definition, but not for ``Attention`` of opset 23.
+
+    Args:
+        graph: the graph.
+        profile: the profile to name in its metadata.
+    """
+    flat = ir.from_proto(parse(graph))
+    flatten(flat)
+    opset = flat.opset_imports[""]
+    model = _expanded(serialize(ir.to_proto(flat)), opset, lambda node: node.op_type == "Attention")
+    model.metadata_props["zoo.profile"] = profile
+    expanded = ir.to_proto(model)
+    _check(expanded, opset)
+    return serialize(expanded)
+
+
+def _expanded(graph: bytes, opset: int, chosen: Callable[[ir.Node], bool]) -> ir.Model:
+    """Replace the chosen operators by the standard's definitions of them, in operators of an opset."""
+    model = ir.from_proto(onnx.shape_inference.infer_shapes(parse(graph), data_prop=True))
+    _decompose(model, opset, chosen)
+    simplify(model)
+    return model
+
+
+def _decompose(model: ir.Model, opset: int, chosen: Callable[[ir.Node], bool]) -> None:
+    nodes = [node for node in model.graph.all_nodes() if node.domain == "" and chosen(node)]
+    for number, node in enumerate(nodes):
         body = ir.serde.deserialize_function(_definition(node, model.opset_imports[""], opset))
         body.overload = node.overload = str(number)  # the definition depends on the types and attributes of the call
         body.opset_imports[""] = model.opset_imports[""]

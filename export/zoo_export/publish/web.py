@@ -18,7 +18,7 @@ from importlib.resources import files as resources
 from pathlib import Path
 from typing import Any
 
-from zoo.artifact import CARD, PRECISIONS, TARGET_TOKENIZER, TOKENIZER, Export, ModelDirectory
+from zoo.artifact import CARD, PRECISIONS, TARGET_TOKENIZER, TOKENIZER, WEB, Export, ModelDirectory
 from zoo.artifact.outputs import new_output
 from zoo.errors import UsageError, argument
 from zoo.models.count import parameter_count
@@ -38,7 +38,7 @@ _LARGEST = 2**32
 _GAP = 2**16
 """Bytes that no graph reads and that are published with those around them."""
 _FILES, _VENDOR = "files", "vendor"
-_VARIANTS = ("", "cpu", "int8", "int4")
+_VARIANTS = ("", "cpu", WEB, "int8", "int4")
 _MODULES = {
     "index.html",
     "page.css",

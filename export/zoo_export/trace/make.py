@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import astuple, dataclass, replace
 from typing import Any, Literal, Self
 
-from zoo.artifact import ATTENTION_INPUTS, ATTENTIONS, PREFILL, PROFILES, SERVING, ModelDirectory, declared_graphs
+from zoo.artifact import ATTENTION_INPUTS, ATTENTIONS, PREFILL, PROFILES, SERVING, WEB, ModelDirectory, declared_graphs
 from zoo.artifact.weights import StoredTensor
 from zoo.config import Settings
 from zoo.contract import Graph, Size, rows_of, sizes_of
@@ -42,7 +42,7 @@ OPSETS = tuple(range(18, 25))
 TRACED = 23
 """The oldest opset that is traced, and the default. Graphs of older ones are translated from it."""
 PORTABLE: Literal["portable"] = "portable"
-_NAMES = (PORTABLE, *PROFILES, SERVING)
+_NAMES = (PORTABLE, *PROFILES, SERVING, WEB)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +50,7 @@ class Options(Settings):
     """How graphs are written."""
 
     opset: int | None = None
-    """Opset version, from 18: 23 by default; other profiles than ``portable`` require 24."""
+    """Opset version, from 18: 23 by default. The profile ``web`` requires 23, and all others but ``portable`` 24."""
     functions: bool = True
     """Whether repeated modules become ONNX functions, in portable graphs from opset 23 on."""
     attentions: bool = False
@@ -63,9 +63,10 @@ class Options(Settings):
     fix: tuple[str, ...] = ()
     """Free dimensions to give a fixed size, as ``batch=1``. Such graphs are compared and run at this size only. In the
     profile ``serving``, all are fixed, by default as ``zoo_export.trace.sizes.serving_sizes`` says."""
-    profile: Literal["portable", "cpu", "cuda", "serving"] = PORTABLE
+    profile: Literal["portable", "cpu", "cuda", "serving", "web"] = PORTABLE
     """``portable`` runs anywhere; ``cpu`` and ``cuda`` are optimised for that execution provider; ``serving`` has fixed
-    sizes, and rows with pasts of their own (``zoo_export.graph.serving``)."""
+    sizes, and rows with pasts of their own (``zoo_export.graph.serving``); ``web`` is ``portable`` with attention in
+    operators that have WebGPU kernels in onnxruntime-web."""
 
     def __post_init__(self) -> None:
         if self.attentions and self.profile != PORTABLE:
@@ -77,7 +78,7 @@ class Options(Settings):
         for name, size in self.fixed.items():
             if size < 1:
                 raise UsageError(f"the size of {name} must be positive, got {size}", argument("fix"))
-        if self.fix and self.profile in PROFILES:
+        if self.fix and self.profile in (*PROFILES, WEB):
             what = "graphs of this profile cannot have fixed dimensions"
             raise UsageError(what, argument("profile", self.profile), f"choose {PORTABLE} or {SERVING}")
         if self.opset is not None and self.opset not in self._known_opsets:
@@ -110,6 +111,8 @@ class Options(Settings):
 
     @property
     def _known_opsets(self) -> tuple[int, ...]:
+        if self.profile == WEB:
+            return (TRACED,)
         return OPSETS if self.profile == PORTABLE else OPSETS[-1:]
 
     @property
@@ -273,11 +276,16 @@ def _unlinked(spec: ModelSpec, graph: Graph, dtype: str, options: Options, cache
 
             plain = replace(options, fix=(), functions=False)
             data = fix(_unlinked(spec, graph, dtype, plain, cached), options.fixed)
-        elif options.profile != PORTABLE:
+        elif options.profile in PROFILES:
             from zoo_export.graph.profiles import specialise
 
             plain = Options(opset=options.operators, functions=False, windows=False)
             data = specialise(_unlinked(spec, graph, dtype, plain, cached), graph, options.profile)
+        elif options.profile == WEB:
+            from zoo_export.graph.opset import expand_attention
+
+            plain = Options(opset=options.operators, functions=False, windows=False)
+            data = expand_attention(_unlinked(spec, graph, dtype, plain, cached), WEB)
         elif options.operators < TRACED:
             from zoo_export.graph.opset import lower
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -20,7 +22,7 @@ from zoo_export.web.server import Server, serving
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser as Chromium
-    from playwright.sync_api import Page
+    from playwright.sync_api import ConsoleMessage, Page
 
 __all__ = ["FLAGS", "TIMEOUT", "Browser", "WebGraph", "WebSession", "open_browser"]
 
@@ -44,6 +46,9 @@ _CALL = """([function_, ...given]) => void setTimeout(async () => {
 })"""
 """Calls a function of the page, and writes its answer to the console. Errors of WebAssembly are plain numbers."""
 _ANSWER = "zoo:"
+_PLACED = re.compile(r"placed on \[(\w+)\]")
+_NODE = re.compile(r"VerifyEachNodeIsAssignedToAnEp\w*\] +(\w+) \(")
+"""Lines of the verbose log of onnxruntime-web: the nodes of a provider follow its name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,13 +124,37 @@ class Browser:
             IncomparableError: the tab does not answer in time.
             RuntimeError: onnxruntime-web cannot load a graph; its message.
         """
+        tab = self._tab()
+        return {name: self._open(tab, name, graph, optimize) for name, graph in graphs.items()}
+
+    def placement(self, graph: WebGraph) -> dict[str, Counter[str]]:
+        """Return the operators of an optimised graph by execution provider, with the number of nodes of each.
+
+        Raises as :meth:`open` does.
+        """
+        tab, provider = self._tab(), ""
+        found: dict[str, Counter[str]] = {}
+
+        def read(message: ConsoleMessage) -> None:
+            nonlocal provider
+            for line in message.text.splitlines():
+                if (placed := _PLACED.search(line)) is not None:
+                    provider = placed[1]
+                elif provider and (node := _NODE.search(line)) is not None:
+                    found.setdefault(provider, Counter())[node[1]] += 1
+
+        tab.page.on("console", read)
+        self._open(tab, "placement", graph, optimize=True, verbose=True)
+        return found
+
+    def _tab(self) -> _Tab:
         tab = _Tab(self._chromium.new_page(), self._server, self.timeout, self.provider)
         self._tabs.append(tab)
         tab.page.goto(f"{self._server.root}index.html")
         self.device = tab.call("start", f"./ort/{self.package.module}", self.runtime == "web-webgpu")
-        return {name: self._open(tab, name, graph, optimize) for name, graph in graphs.items()}
+        return tab
 
-    def _open(self, tab: _Tab, name: str, graph: WebGraph, optimize: bool) -> WebSession:
+    def _open(self, tab: _Tab, name: str, graph: WebGraph, optimize: bool, *, verbose: bool = False) -> WebSession:
         self._opened += 1
         folder = f"graphs/{self._opened}"
         served: dict[str, Path | bytes] = {f"{folder}/{file}": content for file, content in graph.weights.items()}
@@ -134,7 +163,7 @@ class Browser:
         try:
             where = self._server.root + url
             provider = self.runtime.removeprefix("web-")
-            facts = tab.call("open", name, where, list(graph.weights), provider, optimize)
+            facts = tab.call("open", name, where, list(graph.weights), provider, optimize, verbose)
         finally:
             for path in (url, *served):
                 del self._server.files[path]

@@ -37,11 +37,15 @@ export async function start(module, gpu) {
  * Open a session, and return the names of its inputs and outputs.
  * @param {string} name of the session @param {string} url of the graph
  * @param {string[]} files names of the weights' files, which lie beside the graph
- * @param {string} provider @param {boolean} optimize
+ * @param {string} provider @param {boolean} optimize @param {boolean} [verbose] log where each node is placed
  */
-export async function open(name, url, files, provider, optimize) {
+export async function open(name, url, files, provider, optimize, verbose = false) {
   const externalData = files.map((path) => ({ path, data: new URL(path, url).href }));
   const options = { executionProviders: [provider], graphOptimizationLevel: optimize ? "all" : "disabled", externalData };
+  if (verbose) {
+    ort.env.logLevel = "verbose";
+    Object.assign(options, { logSeverityLevel: 0 });
+  }
   sessions[name] = await ort.InferenceSession.create(url, options);
   return { inputs: sessions[name].inputNames, outputs: sessions[name].outputNames };
 }

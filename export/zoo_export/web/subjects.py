@@ -24,7 +24,7 @@ from zoo_runtime.buffers import PAST_LENGTH, Buffers
 from zoo_runtime.executor import LOGITS_TO_KEEP, run_keeping
 from zoo_runtime.providers import Memory, Provider
 
-__all__ = ["WebExecutor", "WebQuantizedSubject", "WebSubject"]
+__all__ = ["WebExecutor", "WebQuantizedSubject", "WebSubject", "with_files"]
 
 _VALUES = "values.bin"
 """The file of weights that differ from the stored ones."""
@@ -141,7 +141,7 @@ class WebSubject(_InBrowser, OnnxSubject):
         graphs = {}
         for name, file in files.items():
             replaced = self._replaced(file)
-            graphs[name] = _with_files(file, folder) if replaced is None else _with_values(file, replaced)
+            graphs[name] = with_files(file, folder) if replaced is None else _with_values(file, replaced)
         return self._open_graphs(graphs, self.models.yardstick.dtype, optimize=optimize)
 
 
@@ -174,14 +174,14 @@ class WebQuantizedSubject(_InBrowser, QuantizedSubject):
         graphs = {}
         for name, file in variant.files().items():
             if values is None:
-                graphs[name] = _with_files(file, self.stored.path, {variant.file: variant.path})
+                graphs[name] = with_files(file, self.stored.path, {variant.file: variant.path})
             else:
                 graphs[name] = _with_values(file, weights_of_graph(variant, variant.graphs[name], values))
         dtype = variant.precision if variant.precision in HALVES else "float32"
         return self._open_graphs(graphs, numpy_dtype(dtype), optimize=optimize)
 
 
-def _with_files(graph: bytes, folder: Path, others: Mapping[str, Path] | None = None) -> WebGraph:
+def with_files(graph: bytes, folder: Path, others: Mapping[str, Path] | None = None) -> WebGraph:
     """Return an unchanged graph, with its weights in a folder and in other files, by name."""
     names = {place_of(tensor)[0] for tensor in external_tensors(parse(graph))}
     return WebGraph(graph, {name: (others or {}).get(name, folder / name) for name in sorted(names)})

@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
-from zoo.artifact import ATTENTIONS, HALVES, PRECISIONS, Export, ModelDirectory, Record, write_json
+from zoo.artifact import ATTENTIONS, HALVES, PRECISIONS, WEB, Export, ModelDirectory, Record, write_json
 from zoo.errors import EXPORT_AGAIN, ArtifactError, IncomparableError, ParityError, UsageError, argument
 from zoo.exporters import Progress
 from zoo_export.parity.compare import compare, judge
@@ -23,7 +23,7 @@ from zoo_runtime.providers import check_dtype
 
 __all__ = ["verify_in_browser", "web_record"]
 
-_VARIANTS = ("", "cpu", ATTENTIONS, *PRECISIONS)
+_VARIANTS = ("", "cpu", WEB, ATTENTIONS, *PRECISIONS)
 
 
 def web_record(stored: ModelDirectory, runtime: WebRuntime, variant: str = "") -> Record:

@@ -17,7 +17,7 @@ from zoo.probe.pipeline import Arrays, Executor, run_pipeline
 from zoo_export import export_model
 from zoo_export.trace.make import Options
 from zoo_export.web.browser import Browser, WebGraph, open_browser
-from zoo_export.web.subjects import WebExecutor, _run_in_buffers, _with_files
+from zoo_export.web.subjects import WebExecutor, _run_in_buffers, with_files
 from zoo_runtime.executor import OnnxExecutor
 from zoo_runtime.providers import open_session
 
@@ -38,7 +38,7 @@ def both(wasm: Browser) -> Iterator[Callable[[Export], tuple[Executor, Executor]
 
     def open_(export: Export) -> tuple[Executor, Executor]:
         folder, float32 = export.stored.path, np.dtype(np.float32)
-        graphs = {name: _with_files(graph, folder) for name, graph in export.read().items()}
+        graphs = {name: with_files(graph, folder) for name, graph in export.read().items()}
         native = {name: open_session(folder / file) for name, file in export.graph_files.items()}
         return WebExecutor(wasm.open(graphs, optimize=True), float32), OnnxExecutor(native, float32)
 
@@ -98,7 +98,7 @@ def test_caches_in_place(exported_build: Exported, both: Any, monkeypatch: pytes
 def test_weights_are_read_through_external_data(exported_model: Exported, wasm: Browser) -> None:
     """A file of other weights gives other results; a file that is too short does not load."""
     export = Export(ModelDirectory.open(exported_model("bert-tiny")))
-    graph = _with_files(export.read()["model"], export.stored.path)
+    graph = with_files(export.read()["model"], export.stored.path)
     (name,) = graph.weights
     content = (export.stored.path / name).read_bytes()
     start = 8 + int.from_bytes(content[:8], "little")
@@ -116,7 +116,7 @@ def test_errors_have_the_message_of_the_runtime(exported_model: Exported, wasm: 
     export = Export(ModelDirectory.open(exported_model("bert-tiny")))
     with pytest.raises(RuntimeError, match="protobuf"):
         wasm.open({"model": WebGraph(b"no graph")}, optimize=True)
-    session = wasm.open({"model": _with_files(export.read()["model"], export.stored.path)}, optimize=True)["model"]
+    session = wasm.open({"model": with_files(export.read()["model"], export.stored.path)}, optimize=True)["model"]
     with pytest.raises(RuntimeError, match=r"input_ids.*is missing"):
         session.run({})
     wasm.close_tabs()

@@ -42,7 +42,7 @@ def copied(verified: Path, tmp_path: Path) -> Path:
 @pytest.fixture
 def wrong(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[onnx.ModelProto], None]], None]:
     """Let the browser load graphs with an edit."""
-    read = subjects._with_files
+    read = subjects.with_files
 
     def edit_with(edit: Callable[[onnx.ModelProto], None]) -> None:
         def edited(graph: bytes, *arguments: Any) -> WebGraph:
@@ -51,7 +51,7 @@ def wrong(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[onnx.ModelProt
             edit(model)
             return WebGraph(model.SerializeToString(), sound.weights)
 
-        monkeypatch.setattr(subjects, "_with_files", edited)
+        monkeypatch.setattr(subjects, "with_files", edited)
 
     return edit_with
 
