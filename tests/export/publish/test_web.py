@@ -125,7 +125,7 @@ def test_refusals(
     source = exported_model("bert-tiny")
     command = ("publish", source, "page", "--layout", "web")
     for variant in ("float16", "bfloat16"):
-        zoo(*command, "--variant", variant).failed(2, f"pages cannot run the variant {variant}", "cpu, int8, int4")
+        zoo(*command, "--variant", variant).failed(2, f"pages cannot run the variant {variant}", "cpu, web, int8, int4")
     zoo(*command, "--variant", "int8").failed(3, "not exported for int8", "zoo quantize")
     zoo(*command, "--model-type", "bert").failed(2, "--model-type is for --layout hub, transformers-js: --layout web")
     zoo(*command[:3], "--layout", "hub", "--variant", "int8").failed(2, "--variant is for --layout web, genai")
