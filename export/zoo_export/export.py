@@ -75,6 +75,10 @@ class Request(Options):
     """``full`` also compares at points that take minutes for a large model."""
 
     @property
+    def uses_contrib(self) -> bool:
+        return super().uses_contrib and self.provider == "cpu"
+
+    @property
     def compared_on(self) -> Provider:
         """The execution provider that the graphs are verified on."""
         return self.profile if self.profile == "cpu" or self.profile == "cuda" else self.provider

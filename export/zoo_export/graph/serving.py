@@ -29,6 +29,7 @@ from zoo.errors import UsageError, argument
 from zoo.probe.pipeline import token_input
 from zoo_export.graph.file import MODULE_KEY, contract, metadata, parse, serialize
 from zoo_export.graph.flatten import flatten
+from zoo_export.graph.grouped import group_attention
 from zoo_export.graph.rewriting import Tape, replace
 from zoo_export.graph.sizes import dynamic_node, fold_sizes, infer_types
 from zoo_export.graph.static import fix
@@ -41,7 +42,7 @@ class _MisfitError(Exception):
     """The graph does not match the pattern of the rewrite."""
 
 
-def serve(graph: bytes, declared: Graph, sizes: Mapping[str, int], own: Mapping[str, int]) -> bytes:
+def serve(graph: bytes, declared: Graph, sizes: Mapping[str, int], own: Mapping[str, int], *, contrib: bool) -> bytes:
     """Rewrite a serialised portable graph without functions.
 
     A graph with a past has the inputs ``past_lengths`` and ``new_lengths``, int64 (B,), in place of its padding mask:
@@ -54,6 +55,7 @@ def serve(graph: bytes, declared: Graph, sizes: Mapping[str, int], own: Mapping[
         declared: its declaration.
         sizes: the sizes of dimensions of the export, by name, ``capacity`` and ``sequence`` among them.
         own: those that this graph has otherwise.
+        contrib: use operators of ONNX Runtime where they are faster (:mod:`zoo_export.graph.grouped`).
 
     Raises:
         UsageError: the graph cannot be rewritten.
@@ -65,10 +67,13 @@ def serve(graph: bytes, declared: Graph, sizes: Mapping[str, int], own: Mapping[
             built = _Serving(model, declared, fixed).build()
         else:
             built = _fix(model, {name: fixed[name] for name in declared.dim_names() if name in fixed})
-        return _finish(built, sizes)
+        _finish(built, sizes)
     except _MisfitError as misfit:
         what = f"graph {declared.name!r} cannot be exported for serving: {misfit}"
         raise UsageError(what, argument("profile", SERVING), "export another profile") from misfit
+    if contrib and declared.pasts:
+        group_attention(built)
+    return serialize(ir.to_proto(built))
 
 
 def graph_sizes(graph: bytes) -> dict[str, int]:
@@ -296,7 +301,7 @@ def _fix(model: ir.Model, sizes: Mapping[str, int]) -> ir.Model:
     return ir.from_proto(parse(fix(serialize(ir.to_proto(model)), sizes)))
 
 
-def _finish(model: ir.Model, sizes: Mapping[str, int]) -> bytes:
+def _finish(model: ir.Model, sizes: Mapping[str, int]) -> None:
     """Fold what depends on sizes alone, check that all are fixed, and describe the graph."""
     fold_sizes(model)
     found = dynamic_node(model)
@@ -306,4 +311,3 @@ def _finish(model: ir.Model, sizes: Mapping[str, int]) -> bytes:
     entries = {"zoo.profile": SERVING, "zoo.contract": contract(model), SIZES_KEY: json.dumps(dict(sizes))}
     model.metadata_props.pop("zoo.fixed", None)
     model.metadata_props.update(entries)
-    return serialize(ir.to_proto(model))

@@ -60,6 +60,9 @@ class Options(Settings):
     windows: bool = True
     """Whether a layer with a window keeps the keys and values of its last positions alone, in portable graphs. Without,
     and in graphs of other profiles and those with attention weights, it keeps those of all positions."""
+    contrib: bool = True
+    """Whether attention is ONNX Runtime's GroupQueryAttention where that computes the same, in the profile ``serving``
+    for the CPU. It reads a row's own tokens, and not the whole capacity. It has no kernel for float32 on CUDA."""
     fix: tuple[str, ...] = ()
     """Free dimensions to give a fixed size, as ``batch=1``. Such graphs are compared and run at this size only. In the
     profile ``serving``, all are fixed, by default as ``zoo_export.trace.sizes.serving_sizes`` says."""
@@ -116,14 +119,19 @@ class Options(Settings):
         return OPSETS if self.profile == PORTABLE else OPSETS[-1:]
 
     @property
+    def uses_contrib(self) -> bool:
+        """Whether graphs may have operators of ONNX Runtime."""
+        return self.contrib and self.profile == SERVING
+
+    @property
     def limits_past(self) -> bool:
         """Whether windows limit the past: an option that has no effect where the graphs do not support it."""
         return self.windows and not self.variant
 
     @classmethod
     def of_export(cls, evidence: Mapping[str, Any], where: object) -> Self:
-        """Return the options of an export, given its evidence. Exports of earlier versions have no windows."""
-        return cls.from_dict({"windows": False, **evidence["options"]}, where)
+        """Return the options of an export, given its evidence, which says what the defaults of its version were."""
+        return cls.from_dict({"windows": False, "contrib": False, **evidence["options"]}, where)
 
     def facts(self) -> dict[str, Any]:
         """The options that a graph depends on."""
@@ -135,6 +143,7 @@ class Options(Settings):
             **({"queries_keys": True} if self.queries_keys else {}),
             **({"fix": list(self.fix)} if self.fix else {}),
             **({"windows": True} if self.limits_past else {}),
+            **({"contrib": True} if self.uses_contrib else {}),
         }
 
 
@@ -244,7 +253,7 @@ def _serving_graphs(
             from zoo_export.graph.serving import serve
 
             plain = Options(opset=options.operators, functions=False, windows=False)
-            data = serve(_unlinked(spec, graph, dtype, plain, cached), graph, sizes, own)
+            data = serve(_unlinked(spec, graph, dtype, plain, cached), graph, sizes, own, contrib=options.uses_contrib)
             cache.write(key, data)
         made[name] = data
     return made

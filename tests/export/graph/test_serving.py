@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +33,11 @@ DECODERS = [
 DYNAMIC = {
     "Shape", "Size", "Range", "Pad", "NonZero", "If", "Loop", "Scan", "ConstantOfShape", "Compress", "Unique", "Resize",
 }  # fmt: skip
-SMALL = Options(profile="serving", fix=("batch=3", "capacity=24", "sequence=5"))
+SMALL = Options(profile="serving", fix=("batch=3", "capacity=24", "sequence=5"), contrib=False)
+GROUPED = replace(SMALL, contrib=True)
+GROUPS = {"gpt-tiny": 2, "llama-tiny": 2, "gemma-tiny": 0, "phi-tiny": 2, "transformer-tiny": 2, "t5-tiny": 0,
+          "adaptive-span-tiny": 0, "all-attention-tiny": 0, "product-key-memory-tiny": 2, "mamba2-tiny": 0}  # fmt: skip
+"""Number of attentions that become the operator of ONNX Runtime: none with windows, biases or persistent memories."""
 
 
 @pytest.mark.slow_after(1)
@@ -53,6 +59,19 @@ def test_sizes_are_fixed(exported_build: Exported, name: str) -> None:
                 assert all(dim.HasField("dim_value") for dim in shapes[value].dim), (node.op_type, value)
 
 
+@pytest.mark.slow_after(1)
+@pytest.mark.parametrize("name", DECODERS)
+def test_attention_of_own_tokens(exported_build: Exported, name: str) -> None:
+    """Only attention that hides nothing but later tokens becomes the operator, which leaves none of its mask behind."""
+    for graph in (data for graph, data in make_graphs(ModelDirectory.open(exported_build(name)), GROUPED).items()
+                  if graph != "encoder"):  # fmt: skip
+        model = onnx.load_model_from_string(graph)
+        kinds = Counter(node.op_type for node in model.graph.node)
+        assert kinds["GroupQueryAttention"] == GROUPS[name]
+        if GROUPS[name]:
+            assert kinds["TensorScatter"] == 0
+
+
 @pytest.mark.parametrize(("graph", "rows", "length"), [("model", 3, 1), (PREFILL, 1, 5)])
 def test_inputs_and_outputs(exported_build: Exported, graph: str, rows: int, length: int) -> None:
     """The lengths of rows replace the padding mask; one graph has the buffers of all rows, the other those of one."""
@@ -67,10 +86,10 @@ def test_inputs_and_outputs(exported_build: Exported, graph: str, rows: int, len
     assert "attention_mask" not in inputs
 
 
-@pytest.fixture(scope="module")
-def small(exported_build: Exported) -> Path:
+@pytest.fixture(scope="module", params=[SMALL, GROUPED], ids=["standard", "grouped"])
+def small(exported_build: Exported, request: pytest.FixtureRequest) -> Path:
     folder = exported_build("gpt-tiny", noise=True, gain=4.0)
-    export_graphs_only(folder, options=SMALL)
+    export_graphs_only(folder, options=request.param)
     return folder
 
 
