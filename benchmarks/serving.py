@@ -238,7 +238,8 @@ def memory(process: psutil.Process, port: int, count: int, longest: int, vocabul
                 prompt = [choose.randrange(1, vocabulary) for _ in range(choose.randint(1, longest))]
                 async with room:
                     body = {"prompt": prompt, "max_tokens": choose.randint(1, 16)}
-                    assert (await client.post("/v1/completions", json=body)).status_code == 200
+                    response = await client.post("/v1/completions", json=body)
+                assert response.status_code == 200, response.text
 
             await asyncio.gather(*(one() for _ in range(part)))
 

@@ -17,9 +17,9 @@ from zoo.tokenizers.chat import ChatTemplate, read_chat_template
 from zoo.tokenizers.inputs import LongInputError, TextInputs
 from zoo.tokenizers.tokenizer import model_tokenizer
 from zoo_runtime.runner import Runner
-from zoo_runtime.server.alone import AloneEngine
 from zoo_runtime.server.errors import RequestError, as_request_error
 from zoo_runtime.server.prefixes import Prefixes
+from zoo_runtime.server.queued import QueueEngine
 from zoo_runtime.server.rows import RowEngine, batches_rows
 from zoo_runtime.server.work import Engine
 from zoo_runtime.session import Session, load_session
@@ -180,7 +180,7 @@ class Served:
             self.runner(_EMBEDDING, {})
             self.embeds = True
         self.template = self._template(directory)
-        self._alone = AloneEngine(f"queue of {self.name}", settings.queue)
+        self._queue = QueueEngine(self.session, settings.queue)
         self._rows: RowEngine | None = None
         if self.generates:
             runner = self.runner(None, {"num_beams": 1})
@@ -243,11 +243,11 @@ class Served:
     @property
     def engines(self) -> list[Engine]:
         """The engines of the model."""
-        return [engine for engine in (self._rows, self._alone) if engine is not None]
+        return [engine for engine in (self._rows, self._queue) if engine is not None]
 
     def engine(self, runner: Runner[Any]) -> Engine:
         """Return the engine for the inputs of a runner."""
-        return self._rows if self._rows is not None and batches_rows(runner) else self._alone
+        return self._rows if self._rows is not None and batches_rows(runner) else self._queue
 
     def runner(self, task: str | None, options: Mapping[str, Any]) -> Runner[Any]:
         """Return a runner of a task with these options, a new one or one that has them.
