@@ -93,7 +93,7 @@ def _local_files(inputs: str) -> tuple[list[tuple[str, int, str]], bool]:
             paths = [path for path in paths if not path.is_dir()]
         stats = [(os.path.abspath(path), path.stat()) for path in paths]  # noqa: PTH100  (resolve() follows links)
     except OSError as error:
-        raise ArtifactError(f"cannot read ({error.strerror})", f"--input {inputs}") from error
+        raise ArtifactError(f"cannot read {error.filename} ({error.strerror})", f"--input {inputs}") from error
     return [(Path(path).as_posix(), stat.st_size, str(stat.st_mtime_ns)) for path, stat in stats], place.is_dir()
 
 

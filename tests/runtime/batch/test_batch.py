@@ -186,6 +186,7 @@ def test_other_model_does_not_resume(exported_copy: Exported, zoo: Zoo, corpus: 
         (("--input", "*/s0.jsonl"), 2, "would both become s0.jsonl"),
         (("--input", "other"), 3, "not a file of inputs (x.md)"),
         (("--input", "nested"), 3, "not a file of inputs (deeper)"),
+        (("--input", "linked"), 3, "cannot read linked/s.jsonl (No such file or directory): --input linked"),
         (("--input", "in", "--output", "file"), 2, "is not a folder"),
         (("--input", "in", "--output", "file/out"), 6, "cannot write (Not a directory)"),
         (("--input", "in", "--output", "full"), 2, "already has files: --output"),
@@ -218,6 +219,8 @@ def test_invalid_batches_write_nothing(
     for folder, name in (("other", "x.md"), ("nested/deeper", "s.jsonl"), ("full", "s0.jsonl")):
         Path(folder).mkdir(parents=True)
         (Path(folder) / name).write_text("{}\n")
+    Path("linked").mkdir()
+    Path("linked/s.jsonl").symlink_to("nothing")
     before = snapshot()
     output = () if "--output" in arguments or arguments[0] == "--workers" else ("--output", "out")
     ran = zoo("run", bert, *arguments, *output)
