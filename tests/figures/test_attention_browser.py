@@ -414,8 +414,9 @@ def test_parts_of_the_input_are_told_apart(random_page: Callable[..., AttentionP
 def test_keyboard(random_page: Callable[..., AttentionPage], open_page: Opener) -> None:
     tab = open_page(random_page(tuple("abcdef")))
     state = lambda *names: tuple(tab.evaluate("attentionPage.state")[name] for name in names)  # noqa: E731
-    tab.focus(".grid button")
-    for key in ("ArrowRight", "ArrowDown"):
+    assert tab.inner_text("#keys") == "Keys in the drawing: arrows move, Enter opens a head."
+    tab.focus("#stage")
+    for key in ("ArrowUp", "ArrowRight", "ArrowDown"):
         tab.keyboard.press(key)
     assert tab.evaluate("document.activeElement.getAttribute('aria-label')") == "layer 1, head 1"
     tab.keyboard.press("Enter")

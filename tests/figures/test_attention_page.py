@@ -323,7 +323,10 @@ def test_sizes_of_large_pages(page_of: Callable[..., Any], tokens: int, limit: i
 @pytest.mark.parametrize(
     ("change", "message"),
     [({"heads": (0, 1)}, "shape"), ({"weights": np.full((3, 2, 2), np.nan)}, "finite"),
-     ({"weights": np.full((3, 2, 2), -0.5)}, "negative")],
+     ({"weights": np.full((3, 2, 2), -0.5)}, "negative"),
+     ({"name": "attentions"}, "must end in its layer: 'attentions'"),
+     ({"name": "attentions.\u0663"}, "must end in its layer"),
+     ({"heads": (0, 0, 1)}, r"numbers from 0, got \[0, 0, 1\]"), ({"heads": (-1, 0, 1)}, "numbers from 0")],
 )  # fmt: skip
 def test_records_are_checked(change: dict[str, Any], message: str) -> None:
     axis = AttentionAxis(labels=("a", "b"))
@@ -331,6 +334,8 @@ def test_records_are_checked(change: dict[str, Any], message: str) -> None:
     AttentionRecord(maps=[AttentionMap(**sound)])
     with pytest.raises(ArtifactError, match=message):
         AttentionRecord(maps=[AttentionMap(**sound | change)])
+    with pytest.raises(ArtifactError, match=r"the same name: 'attentions\.0'"):
+        AttentionRecord(maps=[AttentionMap(**sound)] * 2)
     with pytest.raises(ArtifactError, match="no attention weights"):
         AttentionRecord(maps=[])
 

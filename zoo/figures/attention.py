@@ -5,6 +5,7 @@ H heads, K key-value heads, T queries, S keys, D head size.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -146,11 +147,18 @@ class AttentionRecord:
 
     def __post_init__(self) -> None:
         """Raise :class:`ArtifactError` for maps without weights, with weights that are not finite or negative, or that
-        their vectors do not give.
+        their vectors do not give; for names that do not end in a layer, and for names or heads that are not unique.
         """
         if not self.maps:
             raise ArtifactError("no attention weights were recorded")
+        names = [item.name for item in self.maps]
         for item in self.maps:
+            if not re.fullmatch(r".*\.[0-9]{1,9}", item.name, re.DOTALL):
+                raise ArtifactError("the name of an attention map must end in its layer", repr(item.name), "NAME.0")
+            if names.count(item.name) > 1:
+                raise ArtifactError("two attention maps have the same name", repr(item.name))
+            if len(set(item.heads)) < len(item.heads) or min(item.heads, default=0) < 0:
+                raise ArtifactError(f"heads must be different numbers from 0, got {list(item.heads)}", repr(item.name))
             wanted = (len(item.heads), len(item.queries.labels), len(item.keys.labels))
             if item.weights.shape != wanted:
                 raise ArtifactError(f"weights have shape {item.weights.shape}, not {wanted}", item.name)

@@ -76,6 +76,8 @@ function fillControls() {
     button.setAttribute("aria-pressed", button.value === state.view);
     button.hidden = !hasView(button.value, map);
   }
+  $("keys").textContent = `Keys in the drawing: ${state.view === "overview" ? "arrows move, Enter opens a head."
+    : "\u2191 \u2193 query, Shift with arrows key, \u2190 \u2192 head, Page Up and Page Down layer, Escape back."}`;
   fill("group", FACTS.groups.map(({ name, title }) => [name, title]), state.attention);
   const layers = mapsOf(group).map((index) => String(FACTS.maps[index].layer)).map((layer) => [layer, layer]);
   fill("layer", [...layers, ...(layers.length > 1 && isUniform(group) ? [["mean", "mean of layers"]] : [])], state.layer);
@@ -254,7 +256,13 @@ stage.addEventListener("keydown", (event) => {
   if (event.ctrlKey || event.altKey || event.metaKey) return;
   const map = currentMap(), step = { ArrowUp: -1, ArrowDown: 1, ArrowLeft: -1, ArrowRight: 1, PageUp: -1, PageDown: 1 }[event.key];
   if (event.key === "Escape") { set(state.query || state.key ? { query: "", key: "" } : { view: "overview" }); event.preventDefault(); return; }
-  if (state.view === "overview" || !step || event.target.matches("input")) return;
+  if (!step || event.target.matches("input")) return;
+  if (state.view === "overview") {
+    if (event.target !== stage) return; // the thumbnails move the focus themselves
+    stage.querySelector("[tabindex='0']").focus();
+    event.preventDefault();
+    return;
+  }
   event.preventDefault();
   const choices = (id) => [...$(id).options].map((option) => option.value);
   if (event.shiftKey && event.key.startsWith("Arrow")) set({ key: moved(shown(map.keys, 1).map(String), state.key, step) });
@@ -268,12 +276,11 @@ $("special").onchange = () => set({ special: $("special").checked ? 1 : 0 });
 $("threshold").oninput = () => set({ lines: $("threshold").value });
 $("theme").onclick = () => set({ theme: themeName() === "dark" ? "light" : "dark" });
 $("controls").onsubmit = (event) => event.preventDefault();
-const fileName = () => `${FACTS.title} ${heading()}`.replace(/[^\p{L}\p{N}.-]+/gu, "-").toLowerCase();
+const fileName = () => `${FACTS.title} ${heading()} ${state.view === "overview" ? "" : TITLES[state.view]}`.trim().replace(/[^\p{L}\p{N}.-]+/gu, "-").toLowerCase();
 $("save-svg").onclick = () => save(new Blob([snapshot(stage, heading()).text], { type: "image/svg+xml" }), `${fileName()}.svg`);
 $("save-png").onclick = async () => save(await rasterised(snapshot(stage, heading())), `${fileName()}.png`);
 $("views").append(...Object.keys(VIEWS).map((view) =>
   make("button", { type: "button", value: view, onclick: () => set({ view }) }, TITLES[view])));
-$("keys").textContent = "Keys in the drawing: \u2191 \u2193 query, Shift with arrows key, \u2190 \u2192 head, Page Up and Page Down layer, Escape back.";
 
 function stateEvidence() {
   const { verified, reason, provider, points, worst, file, dtype, digests, versions } = FACTS.evidence;

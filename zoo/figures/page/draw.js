@@ -116,8 +116,9 @@ function snapshot(stage, title) {
         const filled = { x, y, width: wide, height: high, fill: style.backgroundColor, stroke: edge, "stroke-width": 2 };
         picture.append(draw("rect", filled));
       }
-      const place = { x: x + 5, y: y + high / 2 + 5, fill: style.color };
-      picture.append(draw("text", { ...place, "font-family": FONT, "font-size": 13 }, element.textContent));
+      const place = { x: x + parseFloat(style.paddingLeft) + parseFloat(style.borderLeftWidth), y: y + high / 2 + 5, fill: style.color };
+      const font = { "font-family": style.fontFamily, "font-size": style.fontSize, "font-weight": style.fontWeight };
+      picture.append(draw("text", { ...place, ...font }, element.textContent));
     }
   }
   return { text: new XMLSerializer().serializeToString(picture), width, height };
