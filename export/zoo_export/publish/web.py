@@ -58,10 +58,10 @@ _COMMENT = re.compile(r"^[ \t]*/\*\*(?:(?!\*/)[\s\S])*\*/\n|^[ \t]*//[^\n]*\n|/\
 """A comment in a module: a whole line or more, or a type before an expression."""
 _BLANK = re.compile(r"^[ \t\n]+| // [^\n\"'`]*$", re.M)
 """Indentation, blank lines, and comments that end a line."""
-_BREAK = re.compile(r"(?<=[{(\[,;])\n|\n(?=\})")
-"""A line break that ends no statement, or that follows a semicolon."""
-_SPACED = re.compile(r" (=>|[=!]==|[-+*/|&]?=|&&|\|\||\?\?=?|[?+*]) ")
-"""An operator between spaces, which no message has."""
+_BREAK = re.compile(r",?\n(?=[})\]])|(?<=[{(\[,;])\n")
+"""A line break that ends no statement, or that follows a semicolon, and a comma that ends a list."""
+_SPACED = re.compile(r" (=>|[=!]==|[-+*/|&]?=|&&|\|\||\?\?=?|[?:<>+*]) |(?<=\{) | (?=\})")
+"""An operator between spaces, or a space within braces, which no message has."""
 _SLOT = re.compile(r"\{\{(\w+)\}\}")
 
 
@@ -308,5 +308,5 @@ def _write_site(stage: Path, manifest: Mapping[str, Any]) -> None:
     for name in sorted(modules):
         text = source.joinpath(name).read_text(encoding="utf-8")
         if name.endswith(".js"):
-            text = _SPACED.sub(r"\1", _BREAK.sub("", _BLANK.sub("", _COMMENT.sub("", text))))
+            text = _SPACED.sub(lambda found: found[1] or "", _BREAK.sub("", _BLANK.sub("", _COMMENT.sub("", text))))
         (stage / name).write_text(_SLOT.sub(lambda slot: slots[slot[1]], text), encoding="utf-8")

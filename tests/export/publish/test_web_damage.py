@@ -14,9 +14,9 @@ from zoo_export.publish.web import sealed
 Exported = Callable[..., Path]
 ORT, LOADER = "vendor/onnxruntime-web/ort.wasm.min.js", "vendor/onnxruntime-web/ort-wasm-simd-threaded.js"
 TOKENIZERS = "vendor/tokenizers/tokenizers.min.js"
-EARLY = ("page.js", "zoo.js", "options.js", "errors.js", "files.js")
-"""Modules that the page needs to start; `errors.js` and `files.js` are read by the worker too."""
-LATE = ("worker.js", "numbers.js", "tasks.js", "text.js", "generate.js", ORT, LOADER, TOKENIZERS)
+EARLY = ("page.js", "zoo.js", "options.js", "errors.js")
+"""Modules that the page needs to start; `errors.js` is read by the worker too."""
+LATE = ("worker.js", "files.js", "numbers.js", "tasks.js", "text.js", "generate.js", ORT, LOADER, TOKENIZERS)
 JAVASCRIPT = "text/javascript"
 LOAD = """async () => {
   const { loadSession } = await import("./zoo.js");
@@ -80,7 +80,7 @@ def cut(path: Path) -> str:
 def test_modules_that_are_cut_off(site: Site) -> None:
     for name in EARLY:
         site.answer(name, cut(site.folder / name), JAVASCRIPT)
-        modules = "page.js, zoo.js, errors.js, files.js, options.js"
+        modules = "page.js, zoo.js, errors.js, options.js"
         site.start_says(f"One of {modules} is damaged: publish the model again.")
     for name in ("text.js", "generate.js"):
         site.answer(name, cut(site.folder / name), JAVASCRIPT)

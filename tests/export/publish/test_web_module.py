@@ -47,7 +47,10 @@ def test_folders_need_no_slash(page: Any) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ("{ unverifed: true }", "Unknown option unverifed: loadSession has runtime, threads, unverified, cache, "),
+        (
+            "{ unverifed: true }",
+            "Unknown option unverifed: loadSession has task, runtime, threads, unverified, ",
+        ),
         ("{ toString: 1 }", "Unknown option toString: "),
         ("{ threads: 'x' }", 'threads must be int or none, got "x".'),
         ("{ threads: 0 }", "threads must be positive, got 0."),

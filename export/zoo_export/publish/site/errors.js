@@ -14,6 +14,8 @@ export function refuse(message, name = "InputError", cause) {
   throw new ModelError(message, name, cause);
 }
 
+export const REPLACED = "has another SHA-256 than the file that was published: it is damaged or was replaced";
+
 /** Throw a DownloadError. @param {string} path @param {string} problem @param {unknown} [cause] */
 export const blame = (path, problem, cause) => refuse(`${path} ${problem}.`, "DownloadError", cause);
 
@@ -34,12 +36,23 @@ export async function get(path, folder, options = {}) {
 /** @param {Response} response */
 const typeOf = ({ headers }) => headers.get("Content-Type") ?? "";
 
-/** Throw a DownloadError if the server does not send modules as such, or if one is empty. @param {string[]} paths @param {URL} folder */
-export function checkModules(paths, folder) {
+/** Return a digest in hexadecimal. @param {Uint8Array<ArrayBuffer>} content */
+export async function sha256(content) {
+  const digest = await crypto.subtle.digest("SHA-256", content);
+  return Array.from(new Uint8Array(digest), (byte) => byte.toString(16).padStart(2, "0")).join("");
+}
+
+/**
+ * Throw a DownloadError if the server does not send modules as such, or if one is empty or has another digest.
+ * @param {string[]} paths @param {URL} folder @param {Record<string, string>} digests
+ */
+export function checkModules(paths, folder, digests = {}) {
   return Promise.all(paths.map(async (path) => {
-    const response = await get(path, folder), type = typeOf(response);
+    const response = await get(path, folder, { cache: "no-cache" }), type = typeOf(response);
     if (!type.includes("javascript")) blame(path, `is sent as ${type || "no type"}: the server must send it as text/javascript`);
-    if (!(await response.text()).trim()) blame(path, "is empty: publish the model again");
+    const content = new Uint8Array(await response.arrayBuffer());
+    if (!content.length) blame(path, "is empty: publish the model again");
+    if (path in digests && await sha256(content) !== digests[path]) blame(path, REPLACED);
   }));
 }
 

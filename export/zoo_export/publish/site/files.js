@@ -1,9 +1,7 @@
 // Downloads files in pieces, checks their digests, and keeps them in the browser's cache.
 // @ts-check
 /** @import { Part, Pieces, Progress } from "./types.js" */
-import { blame, checkModules, get, refuse } from "./errors.js";
-
-const REPLACED = "has another SHA-256 than the file that was published: it is damaged or was replaced";
+import { REPLACED, blame, get, refuse, sha256 } from "./errors.js";
 
 /** Downloads, with progress over all of them. */
 export class Downloads {
@@ -97,25 +95,6 @@ export class Downloads {
     if (place < part.size) return `ends after ${place} of ${part.size} bytes: the file is incomplete`;
     return await sha256(target) === part.sha256 ? null : REPLACED;
   }
-}
-
-/**
- * Throw a DownloadError if a module is not the one that was published.
- * @param {string} path @param {string} wanted its SHA-256 @param {URL} folder
- */
-export async function checkModule(path, wanted, folder) {
-  for (const cache of /** @type {RequestCache[]} */ (["default", "reload"])) { // the browser may hold an older file
-    const response = await get(path, folder, { cache });
-    if (await sha256(new Uint8Array(await response.arrayBuffer())) === wanted) return;
-  }
-  await checkModules([path], folder);
-  blame(path, REPLACED);
-}
-
-/** Return a digest in hexadecimal. @param {Uint8Array<ArrayBuffer>} content */
-export async function sha256(content) {
-  const digest = new Uint8Array(await crypto.subtle.digest("SHA-256", content));
-  return Array.from(digest, (byte) => byte.toString(16).padStart(2, "0")).join("");
 }
 
 /**

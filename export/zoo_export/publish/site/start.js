@@ -2,7 +2,7 @@
 // @ts-check
 
 /** The modules that the page imports. */
-const MODULES = ["page.js", "zoo.js", "errors.js", "files.js", "options.js"];
+const MODULES = ["page.js", "zoo.js", "errors.js", "options.js"];
 
 /** Say why they cannot be loaded. */
 async function explain() {

@@ -132,21 +132,11 @@ export class TextStream {
   /** Return the text that became final since the last call. @param {boolean} isLast */
   fresh(isLast = false) {
     if (isLast && !this.stopped && this.#held.length) this.#take(continuation(this.tokenizer, this.before, this.#held));
-    const open = isLast || this.stopped ? 0 : this.#open();
+    const open = isLast || this.stopped ? 0 : this.stops.flatMap((stop) =>
+      Array.from({ length: stop.length }, (_, size) => (size && this.#text.endsWith(stop.slice(0, size)) ? size : 0))).reduce((one, other) => Math.max(one, other), 0);
     const end = Math.max(this.#shown, this.#text.length - open), piece = this.#text.slice(this.#shown, end);
     this.#shown = end;
     return piece;
-  }
-
-  /** The length of the longest end of the text with which a stop string begins. */
-  #open() {
-    let most = 0;
-    for (const stop of this.stops) {
-      let size = Math.min(stop.length - 1, this.#text.length);
-      while (size > most && !this.#text.endsWith(stop.slice(0, size))) size--;
-      most = Math.max(most, size);
-    }
-    return most;
   }
 
   get text() {

@@ -3,8 +3,8 @@
 /** @import { Loaded, Manifest, Runtime } from "./types.js" */
 /** @import { Model } from "./tasks.js" */
 /** @import { Texts } from "./text.js" */
-import { ModelError, load as module, refuse } from "./errors.js";
-import { Downloads, checkModule } from "./files.js";
+import { ModelError, checkModules, load as module, refuse } from "./errors.js";
+import { Downloads } from "./files.js";
 import { run } from "./tasks.js";
 
 /** The largest number of bytes that 32-bit WebAssembly can address. */
@@ -24,23 +24,22 @@ let model;
 async function load({ manifest, runtime, folder, threads, unverified, cache }, send, signal) {
   const { doubt } = runtime.evidence;
   if (doubt !== null && !unverified) refuse(`There is no evidence that ${runtime.name} computes what the model does (${doubt}).`, "UnverifiedError");
-  const pieces = Object.values(manifest.files), wasm = { size: runtime.wasm.size, parts: [runtime.wasm] };
-  const total = [wasm, ...pieces].flatMap(({ parts }) => parts).reduce((sum, { size }) => sum + size, 0);
+  const pieces = Object.values(manifest.files).flatMap(({ parts }) => parts);
+  const total = pieces.reduce((sum, { size }) => sum + size, runtime.wasm.size);
   if (total > LARGEST) refuse(`The model has ${(total / 1e9).toFixed(1)} GB, but a page can use 4.3 GB at most.`, "MemoryError");
   const base = new URL(folder), own = new URL("./", import.meta.url);
   const opened = cache === false ? null : await self.caches?.open(`zoo ${folder}`).catch(() => null);
   const downloads = new Downloads(base, total, (progress) => send({ progress }), signal, opened ?? null);
-  const binary = await downloads.file(wasm);
+  const binary = await downloads.file({ ...runtime.wasm, parts: [runtime.wasm] });
   /** @type {Record<string, Uint8Array<ArrayBuffer>>} */
   const files = {};
   for (const [name, file] of Object.entries(manifest.files)) files[name] = await downloads.file(file);
   await downloads.tidy();
 
   const modules = [runtime.module, runtime.loader, ...(manifest.tokenizer ? [manifest.tokenizer.module] : [])];
-  for (const path of modules) await checkModule(path, manifest.modules[path], base);
+  await checkModules(modules, base, manifest.modules);
   /** @type {typeof import("onnxruntime-web")} */
   const ort = await module(runtime.module, base);
-  await module(runtime.loader, base); // which onnxruntime-web imports, with another error
   const count = self.crossOriginIsolated ? threads ?? Math.min(navigator.hardwareConcurrency, 8) : 1;
   ort.env.wasm.numThreads = count;
   ort.env.wasm.wasmBinary = binary.buffer;

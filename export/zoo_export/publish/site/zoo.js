@@ -2,8 +2,7 @@
 // @ts-check
 /** @import { Loaded, LoadOptions, Manifest, Progress, Result, Runtime, RunOptions } from "./types.js" */
 
-import { ModelError, blame, checkModules, get, refuse } from "./errors.js";
-import { sha256 } from "./files.js";
+import { ModelError, blame, checkModules, get, refuse, sha256 } from "./errors.js";
 import { checkInput, checkOptions, settle } from "./options.js";
 
 export { ModelError };
@@ -116,8 +115,10 @@ export class Session {
       if (message.progress) call?.onProgress?.(message.progress);
       else if (message.text !== undefined) call?.onText?.(message.text);
       else if ("value" in message) call?.resolve(message.value);
-      else call?.reject(message.error.name === "AbortError" ? new DOMException(message.error.message, "AbortError")
-        : new ModelError(message.error.message, message.error.name, message.error.cause));
+      else {
+        const { name, message: said, cause } = message.error;
+        call?.reject(name === "AbortError" ? new DOMException(said, name) : new ModelError(said, name, cause));
+      }
     };
     this.#worker.onerror = ({ message }) =>
       this.#fail(new ModelError("The worker failed: load the model again. If this does not help, publish it again.", "WorkerError", message));
