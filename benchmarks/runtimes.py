@@ -1,10 +1,11 @@
 """Presets by runtime: which runtimes reproduce the exported graphs of every small preset.
 
     pip install -c constraints.txt -e ".[openvino,web]" && npm install onnxruntime-web
-    python benchmarks/runtimes.py [--runtime RUNTIME]... [--opset 23|18]... [PRESET]...
+    python benchmarks/runtimes.py [--runtime RUNTIME]... [--opset 23|18]... [--variant web] [PRESET]...
 
 Each preset, with random biases and norms, is exported in opset 23 and in opset 18, and compared with the model on every
-runtime as `zoo verify --runtime` does. A number is the largest error as a share of its limit.
+runtime as `zoo verify --runtime` does. With `--variant web`, the export has the profile `web` instead. A number is the
+largest error as a share of its limit.
 """
 
 from __future__ import annotations
@@ -39,10 +40,10 @@ def make(name: str, folder: Path) -> Path:
     return persist.save_spec(spec, model, folder / name)
 
 
-def compare(folder: Path, runtime: Runtime) -> float | str:
+def compare(folder: Path, runtime: Runtime, variant: str) -> float | str:
     """Return the largest error as a share of its limit, or the reason of a failure."""
     try:
-        evidence = verify_model(folder, runtime=runtime).evidence
+        evidence = verify_model(folder, runtime=runtime, variant=variant).evidence
     except ZooError as error:
         return str(error).removesuffix(f": {folder}")
     return max(
@@ -53,16 +54,16 @@ def compare(folder: Path, runtime: Runtime) -> float | str:
     )
 
 
-def rows(names: list[str], opsets: list[int], runtimes: list[Runtime], reasons: dict[str, int]) -> Iterator[str]:
+def rows(names: list[str], exports: list[Options], runtimes: list[Runtime], reasons: dict[str, int]) -> Iterator[str]:
     """Yield a row of the table for each preset, collecting the reasons of failures with their numbers."""
     for name in names:
         cells = []
         with tempfile.TemporaryDirectory() as place:
             folder = make(name, Path(place))
-            for opset in opsets:
-                export_model(folder, options=Options(opset=opset), force=True)
+            for options in exports:
+                export_model(folder, options=options, force=True)
                 for runtime in runtimes:
-                    found = compare(folder, runtime)
+                    found = compare(folder, runtime, options.variant)
                     number = reasons.setdefault(found, len(reasons) + 1) if isinstance(found, str) else 0
                     cells.append(f"fails ({number})" if isinstance(found, str) else f"{found:.2f}")
         yield f"| {name} | {' | '.join(cells)} |"
@@ -76,13 +77,17 @@ def main() -> None:
     small = [name for name in small if registry().resolve(name).source is None]  # none published
     parser.add_argument("--runtime", action="append", choices=get_args(Runtime), help="by default every one")
     parser.add_argument("--opset", action="append", type=int, choices=OPSETS, help="by default both")
+    parser.add_argument("--variant", choices=["web"], help="by default the plain export")
     given = parser.parse_args()
     names, opsets, runtimes = given.names or small, given.opset or [*OPSETS], given.runtime or [*get_args(Runtime)]
+    exports = [Options(profile="web")] if given.variant else [Options(opset=opset) for opset in opsets]
     torch.set_num_threads(1)
-    columns = [f"{runtime}, opset {opset}" for opset in opsets for runtime in runtimes]
+    columns = [
+        f"{runtime}, {options.variant or f'opset {options.opset}'}" for options in exports for runtime in runtimes
+    ]
     print(f"| | {' | '.join(columns)} |\n| --- |{' ---: |' * len(columns)}")
     reasons: dict[str, int] = {}
-    for row in rows(names, opsets, runtimes, reasons):
+    for row in rows(names, exports, runtimes, reasons):
         print(row, flush=True)
     for reason, number in reasons.items():
         print(f"\n({number}) {reason}")
