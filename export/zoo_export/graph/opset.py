@@ -13,7 +13,7 @@ import onnx
 import onnx_ir as ir
 from onnx_ir.passes import common as passes
 
-from zoo.errors import PluginError
+from zoo.errors import PluginError, UsageError, argument
 from zoo_export.graph.file import check_standard, parse, serialize
 from zoo_export.graph.flatten import flatten
 from zoo_export.graph.rewriting import simplify
@@ -43,6 +43,10 @@ def expand_attention(graph: bytes, profile: str) -> bytes:
     Args:
         graph: the graph.
         profile: the profile to name in its metadata.
+
+    Raises:
+        UsageError: the graph computes in float64, for which onnxruntime-web 1.30 with WebGPU has no kernels, neither on
+            the graphics card nor on the CPU.
     """
     flat = ir.from_proto(parse(graph))
     flatten(flat)
@@ -50,6 +54,10 @@ def expand_attention(graph: bytes, profile: str) -> bytes:
     model = _expanded(serialize(ir.to_proto(flat)), opset, lambda node: node.op_type == "Attention")
     model.metadata_props["zoo.profile"] = profile
     expanded = ir.to_proto(model)
+    values = onnx.shape_inference.infer_shapes(expanded).graph.value_info
+    if any(value.type.tensor_type.elem_type == onnx.TensorProto.DOUBLE for value in values):
+        what = "the model computes in float64, which onnxruntime-web does not with WebGPU"
+        raise UsageError(what, argument("profile", profile), "export another profile")
     _check(expanded, opset)
     return serialize(expanded)
 
