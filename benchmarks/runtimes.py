@@ -40,6 +40,15 @@ def make(name: str, folder: Path) -> Path:
     return persist.save_spec(spec, model, folder / name)
 
 
+def export(folder: Path, options: Options) -> str:
+    """Export a model, and return the reason of a failure, or nothing."""
+    try:
+        export_model(folder, options=options, force=True)
+    except ZooError as error:
+        return str(error).removesuffix(f": {folder}")
+    return ""
+
+
 def compare(folder: Path, runtime: Runtime, variant: str) -> float | str:
     """Return the largest error as a share of its limit, or the reason of a failure."""
     try:
@@ -61,9 +70,9 @@ def rows(names: list[str], exports: list[Options], runtimes: list[Runtime], reas
         with tempfile.TemporaryDirectory() as place:
             folder = make(name, Path(place))
             for options in exports:
-                export_model(folder, options=options, force=True)
+                refusal = export(folder, options)
                 for runtime in runtimes:
-                    found = compare(folder, runtime, options.variant)
+                    found = refusal or compare(folder, runtime, options.variant)
                     number = reasons.setdefault(found, len(reasons) + 1) if isinstance(found, str) else 0
                     cells.append(f"fails ({number})" if isinstance(found, str) else f"{found:.2f}")
         yield f"| {name} | {' | '.join(cells)} |"
