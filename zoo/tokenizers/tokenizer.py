@@ -174,7 +174,7 @@ class Tokenizer:
 
     @cached_property
     def longest_token(self) -> int | None:
-        """The most bytes of a text that one token stands for; None if unknown (:mod:`zoo.tokenizers.bounds`)."""
+        """The most bytes of a text that one token stands for. Known of byte-level BPE only, else None."""
         return longest_token(self.backend)
 
     @cached_property

@@ -48,7 +48,7 @@ from zoo.registry import registry
 from zoo_export.graph.file import EXACT_KEY, pointers
 from zoo_export.graph.widen import widen
 from zoo_export.parity.compare import compare
-from zoo_export.trace.make import PORTABLE, Options, make_graphs
+from zoo_export.trace.make import PORTABLE, Options, graphs_of, make_graphs
 
 Subjects = Callable[[str], Subject]
 
@@ -253,10 +253,15 @@ def test_random_weights_differ_between_draws(exported_subject: Subjects) -> None
     ],
 )
 def test_random_correct_exports_pass(tmp_path: Path, draw: Callable[[int], Configuration], seed: int) -> None:
-    """Random small configurations; benchmarks/gate.py exports 1,000 more."""
+    """Random small configurations; benchmarks/gate.py exports 1,000 more.
+
+    A model is refused rightly if PyTorch itself is far from float64, as with large weights.
+    """
     stored = draw(100_000 + seed).build(tmp_path)
     options = Options(profile=(PORTABLE, "cpu")[seed % 2])
-    assert compare(stored, make_graphs(stored, options)).failures == []
+    declared = graphs_of(stored.spec, stored.dtype, options)
+    failures = compare(stored, make_graphs(stored, options), declared=declared).failures
+    assert [failure for failure in failures if "in PyTorch itself" not in failure] == []
 
 
 @pytest.mark.slow
