@@ -90,7 +90,10 @@ def _check_count(spec: ModelSpec) -> None:
 
 
 def _check_memory(spec: ModelSpec) -> None:
-    """Raise :class:`UsageError` if the parameters do not fit in memory; counting them takes none."""
+    """Raise :class:`UsageError` for sizes that no tensor can have, or if the parameters do not fit in memory.
+
+    Counting them takes none.
+    """
     _check_sizes(spec)
     _check_count(spec)
     if torch.empty(0).is_meta:  # the caller's device

@@ -164,7 +164,7 @@ def _doubt(stored: ModelDirectory, runtime: WebRuntime, variant: str, package: P
     doubt, provider = record.doubt(), record.evidence.get("provider")
     if doubt is not None or package is None:
         return doubt
-    named = f"onnxruntime-web {package.version} {runtime.removeprefix('web-')}"
+    named = package.provider(runtime)
     if provider != named:
         return f"it was compared on {provider}, and this is {named}"
     if record.evidence.get("provider_sha256") != package.digest():

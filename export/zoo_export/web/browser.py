@@ -115,7 +115,7 @@ class Browser:
     @property
     def provider(self) -> str:
         """Runtime, version and provider, as evidence names them."""
-        return f"onnxruntime-web {self.package.version} {self.runtime.removeprefix('web-')}"
+        return self.package.provider(self.runtime)
 
     def open(self, graphs: Mapping[str, WebGraph], *, optimize: bool) -> dict[str, WebSession]:
         """Open graphs, by name, in a new tab.

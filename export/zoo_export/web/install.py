@@ -56,6 +56,10 @@ class Package:
         """The files of onnxruntime-web that run graphs: the ES module, the script and the WebAssembly module."""
         return self.module, f"{self.loader}.mjs", f"{self.loader}.wasm"
 
+    def provider(self, runtime: WebRuntime) -> str:
+        """Return the name of onnxruntime-web on a runtime, as evidence has it."""
+        return f"onnxruntime-web {self.version} {runtime.removeprefix('web-')}"
+
     def digest(self) -> str:
         """Return the SHA-256 of the SHA-256 of these files, as builds of one version differ."""
         digests = (hashlib.sha256((self.folder / name).read_bytes()).digest() for name in self.names)

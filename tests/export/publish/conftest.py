@@ -91,8 +91,8 @@ def attest() -> Callable[..., None]:
         evidence = json.loads((folder / name).read_text())
         files = {file: stored.files[file]["sha256"] for file in evidence["files"]}
         package = find_package(runtime)
-        provider = f"onnxruntime-web {package.version} {runtime.removeprefix('web-')}"
-        facts = {"files": files, "provider": provider, "provider_sha256": package.digest(), "browser": "Chromium"}
+        provider = {"provider": package.provider(runtime), "provider_sha256": package.digest()}
+        facts = {"files": files, **provider, "browser": "Chromium"}
         with stored.adding(action="verified") as stage:
             write_json(stage / record.evidence_file, evidence | facts | changes)
 

@@ -92,7 +92,7 @@ def test_modules_that_are_cut_off(site: Site) -> None:
 
 
 def test_modules_of_another_content(site: Site) -> None:
-    """Those of other packages, of which the evidence is: one that negates logits would answer with other texts."""
+    """Modified modules of onnxruntime-web and of the tokenizers, which would compute something else, are refused."""
     for name in (ORT, LOADER, TOKENIZERS):
         site.answer(name, (site.folder / name).read_text() + ";", JAVASCRIPT)
         said = "has another SHA-256 than the file that was published: it is damaged or was replaced"

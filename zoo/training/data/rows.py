@@ -11,6 +11,7 @@ from typing import Any
 
 from zoo.errors import ArtifactError, MissingPackageError, UsageError, nearest
 from zoo.tables import TABLES, read_table
+from zoo.terminal import is_unicode
 from zoo.training.data.saved import is_saved, read_saved
 
 __all__ = ["FileRows", "RowError", "data_files", "read_rows"]
@@ -130,10 +131,7 @@ def _has_surrogate(value: Any) -> bool:
     """Return whether a text, or a text in a list, has half of a surrogate pair, which no encoding can represent."""
     if isinstance(value, list):
         return any(map(_has_surrogate, value))
-    try:
-        return isinstance(value, str) and not value.isascii() and not value.encode()
-    except UnicodeEncodeError:
-        return True
+    return isinstance(value, str) and not is_unicode(value)
 
 
 class FileRows:
