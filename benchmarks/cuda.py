@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import io
+import multiprocessing
 import os
 import statistics
 import subprocess
@@ -22,6 +23,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor, ProcessPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +35,7 @@ from zoo.cli.build import build
 from zoo.errors import ZooError
 from zoo.models import create, persist
 from zoo.registry import registry
+from zoo.system import usable_cores
 from zoo_export.bench import bench_model
 from zoo_export.export import export_model
 from zoo_export.parity.evidence import versions
@@ -42,6 +45,7 @@ from zoo_runtime.providers import Provider, loading_problem
 
 PARTS = ("tests", "verify", "speed")
 BATCHES, PROMPT = (1, 8), 128
+INTEGERS = ("int8", "int4")
 
 
 def device_problem(device: Provider) -> str | None:
@@ -62,6 +66,22 @@ def available(dtypes: Sequence[str], device: Provider) -> list[str]:
     return [dtype for dtype in dtypes if device == "cuda" or dtype != "bfloat16"]
 
 
+def processes() -> Executor:
+    """Return a pool of as many processes as cores, with one thread each."""
+    context = multiprocessing.get_context("spawn")
+    return ProcessPoolExecutor(usable_cores(), context, initializer=use_one_core, initargs=(context.Value("i", 0),))
+
+
+def use_one_core(count: Any) -> None:
+    """Run this process on the next core, with one thread."""
+    torch.set_num_threads(1)
+    if hasattr(os, "sched_setaffinity"):
+        with count.get_lock():
+            number, count.value = count.value, count.value + 1
+        cores = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, {cores[number % len(cores)]})
+
+
 # Verification.
 
 
@@ -76,25 +96,33 @@ def exports(device: Provider) -> dict[str, Callable[[Path], Any]]:
     return found
 
 
-def verify(names: Sequence[str], device: Provider, folder: Path) -> bool:
+def verify(names: Sequence[str], device: Provider, workers: Executor) -> bool:
     """Print a table of presets by export. Return whether everything is verified."""
     columns = exports(device)
     print(f"\n| verified on {device} | {' | '.join(columns)} |\n| --- |{' ---: |' * len(columns)}")
     reasons: dict[str, int] = {}
-    for name in names:
-        with contextlib.redirect_stdout(io.StringIO()):
-            build(registry().resolve(name), folder / name, force=False)
-        cells = []
-        for export in columns.values():
-            try:
-                cells.append(f"{share(export(folder / name).evidence):.2f}")
-            except ZooError as error:
-                reason = str(error).replace(f"{folder}{os.sep}", "")
-                cells.append(f"fails ({reasons.setdefault(reason, len(reasons) + 1)})")
-        print(f"| {name} | {' | '.join(cells)} |", flush=True)
+    for name, cells in zip(names, workers.map(verified, names, [device] * len(names)), strict=True):
+        texts = [f"fails ({reasons.setdefault(cell, len(reasons) + 1)})" if isinstance(cell, str) else f"{cell:.2f}"
+                 for cell in cells]  # fmt: skip
+        print(f"| {name} | {' | '.join(texts)} |", flush=True)
     for reason, number in reasons.items():
         print(f"\n({number}) {reason}")
     return not reasons
+
+
+def verified(name: str, device: Provider) -> list[float | str]:
+    """Return for each export of a preset its largest error as a share of its limit, or why it is refused."""
+    found: list[float | str] = []
+    with tempfile.TemporaryDirectory() as parent:
+        folder = Path(parent) / name
+        with contextlib.redirect_stdout(io.StringIO()):
+            build(registry().resolve(name), folder, force=False)
+        for export in exports(device).values():
+            try:
+                found.append(share(export(folder).evidence))
+            except ZooError as error:
+                found.append(str(error).replace(f"{parent}{os.sep}", ""))
+    return found
 
 
 def share(evidence: Mapping[str, Any]) -> float:
@@ -111,41 +139,52 @@ def share(evidence: Mapping[str, Any]) -> float:
 # Speed.
 
 
-def speed(name: str, device: Provider, folder: Path, seconds: float) -> bool:
+def speed(name: str, device: Provider, folder: Path, seconds: float, workers: Executor) -> bool:
     """Print milliseconds per call for each backend, by precision. Return whether everything could be measured."""
     titles = [f"{phase} {batch}" for batch in BATCHES for phase in ("prefill", "decode")]
     print(f"\n| {name} on {device}, ms | {' | '.join(titles)} |\n| --- |{' ---: |' * len(titles)}")
     passed = True
-    for dtype in available(("float32", *HALVES), device):
+    models = {dtype: folder / f"{name}-{dtype}" for dtype in available(("float32", *HALVES), device)}
+    exported = [workers.submit(prepare, name, device, dtype, model) for dtype, model in models.items()]
+    wait(exported)  # nothing else runs during the measurements
+    for (dtype, model), outcome in zip(models.items(), exported, strict=True):
         try:
-            for label, times in timed(name, device, dtype, folder / f"{name}-{dtype}", seconds):
+            outcome.result()
+            for label, times in timed(name, device, dtype, model, seconds):
                 print(f"| {label} | {' | '.join(f'{1000 * value:.2f}' for value in times)} |", flush=True)
         except ZooError as error:
             passed = False
-            print(f"| {dtype} | {error} |")
+            print(f"| {dtype} | {error} |", flush=True)
     return passed
+
+
+def prepare(name: str, device: Provider, dtype: str, folder: Path) -> None:
+    """Store a model with random weights, with every export to measure."""
+    spec = registry().resolve(name)
+    persist.save_spec(spec, create.build(spec, seed=0, dtype=dtype), folder)
+    export_model(folder, options=Options(profile=device))
+    if dtype == "float32":
+        export_model(folder, provider=device)
+        for precision in INTEGERS:
+            export_variant(folder, precision, provider=device)
 
 
 def timed(name: str, device: Provider, dtype: str, folder: Path, seconds: float) -> Iterator[tuple[str, list[float]]]:
     """Yield the seconds per call of each backend, in the order of the columns."""
-    spec = registry().resolve(name)
-    persist.save_spec(spec, create.build(spec, seed=0, dtype=dtype), folder)
-    length = min(PROMPT, spec.config.max_seq_len - 1)
+    config = registry().resolve(name).config
+    length = min(PROMPT, config.max_seq_len - 1)
     options = {"provider": device, "batches": BATCHES, "lengths": [length], "seconds": seconds}
-    export_model(folder, options=Options(profile=device))
-    measured = bench_model(folder, **options)
+    measured = bench_model(folder, variant=device, **options)
     cases = measured["cases"]
     for backend in cases[-1]["backends"]:  # those that do not compile are left out from then on
         yield f"{dtype}, {backend}", [case["backends"][backend]["seconds"] for case in cases]
     for backend, reason in measured["left_out"].items():
         print(f"| {dtype}, {backend} | {reason} |")
-    theirs = [transformers(spec.config, device, dtype, batch, length, seconds) for batch in BATCHES]
+    theirs = [transformers(config, device, dtype, batch, length, seconds) for batch in BATCHES]
     yield f"{dtype}, transformers", [value for pair in theirs for value in pair]
     if dtype != "float32":
         return
-    export_model(folder, provider=device)
-    for precision in ("int8", "int4"):
-        export_variant(folder, precision, provider=device)
+    for precision in INTEGERS:
         cases = bench_model(folder, dtype=precision, torch=False, **options)["cases"]
         yield precision, [case["backends"]["onnxruntime"]["seconds"] for case in cases]
 
@@ -205,11 +244,11 @@ def main() -> int:
     tiny = [name for name in registry().names("*-tiny") if registry().resolve(name).source is None]  # none published
     names = options.verify.split(",") if options.verify else [*tiny, "gpt-small"]
     passed = run_tests() if "tests" in parts else True
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, processes() as workers:
         if "verify" in parts:
-            passed &= verify(names, options.device, Path(folder))
+            passed &= verify(names, options.device, workers)
         if "speed" in parts:
-            passed &= speed(options.speed, options.device, Path(folder), options.seconds)
+            passed &= speed(options.speed, options.device, Path(folder), options.seconds, workers)
     return 0 if passed else 4
 
 

@@ -73,7 +73,8 @@ def verify_variant(
     """
     if variant.precision in HALVES:
         files, model = variant.files(), as_model(stored, variant)
-        report = compare(model, files, provider=provider, full_grid=full_grid, progress=progress)
+        declared = stored.spec.graphs  # traced without windows
+        report = compare(model, files, declared=declared, provider=provider, full_grid=full_grid, progress=progress)
         report.evidence |= {"config": stored.config_digest(), "weights": stored.weight_digests()}
         return report
     return judge(Sweep(QuantizedSubject(stored, variant, provider)), full_grid=full_grid, progress=progress)
