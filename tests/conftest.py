@@ -29,6 +29,10 @@ THIRD_PARTY = ROOT / "tests" / "third_party"
 """Third-party distributions."""
 collect_ignore = [THIRD_PARTY.name]  # their own tests need them installed: see tests/packaging
 
+# Compile each module once, not in every process that a test starts, where the environment says otherwise, too.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
 settings.register_profile("zoo", deadline=None)  # first calls import and trace
 settings.load_profile("zoo")
 
