@@ -30,6 +30,7 @@ __all__ = [
     "missing_package",
     "nearest",
     "storage_errors",
+    "values_of",
 ]
 
 
@@ -146,6 +147,15 @@ def nearest(name: str, choices: Iterable[str]) -> str:
         return "none are available"
     shown = ", ".join(choices[:12])
     return f"known: {shown}" + (", ..." if len(choices) > 12 else "")
+
+
+@contextmanager
+def values_of(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Convert a :class:`UsageError` about values that a file of an artefact holds into an :class:`ArtifactError`."""
+    try:
+        yield
+    except UsageError as error:
+        raise ArtifactError(error.what, path) from error
 
 
 _TORCH_EXTRA = ("onnx", "onnx_ir", "onnxscript", "torch")

@@ -40,6 +40,7 @@ from zoo.errors import (
     StorageError,
     UsageError,
     argument,
+    values_of,
 )
 from zoo.plugins import Plugin
 from zoo.registry import load_reference
@@ -165,11 +166,11 @@ def verify_export(
         raise ArtifactError("lists files that are not in the manifest", directory / record.evidence_file)
     options = None
     if exporter.options is not None:
-        values = record.evidence.get("options") or {}
+        values, place = record.evidence.get("options") or {}, directory / record.evidence_file
         if not isinstance(values, dict):
-            raise ArtifactError(f"options must be an object, got {values!r:.80}", directory / record.evidence_file)
-        with plugins.blame(plugin, f"cannot read options for {format}"):
-            options = _options_class(plugin, exporter.options).from_dict(values, directory / record.evidence_file)
+            raise ArtifactError(f"options must be an object, got {values!r:.80}", place)
+        with plugins.blame(plugin, f"cannot read options for {format}"), values_of(place):
+            options = _options_class(plugin, exporter.options).from_dict(values)
     function = load_reference(exporter.verify, plugin)
     job = Job(model=stored, folder=stored.path, options=options, variant=variant, progress=progress)
     try:

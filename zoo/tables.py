@@ -1,4 +1,4 @@
-"""Tables in text files: comma- and tab-separated values."""
+"""Tables in files: comma- and tab-separated values, and parquet."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from zoo.errors import ArtifactError
 
-__all__ = ["TABLES", "read_table"]
+__all__ = ["TABLES", "check_footer", "read_table"]
 
 TABLES = {".csv": ",", ".tsv": "\t"}
 """Suffixes of files, and the separators of their values."""
@@ -30,3 +30,20 @@ def read_table(path: Path) -> Iterator[dict[str, Any] | str]:
                     yield f"{len(row)} fields, the header has {len(header)}"
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise ArtifactError(f"cannot read ({error})", path) from error
+
+
+def check_footer(metadata: Any, path: str | Path) -> None:
+    """Compare the numbers of rows in the metadata of a parquet file. pyarrow drops what exceeds those of a row group.
+
+    Raises :class:`ArtifactError` if the row groups have other rows than the file, or than their columns.
+    """
+    groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
+    counted = sum(group.num_rows for group in groups)
+    if counted != metadata.num_rows:
+        raise ArtifactError(f"the footer says {metadata.num_rows} rows, but its row groups have {counted}", path)
+    for group in groups:
+        for number in range(group.num_columns):
+            values, repeated = group.column(number).num_values, metadata.schema.column(number).max_repetition_level
+            if values < group.num_rows or (values > group.num_rows and not repeated):
+                name = group.column(number).path_in_schema
+                raise ArtifactError(f"a row group has {group.num_rows} rows, but {values} values of {name}", path)

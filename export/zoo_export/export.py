@@ -24,7 +24,7 @@ from zoo.artifact import (
     new_model,
 )
 from zoo.artifact.card import model_card
-from zoo.errors import EXPORT_AGAIN, ArtifactError, ParityError, UsageError, argument
+from zoo.errors import EXPORT_AGAIN, ArtifactError, ParityError, UsageError, argument, values_of
 from zoo.exporters import Job, export_to
 from zoo.models.count import parameter_count
 from zoo.registry import ModelSpec
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 
 from zoo_export.trace.cache import repeat_if_stale
 from zoo_export.trace.make import (
+    PORTABLE,
     Options,
     attention_facts,
     graphs_of,
@@ -237,10 +238,14 @@ def retrace(directory: Path, *, variant: str = "") -> list[str]:
     export.check()
     if "options" not in export.evidence:
         raise UsageError(f"the graphs of {variant} are not traced from the model", argument("variant"))
-    options = Options.of_export(export.evidence, directory / export.evidence_file)
+    with values_of(directory / export.evidence_file):
+        options = Options.of_export(export.evidence)
+        if options.variant != variant:
+            raise UsageError(f"the options are those of another variant, {options.variant or PORTABLE}")
+        made = make_graphs(export.stored, options, cached=False)
     entries = {EVIDENCE_KEY: evidence_digest(export.evidence), **metadata_of(export.stored)}
     there = export.read()
-    for name, graph in make_graphs(export.stored, options, cached=False).items():
+    for name, graph in made.items():
         if there[name] != annotate(graph, entries):
             path = directory / export.graph_files[name]
             raise ArtifactError("differs from a new trace of the model", path, _made_with(there[name]))

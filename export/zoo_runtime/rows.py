@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from zoo.errors import ArtifactError, UsageError, nearest
-from zoo.tables import TABLES, read_table
+from zoo.tables import TABLES, check_footer, read_table
 from zoo_runtime.runner import Answer, Pair
 
 __all__ = [
@@ -66,7 +66,7 @@ def count_rows(path: str) -> int | None:
     if not Path(path).is_file():
         return None
     if Path(path).suffix.lower() == PARQUET:
-        with pyarrow_module("parquet").ParquetFile(path) as file:
+        with open_parquet(path) as file:
             return int(file.metadata.num_rows)
     if Path(path).suffix.lower() in TABLES:
         return sum(1 for _ in read_table(Path(path)))
@@ -79,11 +79,17 @@ def open_parquet(path: str) -> Any:
     """Open a parquet file as ``pyarrow.parquet.ParquetFile``, or raise :class:`ArtifactError`."""
     parquet = pyarrow_module("parquet")
     try:
-        return parquet.ParquetFile(path)
+        file = parquet.ParquetFile(path)
     except FileNotFoundError as error:
         raise ArtifactError("no such file", path) from error
     except Exception as error:  # pyarrow raises its own classes
         raise ArtifactError(f"not a parquet file ({error})", path) from error
+    try:
+        check_footer(file.metadata, path)
+    except ArtifactError:
+        file.close()
+        raise
+    return file
 
 
 def column_types(path: str | None) -> dict[str, Any]:

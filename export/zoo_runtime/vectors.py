@@ -111,6 +111,15 @@ def _vectors(file: Any, column: str, size: int, path: object) -> Iterator[Array]
             raise ArtifactError(f"row {seen + wrong[0] + 1} has a vector that is not finite", path)
         yield numbers
         seen += len(lists)
+    groups = map(file.metadata.row_group, range(file.num_row_groups))
+    stored = sum(
+        group.column(number).num_values
+        for group in groups
+        for number in range(group.num_columns)
+        if group.column(number).path_in_schema.partition(".")[0] == column
+    )
+    if stored != seen * size:
+        raise ArtifactError(f"the footer says {seen} rows, but {stored} numbers in {column!r}", path)
 
 
 def _columns(file: Any, rows: Array, column: str, path: object) -> Iterator[tuple[int, dict[str, Any]]]:

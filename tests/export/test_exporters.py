@@ -534,17 +534,25 @@ def test_options_of_another_class_are_rejected(install: Callable[..., Path], zoo
     zoo(*EXPORT).failed(5, OWNER, "pathlib:Path is not a subclass of zoo.Settings")
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (8, "options must be an object, got 8"),
+        ({"byts": 8}, "unknown key 'byts' for Options"),
+        ({"bits": "8"}, "bits must be int, got '8'"),
+    ],
+)
 def test_damaged_options_of_an_export_are_not_blamed_on_the_exporter(
-    install: Callable[..., Path], copy_of: Build, zoo: Zoo, seal: Callable[[Path], None]
+    options: object, message: str, install: Callable[..., Path], copy_of: Build, zoo: Zoo, seal: Callable[[Path], None]
 ) -> None:
     more = f"{OPTIONS}\ndef check(job):\n    return {{'verified': True}}\n"
     plugin(install, fields='options="{module}:Options", verify="{module}:check"', more=more)
     folder = copy_of("gpt-tiny")
     assert zoo(*EXPORT).status == 0
     path = folder / "evidence.xyz.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"options": 8}))
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"options": options}))
     seal(folder)
-    zoo("verify", "gpt-tiny", "--format", "xyz").failed(3, "options must be an object, got 8", "evidence.xyz.json")
+    zoo("verify", "gpt-tiny", "--format", "xyz").failed(3, message, "evidence.xyz.json")
 
 
 def test_variants_coexist(install: Callable[..., Path], copy_of: Build, zoo: Zoo) -> None:

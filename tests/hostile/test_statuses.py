@@ -162,6 +162,30 @@ def test_fixed_sizes(text: str, zoo, exported_model: Callable[..., Path], seal, 
     zoo("diff", model).failed(3, "the metadata of the ONNX graph has the sizes")
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"opzet": 18}, "unknown key 'opzet' for Options"),
+        ({"opset": "18"}, "opset must be int or none, got '18'"),
+        ({"fix": ["nothing=1"]}, "has no free dimension 'nothing'"),
+        ({"profile": "serving"}, "the options are those of another variant, serving"),
+        ({"opset": 9}, "opset 9 is not supported"),
+        ({"profile": "nothing"}, "profile must be"),
+        ([], "options must be an object, got []"),
+        (None, "options must be an object, got None"),
+    ],
+)
+def test_options_in_the_evidence(
+    options: object, message: str, zoo, exported_model: Callable[..., Path], seal, tmp_path: Path
+) -> None:
+    """The file is wrong, not the command."""
+    model = Path(shutil.copytree(exported_model("gpt-tiny"), tmp_path / "model"))
+    evidence = model / "parity.json"
+    evidence.write_text(json.dumps(json.loads(evidence.read_text()) | {"options": options}))
+    seal(model)
+    zoo("verify", model, "--retrace").failed(3, message, "model/parity.json")
+
+
 def bomb(depth: int, calls: int) -> bytes:
     """Return a graph of functions, each of which calls the next one several times."""
     names = [f"d.f{number}" for number in range(depth)] + ["Identity"]

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import re
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 import torch
 
@@ -20,6 +23,7 @@ from zoo_export.trace.make import Options
 from zoo_runtime import load_session
 from zoo_runtime.providers import loading_problem
 from zoo_runtime.serving.capture import open_for_capture
+from zoo_runtime.serving.names import SIZES_KEY
 from zoo_runtime.serving.rows import Array, Rows
 from zoo_runtime.session import Session
 
@@ -405,6 +409,33 @@ def test_input_that_is_too_long_fails_alone(served: Exported, zoo: Zoo) -> None:
     assert said.status != 0
     assert "25 tokens do not fit into buffers for 24: input 1" in said.err
     assert said.out.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("gpt-tiny", {"batch": None}, "no size of batch"),
+        ("gpt-tiny", {"sequence": None}, "no size of sequence"),
+        ("gpt-tiny", {"capacity": None}, "no size of capacity"),
+        ("gpt-tiny", {"batch": 10**12}, "has the shape"),
+        ("gpt-tiny", {"capacity": 10**12}, "has the shape"),
+        ("gpt-tiny", {"sequence": 10**12}, "has the shape"),
+        ("transformer-tiny", {"encoder_sequence": None}, "no size of encoder_sequence"),
+        ("transformer-tiny", {"encoder_sequence": 10**12}, "has the shape"),
+    ],
+)
+def test_sizes_of_another_graph_are_refused(
+    served: Exported, zoo: Zoo, seal: Callable[[Path], None], tmp_path: Path, name: str, change: Any, message: str
+) -> None:
+    folder = Path(shutil.copytree(served(name), tmp_path / "model"))
+    for path in folder.glob("*.serving.onnx"):
+        graph = onnx.load_model_from_string(path.read_bytes())
+        (entry,) = (entry for entry in graph.metadata_props if entry.key == SIZES_KEY)
+        sizes = json.loads(entry.value) | change
+        entry.value = json.dumps({key: size for key, size in sizes.items() if size is not None})
+        path.write_bytes(graph.SerializeToString())
+    seal(folder)
+    zoo("run", folder, "hi", "--variant", "serving", "--unverified").failed(3, message)
 
 
 # CUDA graphs.

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
@@ -271,6 +272,27 @@ def test_malformed_run_is_not_continued(
         path.write_text(str(value))
     seal(Path("lm"))
     assert "of a training run" in zoo("train", "lm", "--resume").failed(3)
+
+
+@pytest.mark.parametrize(
+    ("part", "value", "message"),
+    [
+        ("plan", {"options": {"nothing": 1}}, "unknown key 'nothing'"),
+        ("plan", {"options": {"masked": "no"}}, "unknown key 'masked'"),
+        ("progress", {"origin": {"kind": 3}}, "kind must be"),
+    ],
+)
+def test_values_of_a_stored_run_are_not_those_of_the_command(
+    zoo: Zoo, corpus: Path, seal: Callable[[Path], None], part: str, value: dict[str, Any], message: str
+) -> None:
+    plan = make_plan("gpt-tiny", settings={"max_length": 16}, data=[str(corpus)], columns={})
+    start(plan, Path("lm")).release()
+    path = Path("lm/training.json")
+    content = json.loads(path.read_text())
+    content[part] |= value
+    path.write_text(json.dumps(content))
+    seal(Path("lm"))
+    zoo("train", "lm", "--resume").failed(3, message, "lm/training.json")
 
 
 def test_end_token_outside_of_the_vocabulary_is_refused(zoo: Zoo, corpus: Path) -> None:

@@ -14,7 +14,7 @@ from zoo import plugins, system
 from zoo.artifact import TOKENIZER, ModelDirectory, check_model_target
 from zoo.artifact.provenance import Origin, base_name
 from zoo.contract import Objective
-from zoo.errors import ArtifactError, StorageError
+from zoo.errors import ArtifactError, StorageError, values_of
 from zoo.models import create, persist
 from zoo.models.attachments import attach, attachments
 from zoo.models.heads import retask
@@ -38,6 +38,7 @@ from zoo.training.setup import (
     load_model,
     make_criterion,
     model_tokenizer,
+    options_of,
     read_data,
     trainable,
 )
@@ -130,7 +131,9 @@ def resume(
     changed = ", ".join(sorted(name for name in names if digests.get(name) != plan.digests.get(name)))
     if changed:
         raise ArtifactError(f"changed since training began: {changed}", directory, "restore it, or start anew")
-    origin = Origin.from_dict(so_far["origin"], directory / PLAN)
+    with values_of(directory / PLAN):
+        origin = Origin.from_dict(so_far["origin"])
+        options_of(plan, plugin, objective)
     parts = (plugin, objective, sources, tokenizer, origin, adapters, processes, progress, trackers, release)
     run = _make(plan, stored.spec, model, directory, *parts)
     run.restore(so_far)

@@ -31,8 +31,8 @@ from zoo.training.data.sources import Source, find_source
 from zoo.training.plan import Plan
 from zoo.version import __version__
 
-__all__ = ["classes_of", "data_digests", "find_sources", "load_model", "make_criterion", "model_tokenizer", "read_data",
-           "trainable"]  # fmt: skip
+__all__ = ["classes_of", "data_digests", "find_sources", "load_model", "make_criterion", "model_tokenizer",
+           "options_of", "read_data", "trainable"]  # fmt: skip
 
 
 def load_model(plan: Plan, *, copy: bool = True) -> tuple[ModelSpec, nn.Module, Origin]:
@@ -123,11 +123,16 @@ def data_digests(sources: tuple[Source, Source | None], tokenizer: Tokenizer | N
     return {**found, "tokenizer": digest_of(tokenizer)}
 
 
+def options_of(plan: Plan, plugin: Plugin, objective: Objective) -> Settings:
+    """Return the options of a plan's objective. Raises :class:`UsageError` if they are not valid."""
+    options: type[Settings] = load_reference(objective.options, plugin) if objective.options else Settings
+    return options.from_dict(plan.options, "options")
+
+
 def make_criterion(
     plan: Plan, spec: ModelSpec, plugin: Plugin, objective: Objective, tokenizer: Tokenizer | None
 ) -> Criterion:
-    options = load_reference(objective.options, plugin) if objective.options else Settings
-    chosen = options.from_dict(plan.options, "options")
+    chosen = options_of(plan, plugin, objective)
     criterion = load_reference(objective.criterion, plugin)
     with plugins.blame(plugin, f"cannot construct {objective.criterion}"):
         if not issubclass(criterion, Criterion):

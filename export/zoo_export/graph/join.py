@@ -33,7 +33,9 @@ def parts_of(tensor: onnx.TensorProto) -> list[tuple[str, int]]:
     """
     text = next((entry.value for entry in tensor.metadata_props if entry.key == PARTS_KEY), "[]")
     try:
-        parts = [(str(name), int(rows)) for name, rows in parse_json(text.encode())]
+        parts = [(name, rows) for name, rows in parse_json(text.encode())]
+        if not all(isinstance(name, str) and type(rows) is int and 0 <= rows < 2**63 for name, rows in parts):
+            raise ValueError(text)
     except (ValueError, TypeError, RecursionError) as error:
         raise ArtifactError(f"the tensor {tensor.name} of the ONNX graph has the {PARTS_KEY} {text!r:.40}") from error
     return parts
@@ -85,16 +87,24 @@ def join(model: onnx.ModelProto, layout: Mapping[str, StoredTensor]) -> None:
 
 
 def separate(model: onnx.ModelProto, layout: Mapping[str, StoredTensor]) -> None:
-    """Undo :func:`join` for products whose weights or biases do not follow one another in this layout."""
+    """Undo :func:`join` for products whose weights or biases do not follow one another in this layout.
+
+    Raises :class:`ArtifactError` if the parts of a tensor do not fit the nodes that read it.
+    """
     graph = model.graph
     joined = {tensor.name: tensor for tensor in graph.initializer if parts_of(tensor)}
+    uses = Counter(_names_read(graph))
     readers = {name: node for node in graph.node for name in node.input}
     change = _Change()
     for node in [node for node in graph.node if len(node.input) > 1 and node.input[1] in joined]:
-        tensors = [joined[name] for name in node.input[1:]]
+        tensors = [joined[name] for name in node.input[1:] if name in joined]
         if all(span(parts_of(tensor), layout) for tensor in tensors):
             continue
-        split = readers[node.output[0]]
+        split = readers.get(node.output[0])
+        once = all(uses[name] == 1 for name in (*node.input[1:], node.output[0]))
+        counts = [len(parts_of(tensor)) for tensor in tensors]
+        if split is None or not once or not _is_split(split) or counts != [len(split.output)] * (len(node.input) - 1):
+            raise ArtifactError(f"the {PARTS_KEY} of the tensor {node.input[1]} do not fit the nodes that read it")
         made = []
         for number, output in enumerate(split.output):
             layer = onnx.NodeProto()
@@ -149,6 +159,11 @@ def _is_layer(node: onnx.NodeProto) -> bool:
     numbers = {attribute.name: onnx.helper.get_attribute_value(attribute) for attribute in node.attribute}
     plain = numbers.get("alpha", 1.0) == 1.0 and numbers.get("beta", 1.0) == 1.0 and not numbers.get("transA", 0)
     return node.op_type == "Gemm" and not node.domain and plain and numbers.get("transB", 0) == 1
+
+
+def _is_split(node: onnx.NodeProto) -> bool:
+    """Return whether a node divides its input into parts of given sizes."""
+    return node.op_type == "Split" and not node.domain and len(node.input) == 2
 
 
 def _offset(layout: Mapping[str, StoredTensor], node: onnx.NodeProto) -> tuple[str, int]:

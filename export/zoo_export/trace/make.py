@@ -129,9 +129,15 @@ class Options(Settings):
         return self.windows and not self.variant
 
     @classmethod
-    def of_export(cls, evidence: Mapping[str, Any], where: object) -> Self:
-        """Return the options of an export, given its evidence, which says what the defaults of its version were."""
-        return cls.from_dict({"windows": False, "contrib": False, **evidence["options"]}, where)
+    def of_export(cls, evidence: Mapping[str, Any]) -> Self:
+        """Return the options of an export, given its evidence, which says what the defaults of its version were.
+
+        Raises :class:`UsageError` for evidence without valid options.
+        """
+        stored = evidence.get("options")
+        if not isinstance(stored, dict):
+            raise UsageError(f"options must be an object, got {stored!r:.80}")
+        return cls.from_dict({"windows": False, "contrib": False, **stored})
 
     def facts(self) -> dict[str, Any]:
         """The options that a graph depends on."""

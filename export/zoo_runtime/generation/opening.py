@@ -13,7 +13,7 @@ from zoo_runtime.onnx_runtime import ort
 from zoo_runtime.providers import device_of
 from zoo_runtime.runner import Context
 from zoo_runtime.serving.decoder import RowDecoder
-from zoo_runtime.serving.rows import fit, sizes_of_session
+from zoo_runtime.serving.rows import check_shapes, fit, sizes_of_session
 from zoo_runtime.stepper import Array, Stepper
 from zoo_runtime.stopping import running
 from zoo_runtime.values import run_session, to_value
@@ -74,6 +74,7 @@ def encode_rows(session: Context, feeds: Mapping[str, Array], sizes: Mapping[str
             if tensor.name not in known:
                 raise UsageError(f"missing input {tensor.name}", f"graph {graph.name}")
         opened, tensors = session.sessions[graph.name], graph.input_tensors()
+        check_shapes(opened, graph, {**sizes, "batch": 1})
         count = len(known[tensors[0].name])
         whole = {tensor.name: fit(tensor, known[tensor.name], {**sizes, "batch": count}) for tensor in tensors}
         found = [

@@ -81,9 +81,6 @@ class Call:
         shared: the buffers of all rows, by the names of inputs.
         dtype: dtype of floating-point values.
         options: options of each call.
-
-    Raises:
-        ArtifactError: the graph has other sizes.
     """
 
     def __init__(
@@ -99,12 +96,6 @@ class Call:
     ) -> None:
         self.session, self.graph, self.rows, self.size, self.options = session, graph, rows, size, options
         self.device = device = device_of(session)
-        known = {item.name: item for item in session.get_inputs()}
-        for name in (ids, *shared):
-            wanted = [rows, size] if name == ids else [rows, *shared[name].shape[1:]]
-            if name in known and list(known[name].shape) != wanted:
-                what = f"{name} has the shape {tuple(known[name].shape)}, not {tuple(wanted)}"
-                raise ArtifactError(what, f"graph {graph.name}", "export again")
         logits = next(tensor for tensor in graph.output_tensors() if tensor.name == "logits")
         whole = np.dtype(np.int64)
         self.ids = Buffer(ids, (rows, size), whole, device)

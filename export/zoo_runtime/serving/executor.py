@@ -13,7 +13,7 @@ from zoo.errors import ZooError
 from zoo.probe.inputs import Feeds
 from zoo.probe.pipeline import Arrays, token_input, typed_feeds
 from zoo_runtime.onnx_runtime import ort
-from zoo_runtime.serving.rows import Array, Rows, fit, sizes_of_session
+from zoo_runtime.serving.rows import Array, Rows, check_shapes, fit, sizes_of_session
 from zoo_runtime.values import run_session
 
 __all__ = ["ServingExecutor"]
@@ -60,6 +60,7 @@ class ServingExecutor:
             for dim, size in zip(tensor.dims, arrays[tensor.name].shape, strict=True)
         }
         sizes = self.sizes | {"batch": 1}
+        check_shapes(self.sessions[graph.name], graph, sizes)
         fitted = {tensor.name: fit(tensor, arrays[tensor.name], sizes) for tensor in graph.input_tensors()}
         names = [tensor.name for tensor in graph.output_tensors()]
         found = run_session(self.sessions[graph.name], names, fitted)

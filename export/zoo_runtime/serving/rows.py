@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from zoo.contract import Graph, TensorSpec, dim_size
+from zoo.contract import Graph, TensorSpec, dim_names, dim_size
 from zoo.errors import ArtifactError, UsageError
 from zoo.probe.pipeline import token_input
 from zoo_runtime.onnx_runtime import ort
@@ -20,7 +20,7 @@ from zoo_runtime.serving.buffers import Array, Buffer, Call
 from zoo_runtime.serving.capture import run_options
 from zoo_runtime.serving.names import CAPACITY, SIZES_KEY, read_sizes
 
-__all__ = ["Array", "RowState", "Rows", "fit", "sizes_of_session"]
+__all__ = ["Array", "RowState", "Rows", "check_shapes", "fit", "sizes_of_session"]
 
 
 def sizes_of_session(session: ort.InferenceSession) -> dict[str, int]:
@@ -28,7 +28,27 @@ def sizes_of_session(session: ort.InferenceSession) -> dict[str, int]:
     text = session.get_modelmeta().custom_metadata_map.get(SIZES_KEY)
     if text is None:
         raise UsageError("the graph is not exported for serving", None, "zoo export --onnx --profile serving")
-    return read_sizes(text)
+    sizes = read_sizes(text)
+    for name in ("batch", "sequence", CAPACITY):
+        _check_known(name, sizes)
+    return sizes
+
+
+def check_shapes(session: ort.InferenceSession, graph: Graph, sizes: Mapping[str, int]) -> None:
+    """Raise :class:`ArtifactError` unless the inputs that a graph has are of these sizes."""
+    known = {item.name: tuple(item.shape) for item in session.get_inputs()}
+    for tensor in graph.input_tensors():
+        if tensor.name in known:
+            for name in [name for dim in tensor.dims if dim not in sizes for name in dim_names(dim)]:
+                _check_known(name, sizes)
+            if known[tensor.name] != tensor.shape(sizes):
+                what = f"{tensor.name} has the shape {known[tensor.name]}, not {tensor.shape(sizes)}"
+                raise ArtifactError(what, f"graph {graph.name}", "export again")
+
+
+def _check_known(name: str, sizes: Mapping[str, int]) -> None:
+    if name not in sizes:
+        raise ArtifactError(f"the metadata of the ONNX graph has no size of {name}", None, "export again")
 
 
 def fit(tensor: TensorSpec, array: Array, sizes: Mapping[str, int]) -> Array:
@@ -80,6 +100,8 @@ class Rows:
         self.graph, self.device = graph, device_of(step)
         sizes = sizes_of_session(prefill)
         self.sizes = {**sizes, str(graph.past_length): sizes[CAPACITY]}
+        check_shapes(step, graph, {**self.sizes, "sequence": 1})
+        check_shapes(prefill, graph, {**self.sizes, "batch": 1})
         self.count = sizes["batch"]
         """B."""
         self.capacity = sizes[CAPACITY] if graph.growing_pairs() else None

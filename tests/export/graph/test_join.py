@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +15,9 @@ from safetensors.torch import load_file, save_file
 
 from zoo.artifact import ModelDirectory
 from zoo.artifact.weights import SINGLE, read_layout
-from zoo.errors import ParityError
+from zoo.errors import ArtifactError, ParityError
 from zoo_export.graph.file import referenced_tensors
-from zoo_export.graph.join import join, parts_of, separate, span
+from zoo_export.graph.join import PARTS_KEY, join, parts_of, separate, span
 from zoo_export.parity.compare import compare
 from zoo_export.trace.make import Options, make_graphs, unlinked_graphs
 
@@ -176,6 +178,53 @@ def test_joined_weights_are_compared_and_perturbed(exported_build: Exported) -> 
     report = compare(stored, graphs)
     assert report.failures == []
     assert report.evidence["unused_tensors"] == []
+
+
+def list_parts(which: int, change: Callable[[list[Any]], object]) -> Change:
+    """Change the list of parts of the first joined weight (0) or bias (1)."""
+
+    def apply(model: onnx.ModelProto) -> None:
+        tensor = first(model)[which]
+        (entry,) = (entry for entry in tensor.metadata_props if entry.key == PARTS_KEY)
+        parts = json.loads(entry.value)
+        change(parts)
+        entry.value = json.dumps(parts)
+
+    return apply
+
+
+FIT = "do not fit the nodes that read it"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        pytest.param(list_parts(0, list.pop), FIT, id="fewer weights"),
+        pytest.param(list_parts(1, list.pop), FIT, id="fewer biases"),
+        pytest.param(list_parts(1, list.clear), FIT, id="a bias of no parts"),
+        pytest.param(list_parts(0, lambda parts: parts.append(["more", 1])), FIT, id="more weights"),
+        pytest.param(lambda model: first(model)[2].output.pop(), FIT, id="fewer outputs"),
+        pytest.param(lambda model: first(model)[2].input.pop(), FIT, id="no sizes"),
+        pytest.param(lambda model: setattr(first(model)[2], "op_type", "Identity"), FIT, id="not divided"),
+        pytest.param(lambda model: model.graph.node.remove(first(model)[2]), FIT, id="not read"),
+        pytest.param(lambda model: model.graph.node.append(first(model)[2]), FIT, id="divided twice"),
+        pytest.param(list_parts(0, lambda parts: parts[0].__setitem__(1, 2**70)), PARTS_KEY, id="too many rows"),
+        pytest.param(list_parts(0, lambda parts: parts[0].__setitem__(1, -1)), PARTS_KEY, id="negative rows"),
+        pytest.param(list_parts(0, lambda parts: parts[0].__setitem__(1, "64")), PARTS_KEY, id="rows as a text"),
+        pytest.param(list_parts(0, lambda parts: parts[0].__setitem__(0, None)), PARTS_KEY, id="no name"),
+    ],
+)
+def test_parts_of_another_graph_are_refused(exported_build: Exported, change: Change, message: str) -> None:
+    """They are separated only where the weights lie in another order."""
+    stored = ModelDirectory.open(exported_build("gpt-tiny"))
+    model = parsed(stored.path)
+    change(model)
+    apart = {
+        name: replace(tensor, offset=tensor.offset + 8 * number)
+        for number, (name, tensor) in enumerate(stored.layout.items())
+    }
+    with pytest.raises(ArtifactError, match=message):
+        separate(model, apart)
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from zoo.errors import ArtifactError, MissingPackageError, UsageError, nearest
-from zoo.tables import TABLES, read_table
+from zoo.tables import TABLES, check_footer, read_table
 from zoo.terminal import is_unicode
 from zoo.training.data.saved import is_saved, read_saved
 
@@ -189,7 +189,10 @@ def _read_parquet(path: Path) -> Iterator[dict[str, Any]]:
         raise MissingPackageError("parquet needs pyarrow", path, "pip install attention-zoo[parquet]") from error
     try:
         with parquet.ParquetFile(path) as file:
+            check_footer(file.metadata, path)
             for batch in file.iter_batches(_BATCH):
                 yield from batch.to_pylist()
+    except ArtifactError:
+        raise
     except Exception as error:  # pyarrow raises its own classes
         raise ArtifactError(f"not a parquet file ({error})", path) from error
