@@ -24,7 +24,9 @@ _KEY = "ZOO_API_KEY"
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="Port; 0 for a free one.")
 @click.option("--api-key-file", type=click.Path(),
-              help=f"File with the key that requests must have.  [default: the variable {_KEY}, if set]")  # fmt: skip
+              help=f"File with keys, one a line; requests must have one.  [default: the variable {_KEY}]")  # fmt: skip
+@click.option("--cors-origin", "cors_origins", metavar="ORIGIN", multiple=True,
+              help="Pages in browsers that may use the server, such as https://example.org; * for all.")  # fmt: skip
 @click.option("--queue", type=click.IntRange(min=1), default=256, show_default=True,
               help="Inputs that wait for a model; further requests get status 429.")  # fmt: skip
 @click.option("--max-tokens", type=click.IntRange(min=1), default=4096, show_default=True,
@@ -37,6 +39,7 @@ _KEY = "ZOO_API_KEY"
               help="Seconds after SIGTERM in which requests may finish.")  # fmt: skip
 @click.option("--prefix-cache-bytes", type=click.IntRange(min=0), default=0, show_default=True,
               help="Memory of each model for common beginnings of prompts, which are read once.")  # fmt: skip
+@click.option("--log-texts", is_flag=True, help="Log the texts of requests and answers, too.")
 @click.option("--dtype", type=click.Choice(["float32", "float16", "bfloat16", "int8", "int4"]), help="Precision.")
 @click.option("--variant", metavar="NAME", help="Export to run.  [default: serving if it exists, else the best]")
 @click.option("--provider", type=click.Choice(["cpu", "cuda", "auto"]), default="cpu", show_default=True,
@@ -83,8 +86,8 @@ def command(context: click.Context, /, directories: tuple[Path, ...], config: Pa
         ]  # fmt: skip
 
     chosen, _ = read()
-    key = _read_key(None if chosen.api_key_file is None else Path(chosen.api_key_file))
-    if key is None and not _is_loopback(chosen.host):
+    keys = _read_keys(None if chosen.api_key_file is None else Path(chosen.api_key_file))
+    if not keys and not _is_loopback(chosen.host):
         what = f"everyone who reaches {chosen.host} can use the models: set --api-key-file or {_KEY}"
         warnings.warn(what, ZooWarning, stacklevel=2)
     log_to(sys.stderr)
@@ -92,9 +95,11 @@ def command(context: click.Context, /, directories: tuple[Path, ...], config: Pa
         lambda: read()[1],
         host=chosen.host,
         port=chosen.port,
-        api_key=key,
+        api_keys=keys,
+        origins=chosen.cors_origins,
         drain_seconds=chosen.drain_seconds,
         limits=Limits(body=chosen.max_body, tokens=chosen.max_tokens, seconds=chosen.timeout),
+        logs_texts=chosen.log_texts,
         settings=ModelSettings(queue=chosen.queue, prefix_bytes=chosen.prefix_cache_bytes),
     )
 
@@ -103,16 +108,19 @@ def _is_given(context: click.Context, name: str) -> bool:
     return context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
 
 
-def _read_key(path: Path | None) -> str | None:
-    """Return the key in a file or in the environment."""
+def _read_keys(path: Path | None) -> list[str]:
+    """Return the keys in a file, or the key in the environment."""
     where = _KEY if path is None else f"--api-key-file {path}"
     try:
-        key = os.environ.get(_KEY) if path is None else path.read_text(encoding="ascii").strip()
+        text = os.environ.get(_KEY) if path is None else path.read_text(encoding="ascii")
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"cannot be read ({getattr(error, 'strerror', None) or 'not ASCII'})", where) from error
-    if key is not None and not (key.isascii() and key.isprintable() and key and " " not in key):
-        raise UsageError("the key must be one word of ASCII", where)
-    return key
+    if text is None:
+        return []
+    keys = [line.strip() for line in text.splitlines() if line.strip()]
+    if not keys or not all(key.isascii() and key.isprintable() and " " not in key for key in keys):
+        raise UsageError("a key must be one word of ASCII", where)
+    return keys
 
 
 def _is_loopback(host: str) -> bool:

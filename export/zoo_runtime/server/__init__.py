@@ -5,5 +5,6 @@
 ``config.py`` the configuration file.
 ``operations.py`` declares routes and ``bodies.py`` bodies, of which ``openapi.py`` makes a document. ``service.py`` is
 what all routes share: ``openai/`` has those of OpenAI's API, ``inference/`` those of the Open Inference Protocol, and
-``operator.py`` the others. ``app.py`` puts them together, and ``run.py`` runs them.
+``operator.py`` the others. ``app.py`` puts them together, ``run.py`` runs them, ``connections.py`` limits how long
+clients may take, and ``origins.py`` which pages in browsers may use the server.
 """

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -10,35 +12,35 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from zoo_runtime.server.errors import RequestError
 from zoo_runtime.server.inference.routes import Inference, refused
-from zoo_runtime.server.models import Models
 from zoo_runtime.server.observe import Metrics, Observed
 from zoo_runtime.server.openai.routes import OpenAI
 from zoo_runtime.server.openapi import document_operation
 from zoo_runtime.server.operations import Failed, route
 from zoo_runtime.server.operator import Operator
+from zoo_runtime.server.origins import Origins
 from zoo_runtime.server.responses import failed
-from zoo_runtime.server.service import Limits, Service
+from zoo_runtime.server.service import Service
 
 __all__ = ["make_app"]
 
 
-def make_app(models: Models, limits: Limits, api_key: str | None = None) -> ASGIApp:
+def make_app(service: Service, api_keys: Sequence[str] = (), origins: Sequence[str] = ()) -> ASGIApp:
     """Return the application.
 
     Args:
-        models: the open models, which the caller closes.
-        limits: limits of a request.
-        api_key: the key that requests must have as a bearer token, if any, except those of operators.
+        service: the open models, which the caller closes, and the limits of a request.
+        api_keys: keys of which requests must have one as a bearer token, if there are any, except those of operators.
+        origins: origins of pages in browsers that may use the server; ``*`` for all.
     """
-    service, metrics = Service(models, limits), Metrics(models)
-    key = None if api_key is None else api_key.encode()
+    metrics, keys = Metrics(service.models), [key.encode() for key in api_keys]
     protocols = (OpenAI(service), Inference(service), Operator(service, metrics))
     operations = [operation for protocol in protocols for operation in protocol.operations()]
     operations.append(document_operation(operations))
-    routes = [route(operation, _errors(operation.path), key) for operation in operations]
+    routes = [route(operation, _errors(operation.path), keys) for operation in operations]
     inner = Starlette(routes=routes, exception_handlers={HTTPException: _unknown_route})
     inner.router.redirect_slashes = False  # a redirection is no answer of these protocols
-    return Observed(_OneLength(inner), metrics, [operation.path for operation in operations])
+    shared = Origins(_OneLength(inner), origins, _errors)
+    return Observed(shared, metrics, [operation.path for operation in operations])
 
 
 class _OneLength:

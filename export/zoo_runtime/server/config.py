@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
@@ -49,7 +50,9 @@ class ServeConfig(Settings):
     port: int = 8000
     """Port; 0 for a free one."""
     api_key_file: str | None = None
-    """File with the key that requests must have."""
+    """File with keys, one a line, of which requests must have one."""
+    cors_origins: tuple[str, ...] = ()
+    """Origins of pages in browsers that may use the server; ``*`` for all."""
     queue: int = 256
     """Inputs that wait for a model."""
     max_tokens: int = 4096
@@ -58,6 +61,8 @@ class ServeConfig(Settings):
     """Bytes of a request's body."""
     timeout: float = 600.0
     """Seconds for an answer."""
+    log_texts: bool = False
+    """Log the texts of requests and answers, too."""
     drain_seconds: int = 30
     """Seconds after SIGTERM in which requests may finish."""
     prefix_cache_bytes: int = 0
@@ -74,6 +79,9 @@ class ServeConfig(Settings):
             raise ValueError("host is empty: give an address, 0.0.0.0 for all")
         if not 0 <= self.port <= 65535:
             raise ValueError(f"port must be from 0 to 65535, got {self.port}")
+        for origin in self.cors_origins:
+            if not re.fullmatch(r"\*|null|[a-z][a-z0-9+.-]*://[^/?#A-Z\s]+", origin):
+                raise ValueError(f"{origin!r:.200} is not an origin, such as https://example.org")
         self.require_positive("queue", "max_tokens", "max_body", "timeout", "threads")
         for name in ("drain_seconds", "prefix_cache_bytes"):
             if getattr(self, name) < 0:

@@ -6,7 +6,7 @@ import errno
 import math
 import secrets
 import traceback
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -47,19 +47,19 @@ class Operation:
     """Whether it can be used without a key."""
 
 
-def route(operation: Operation, failed: Failed, key: bytes | None) -> Route:
+def route(operation: Operation, failed: Failed, keys: Sequence[bytes]) -> Route:
     """Return the route of an operation, whose exceptions become errors of the protocol, and which checks the key.
 
     Args:
         operation: its declaration.
         failed: the errors of its protocol.
-        key: the bearer token that requests must have, if any.
+        keys: bearer tokens of which requests must have one, if there are any.
     """
 
     async def call(request: Request) -> Response:
         try:
             if not operation.public:
-                _check_key(request, key)
+                _check_key(request, keys)
             return await operation.handler(request)
         except (LeftError, ClientDisconnect):
             request.scope[FACTS]["status"] = LEFT
@@ -97,8 +97,9 @@ def _lacks_files(error: BaseException | None) -> bool:
     return False
 
 
-def _check_key(request: Request, key: bytes | None) -> None:
+def _check_key(request: Request, keys: Sequence[bytes]) -> None:
     scheme, _, given = request.headers.get("authorization", "").partition(" ")
-    if key is not None and not (scheme.lower() == "bearer" and secrets.compare_digest(given.encode("latin-1"), key)):
+    same = [secrets.compare_digest(given.encode("latin-1"), key) for key in keys]
+    if keys and not (scheme.lower() == "bearer" and any(same)):
         headers = {"www-authenticate": "Bearer"}
         raise RequestError(401, "a valid API key is needed", "invalid_api_key", headers=headers)

@@ -12,13 +12,16 @@ import uvicorn
 
 from zoo.errors import UsageError, ZooError
 from zoo_runtime.server.app import make_app
+from zoo_runtime.server.connections import Connection
 from zoo_runtime.server.models import Models, ModelSettings, Place
 from zoo_runtime.server.observe import log
-from zoo_runtime.server.service import Limits
+from zoo_runtime.server.service import Limits, Service
 
 __all__ = ["serve"]
 
 _BACKLOG = 2048
+_LAST_SECONDS = 2
+"""Time to send the errors of requests that have not ended by themselves."""
 
 
 def serve(
@@ -26,9 +29,11 @@ def serve(
     *,
     host: str,
     port: int,
-    api_key: str | None,
+    api_keys: Sequence[str],
+    origins: Sequence[str],
     drain_seconds: int,
     limits: Limits,
+    logs_texts: bool,
     settings: ModelSettings,
 ) -> None:
     """Serve models until SIGTERM or SIGINT, then finish the requests that have begun.
@@ -39,9 +44,11 @@ def serve(
         places: returns the models to serve; called at the start and after SIGHUP.
         host: address to listen on.
         port: port, or 0 for a free one.
-        api_key: the key of requests, if any.
+        api_keys: keys of which requests must have one, if there are any.
+        origins: origins of pages in browsers that may use the server.
         drain_seconds: time after a signal in which requests may finish.
         limits: limits of a request.
+        logs_texts: whether the log has the texts of requests and answers.
         settings: settings of all models.
 
     Raises:
@@ -54,21 +61,25 @@ def serve(
     except ZooError:
         listener.close()
         raise
+    service = Service(models, limits, logs_texts=logs_texts)
     config = uvicorn.Config(
-        make_app(models, limits, api_key),
+        make_app(service, api_keys, origins),
         log_config=None,
         access_log=False,
         server_header=False,
+        http=Connection,
+        ws="none",
         lifespan="off",
         backlog=_BACKLOG,
-        timeout_graceful_shutdown=drain_seconds,
+        timeout_graceful_shutdown=drain_seconds + _LAST_SECONDS,
     )
-    # uvicorn handles these signals, and raises them again when it has finished
-    before = {number: signal.signal(number, lambda *_: None) for number in (signal.SIGTERM, signal.SIGINT)}
+    address = listener.getsockname()
+    name = f"[{address[0]}]" if ":" in address[0] else address[0]
+    server = _Server(config, f"http://{name}:{address[1]}", service, places, drain_seconds)
+    # uvicorn handles these signals while it runs, and raises them again when it has finished
+    before = {number: signal.signal(number, server.end) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
-        address = listener.getsockname()
-        name = f"[{address[0]}]" if ":" in address[0] else address[0]
-        asyncio.run(_Server(config, f"http://{name}:{address[1]}", models, places).serve([listener]))
+        asyncio.run(server.serve([listener]))
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -79,10 +90,22 @@ def serve(
 class _Server(uvicorn.Server):
     """A server that logs when it listens and when it stops, and exchanges models after SIGHUP."""
 
-    def __init__(self, config: uvicorn.Config, url: str, models: Models, places: Callable[[], Sequence[Place]]) -> None:
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        url: str,
+        service: Service,
+        places: Callable[[], Sequence[Place]],
+        drain_seconds: int,
+    ) -> None:
         super().__init__(config)
-        self._url, self._models, self._places = url, models, places
+        self._url, self._service, self._places, self._drain_seconds = url, service, places, drain_seconds
+        self._models = service.models
         self._reloads = set[asyncio.Task[None]]()
+
+    def end(self, *_: object) -> None:
+        """Stop soon; before the start, end it."""
+        self.should_exit = True
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
@@ -107,6 +130,7 @@ class _Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         log("stopping", requests=len(self.server_state.tasks))
+        asyncio.get_running_loop().call_later(self._drain_seconds, self._service.stop)
         await super().shutdown(sockets)
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from starlette.concurrency import run_in_threadpool
@@ -50,19 +51,51 @@ def content_type(request: Request) -> str:
     return kind.strip().lower()
 
 
-@dataclass(frozen=True)
+@dataclass
 class Service:
-    """The open models, and the limits of a request."""
+    """The open models, the limits of a request, what is logged of it, and the requests that wait for results."""
 
     models: Models
     limits: Limits
+    logs_texts: bool = False
+    """Whether the log has the texts of requests and answers."""
+    _timeouts: set[asyncio.Timeout] = field(default_factory=set)
+    _stopped: bool = False
+
+    @asynccontextmanager
+    async def while_running(self, seconds: float | None = None) -> AsyncIterator[None]:
+        """Limit the time of a block. Raises TimeoutError, or :class:`RequestError` if the server stops."""
+        try:
+            async with asyncio.timeout(0 if self._stopped else seconds) as timeout:
+                self._timeouts.add(timeout)
+                try:
+                    yield
+                finally:
+                    self._timeouts.discard(timeout)
+        except TimeoutError:
+            if self._stopped:
+                wait = {"retry-after": "1"}
+                raise RequestError(503, "the server is stopping", "stopping", headers=wait) from None
+            raise
+
+    def stop(self) -> None:
+        """End all requests that wait for results, also later ones, with status 503."""
+        self._stopped = True
+        for timeout in self._timeouts:
+            if not timeout.expired():
+                timeout.reschedule(asyncio.get_running_loop().time())
+
+    def note_texts(self, request: Request, **texts: Any) -> None:
+        """Add texts to the line of a request in the log, if it has them."""
+        if self.logs_texts:
+            request.scope[FACTS] |= texts
 
     async def read_json(self, request: Request, kind: type[B]) -> B:
         """Read and check a body in JSON, a long one in a thread of its own.
 
         Raises :class:`RequestError` as :meth:`read` and :meth:`Body.read` do, or if it has another type.
         """
-        if content_type(request) != "application/json":  # pages of other origins cannot send this type without asking
+        if content_type(request) != "application/json":
             raise RequestError(415, "the content type must be application/json", "invalid_content_type")
         data = await self.read(request)
         return kind.read(data) if len(data) < _LONG else await run_in_threadpool(kind.read, data)
@@ -148,7 +181,8 @@ class Service:
                 results[index] = event.result
 
         try:
-            await while_connected(request, receive(), self.limits.seconds)
+            async with self.while_running():
+                await while_connected(request, receive(), self.limits.seconds)
         finally:
             for work in works:
                 work.cancel()

@@ -35,7 +35,7 @@ from zoo_runtime.rows import read_rows as rows_of
 from zoo_runtime.server.app import make_app
 from zoo_runtime.server.config import read_config
 from zoo_runtime.server.models import Models, ModelSettings, Place
-from zoo_runtime.server.service import Limits
+from zoo_runtime.server.service import Limits, Service
 from zoo_runtime.vectors import search_vectors
 
 _ANSWER = 400_000
@@ -166,7 +166,7 @@ class _Server:
     def __init__(self) -> None:
         models = Models(ModelSettings())
         models.replace([Place("model", Path("model"), {"threads": 1})])
-        self._app = make_app(models, Limits(tokens=8, seconds=20.0))
+        self._app = make_app(Service(models, Limits(tokens=8, seconds=20.0)))
         self._runner = asyncio.Runner()
 
     def post(self, path: str, body: bytes) -> httpx.Response:

@@ -241,14 +241,6 @@ def test_reader_that_does_not_read(http: httpx.Client, server: Server) -> None:
         assert http.post(COMPLETIONS, json=asked()).status_code == 200
 
 
-def test_cross_origin_requests_get_no_permission(http: httpx.Client) -> None:
-    headers = {"origin": "https://example.org", "access-control-request-method": "POST"}
-    found = http.options(COMPLETIONS, headers=headers)
-    assert found.status_code == 405
-    answered = http.post(COMPLETIONS, json=asked(), headers={"origin": "https://example.org"})
-    assert not any(name.startswith("access-control") for name in (*found.headers, *answered.headers))
-
-
 def test_client_raises_the_classes_of_openai(server: Server) -> None:
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=SECONDS) as client:
         with pytest.raises(openai.BadRequestError) as bad:

@@ -30,6 +30,8 @@ def write(folder: Path, text: str) -> Path:
         ("port = '1'", "port must be int"),
         ("host = ''", "host is empty"),
         ("port = 70000", "port must be from 0 to 65535, got 70000"),
+        ("cors_origins = 'https://a.b'", "cors_origins must be"),
+        ("cors_origins = ['https://a.b', 'https://a.b/c']", "'https://a.b/c' is not an origin"),
         ("queue = 0", "queue must be positive, got 0"),
         ("timeout = inf", "timeout must be finite"),
         ("prefix_cache_bytes = -1", "prefix_cache_bytes must not be negative"),

@@ -83,9 +83,7 @@ class Inference:
 
     async def infer(self, request: Request) -> Response:
         """``/v2/models/NAME/infer``."""
-        kind = content_type(request)
-        if kind not in ("application/json", "application/octet-stream") and (kind or "origin" in request.headers):
-            # Pages of other origins can send other types, and none, without asking.
+        if content_type(request) not in ("application/json", "application/octet-stream", ""):
             what = "the content type must be application/json or application/octet-stream"
             raise RequestError(415, what, "invalid_content_type")
         served, name, graph = self._find(request)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -72,10 +71,12 @@ async def generate(
     facts = request.scope[FACTS]
     facts["prompt_tokens"] = prompt_tokens
     answer = Answer(served.name, isinstance(body, Chat))
+    service.note_texts(request, output=answer.texts)
     served.engine(works[0].runner).submit(works)
     if body.stream:
-        stream = _Streamed(works, events, answer, begun, begun + service.limits.seconds, facts)
-        return await stream.respond(request, wants_usage=body.wants_usage)
+        stream = _Streamed(service, works, events, answer, begun, begun + service.limits.seconds, facts)
+        async with service.while_running():
+            return await stream.respond(request, wants_usage=body.wants_usage)
     results = await service.collect(request, works, events)
     facts["tokens"] = sum(len(result["generated_ids"]) for result in results)
     return as_json(answer.whole(results, _usage(facts)))
@@ -85,6 +86,7 @@ async def generate(
 class _Streamed:
     """The texts of a request, sent while they are generated."""
 
+    service: Service
     works: Sequence[Work]
     events: Events
     answer: Answer
@@ -118,7 +120,7 @@ class _Streamed:
                 if (opening := self.answer.opening(place)) is not None:
                     yield sent(opening)
             try:
-                async with asyncio.timeout(self.end - time.monotonic()):
+                async with self.service.while_running(self.end - time.monotonic()):
                     while True:
                         if event.error is not None:
                             raise server_error(event.error)
@@ -143,7 +145,7 @@ class _Streamed:
 
     def _finish(self) -> None:
         if not all(self.done):
-            self.facts["status"] = LEFT
+            self.facts["status"] = LEFT if time.monotonic() < self.end else 504
         self._cancel()
 
     def _cancel(self) -> None:

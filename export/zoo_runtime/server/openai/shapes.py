@@ -32,11 +32,14 @@ class Answer:
     is_chat: bool
     id: str = field(default_factory=lambda: secrets.token_hex(12))
     created: int = field(default_factory=lambda: int(time.time()))
+    texts: list[str] = field(default_factory=list)
+    """The texts so far."""
     _offsets: Counter[int] = field(default_factory=Counter)
     """Number of characters of the tokens so far, by choice, in a stream with log-probabilities."""
 
     def whole(self, results: Sequence[Mapping[str, Any]], usage: Mapping[str, int]) -> dict[str, Any]:
         """Return the answer from the results of the task."""
+        self.texts.extend(result["generated"] or "" for result in results)
         choices = [self._choice(place, result) for place, result in enumerate(results)]
         return self._object("") | {"choices": choices, "usage": dict(usage)}
 
@@ -48,6 +51,8 @@ class Answer:
         self, index: int, text: str, reason: str | None = None, ranks: Sequence[Mapping[str, Any]] | None = None
     ) -> dict[str, Any]:
         """Return a chunk of new text, which may be the last one of its choice, with the probabilities of its tokens."""
+        self.texts.extend([""] * (index + 1 - len(self.texts)))
+        self.texts[index] += text
         content: dict[str, Any] = {"delta": {"content": text} if text else {}} if self.is_chat else {"text": text}
         return self._chunk(index, content | {"logprobs": self._logprobs(index, ranks)}, reason)
 
