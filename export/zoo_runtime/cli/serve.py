@@ -16,6 +16,8 @@ from zoo.errors import MissingPackageError, UsageError, ZooWarning
 from zoo_runtime.server.config import OPTIONS, ServeConfig, read_config
 
 _KEY = "ZOO_API_KEY"
+_PACKAGES = ("jiter", "prometheus_client", "pydantic", "starlette", "uvicorn")
+"""Packages of the extra ``serve`` without which no model is served."""
 
 
 @click.command("serve")
@@ -62,7 +64,7 @@ def command(context: click.Context, /, directories: tuple[Path, ...], config: Pa
         from zoo_runtime.server.run import serve
         from zoo_runtime.server.service import Limits
     except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] not in ("prometheus_client", "pydantic", "starlette", "uvicorn"):
+        if (error.name or "").partition(".")[0] not in _PACKAGES:
             raise
         raise MissingPackageError(
             f"{error.name} is not installed", None, 'pip install "attention-zoo[serve]"'

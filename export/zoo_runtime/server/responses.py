@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from functools import partial
 from typing import Any, TypeVar
 
 from starlette.requests import Request
@@ -15,7 +17,7 @@ from starlette.types import Receive, Scope, Send
 from zoo_runtime.server.errors import RequestError
 from zoo_runtime.server.work import Event
 
-__all__ = ["Events", "LeftError", "Stream", "as_json", "failed", "sent", "while_connected"]
+__all__ = ["Events", "LeftError", "Mailbox", "Stream", "as_json", "failed", "sent", "while_connected"]
 
 T = TypeVar("T")
 
@@ -24,20 +26,47 @@ class LeftError(Exception):
     """The client closed its connection."""
 
 
-class Events:
-    """The events of the works of one request, in the event loop."""
+class Mailbox:
+    """Hands events from the threads of engines to the event loop.
+
+    The loop is woken once for all events that come until it runs: a step of an engine has one for each row.
+    """
 
     def __init__(self) -> None:
-        self._loop, self._queue = asyncio.get_running_loop(), asyncio.Queue[tuple[int, Event]]()
+        self._events: deque[tuple[asyncio.Queue[tuple[int, Event]], int, Event]] = deque()
+        self._is_woken = False
+
+    def put(
+        self, loop: asyncio.AbstractEventLoop, queue: asyncio.Queue[tuple[int, Event]], index: int, event: Event
+    ) -> None:
+        """Put an event with the index of its work into a queue of the loop. Called in any thread."""
+        self._events.append((queue, index, event))
+        if not self._is_woken:
+            self._is_woken = True
+            with contextlib.suppress(RuntimeError):  # the loop has been closed
+                loop.call_soon_threadsafe(self._empty)
+
+    def _empty(self) -> None:
+        self._is_woken = False  # first, so that an event that comes from now on wakes the loop again
+        while self._events:
+            queue, index, event = self._events.popleft()
+            queue.put_nowait((index, event))
+
+
+class Events:
+    """The events of the works of one request, in the event loop.
+
+    Args:
+        mailbox: the mailbox of the loop.
+    """
+
+    def __init__(self, mailbox: Mailbox) -> None:
+        self._mailbox, self._loop = mailbox, asyncio.get_running_loop()
+        self._queue = asyncio.Queue[tuple[int, Event]]()
 
     def deliver(self, index: int) -> Callable[[Event], None]:
         """Return the function to which an engine gives the events of one work, in its own thread."""
-
-        def put(event: Event) -> None:
-            with contextlib.suppress(RuntimeError):  # the loop has been closed
-                self._loop.call_soon_threadsafe(self._queue.put_nowait, (index, event))
-
-        return put
+        return partial(self._mailbox.put, self._loop, self._queue, index)
 
     async def next(self) -> tuple[int, Event]:
         """Return the next event, with the index of its work."""

@@ -25,6 +25,8 @@ from zoo_runtime.tasks.generate import Continue, Generate, Translate
 
 __all__ = ["RowEngine", "batches_rows"]
 
+_ROWS_PER_CHUNK = 8
+
 
 def batches_rows(runner: Runner[Any]) -> bool:
     """Return whether a :class:`RowEngine` can answer the inputs of a task with its options."""
@@ -55,9 +57,10 @@ class RowEngine(Engine):
     """Generates texts in the rows of an export for serving.
 
     Each step reads chunks of some prompts, one row at a time, and then one token of every other row in one call. There
-    are as many chunks as rows with an unread prompt for each other row, at least one. So a long prompt delays the other
-    texts by one chunk per step, and few texts wait for many prompts, because a step costs the same for any number of
-    rows.
+    are as many chunks as rows with an unread prompt for each other row, but at least one for every 8 rows. So a burst
+    of prompts delays the other texts by few chunks per step. Since a step costs the same for any number of rows, few
+    rows should wait for their prompts: where texts have at least 8 new tokens for each chunk of their prompts, prompts
+    are read as fast as texts leave.
 
     Args:
         session: an export for serving.
@@ -129,7 +132,7 @@ class RowEngine(Engine):
             return
         self.steps += 1
         chunks = [place for place in self._texts if self._reads_chunk(place)]
-        count = math.ceil(len(chunks) / max(1, len(self._texts) - len(chunks)))
+        count = max(math.ceil(len(chunks) / max(1, len(self._texts) - len(chunks))), self.rows.count // _ROWS_PER_CHUNK)
         for place in chunks[:count]:
             self._texts[place] = self._texts.pop(place)  # to the end, so that the others have their turn
             self._read([place])

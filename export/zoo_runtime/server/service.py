@@ -17,7 +17,7 @@ from zoo_runtime.server.bodies import Body
 from zoo_runtime.server.errors import RequestError, server_error
 from zoo_runtime.server.models import Models, Served
 from zoo_runtime.server.observe import FACTS, HELD
-from zoo_runtime.server.responses import Events, while_connected
+from zoo_runtime.server.responses import Events, Mailbox, while_connected
 from zoo_runtime.server.work import Work
 
 __all__ = ["Limits", "Service", "content_type"]
@@ -57,6 +57,7 @@ class Service:
 
     models: Models
     limits: Limits
+    mailbox: Mailbox = field(default_factory=Mailbox)
     logs_texts: bool = False
     """Whether the log has the texts of requests and answers."""
     _timeouts: set[asyncio.Timeout] = field(default_factory=set)
@@ -150,7 +151,7 @@ class Service:
         failure: Callable[[ZooError], RequestError] = server_error,
     ) -> list[dict[str, Any]]:
         """Return the results of a task for inputs that its runner has read; ``failure`` makes its errors."""
-        events = Events()
+        events = Events(self.mailbox)
         works = [Work(runner, item, events.deliver(place)) for place, item in enumerate(items)]
         served.engine(runner).submit(works)
         return await self.collect(request, works, events, failure)

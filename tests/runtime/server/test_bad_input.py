@@ -64,7 +64,9 @@ def asked(**fields: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     "body",
     [b"", b"{", b"[]", b"null", b'"a"', b'{"a": NaN}', b"\xff", b'{"prompt": "\\ud800"}', b"[" * 9000, b"1" * 9000,
-     b'{"prompt": "a", "prompt": "b"}', b'{"prompt": "a", "metadata": {"a": [{"b": 1, "b": 1}]}}'],
+     b'{"prompt": "a", "prompt": "b"}', b'{"prompt": "a", "metadata": {"a": [{"b": 1, "b": 1}]}}',
+     b'{"prompt": "a", "\\u0070rompt": "b"}', b'{"prompt": "a"} {}', b'\xef\xbb\xbf{"prompt": "a"}',
+     b'{"a\\nb": 1, "a\\nb": 1}'],
 )  # fmt: skip
 def test_body_that_is_no_json_object(http: httpx.Client, body: bytes) -> None:
     refused(http.post(COMPLETIONS, content=body, headers=JSON), 400, "invalid_json")

@@ -193,6 +193,20 @@ def test_chunks_of_prompts_alternate_with_steps(session: Session) -> None:
     assert step() == [[0], [1], [2], [3], [0, 1, 2, 3]]
 
 
+def test_more_rows_read_more_chunks_in_a_step(exported_build: Exported) -> None:
+    """Of 16 rows, two prompts are read in a step, though one would do for the rows that generate."""
+    folder = exported_build("gpt-tiny")
+    export_graphs_only(folder, options=Options(profile="serving", fix=("batch=16", "sequence=5")))
+    with load_session(folder, variant="serving", unverified=True) as session:
+        engine = Recorded(session)
+        runner = session.runner(None, max_new_tokens=20, min_new_tokens=20)
+        for place, count in enumerate((1, 1, 1, 1, 10, 5, 5)):
+            engine._join(place, Work(runner, runner.read([5] * count, 1), lambda event: None))
+        engine._step()
+        engine._step()
+    assert engine.reads == [[4], [5], [0, 1, 2, 3, 5], [6], [4], [0, 1, 2, 3, 5, 6, 4]]
+
+
 def test_queue_is_bounded(session: Session) -> None:
     """Inputs are accepted all or none, and those that are cancelled while they wait make room."""
     runner = session.runner(None, max_new_tokens=1)

@@ -49,7 +49,7 @@ async def generate(
     if most > service.limits.tokens:
         what = f"at most {service.limits.tokens} tokens can be generated, not {most}"
         raise RequestError(400, what, "invalid_value", "max_tokens")
-    events = Events()
+    events = Events(service.mailbox)
 
     def prepare() -> tuple[list[Work], int]:
         options = {**body.options(served.temperature), "max_new_tokens": most}
