@@ -69,7 +69,12 @@ class Events:
         return partial(self._mailbox.put, self._loop, self._queue, index)
 
     async def next(self) -> tuple[int, Event]:
-        """Return the next event, with the index of its work."""
+        """Return the next event, with the index of its work.
+
+        It gives way to other tasks even if there is one already: a client that left is noticed between two events.
+        """
+        if not self._queue.empty():
+            await asyncio.sleep(0)
         return await self._queue.get()
 
 
