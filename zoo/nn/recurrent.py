@@ -89,8 +89,9 @@ def scan_steps(step: Callable[[S, Tensor], tuple[S, Tensor]], state: S, x: Tenso
             after, result = step(before, part)
             return _copy(after), _copy(result)
 
-        last, steps = scan(copying, _copy(state), x, dim=1)
-        return last, steps
+        # Along axis 0: for others, torch < 2.13 traces the results with wrong shapes.
+        last, steps = scan(copying, _copy(state), x.movedim(1, 0))
+        return last, steps.movedim(0, 1)
     results = []
     for part in x.unbind(1):
         state, result = step(state, part)
