@@ -23,7 +23,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Executor, ProcessPoolExecutor, wait
+from concurrent.futures import Executor, ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -66,20 +66,21 @@ def available(dtypes: Sequence[str], device: Provider) -> list[str]:
     return [dtype for dtype in dtypes if device == "cuda" or dtype != "bfloat16"]
 
 
-def processes() -> Executor:
-    """Return a pool of as many processes as cores, with one thread each."""
+def processes(count: int) -> Executor:
+    """Return a pool of processes that share the cores equally."""
     context = multiprocessing.get_context("spawn")
-    return ProcessPoolExecutor(usable_cores(), context, initializer=use_one_core, initargs=(context.Value("i", 0),))
+    each = max(1, usable_cores() // count)
+    return ProcessPoolExecutor(count, context, initializer=use_cores, initargs=(context.Value("i", 0), each))
 
 
-def use_one_core(count: Any) -> None:
-    """Run this process on the next core, with one thread."""
-    torch.set_num_threads(1)
+def use_cores(used: Any, count: int) -> None:
+    """Run this process on the next cores, with a thread for each."""
+    torch.set_num_threads(count)
     if hasattr(os, "sched_setaffinity"):
-        with count.get_lock():
-            number, count.value = count.value, count.value + 1
+        with used.get_lock():
+            first, used.value = used.value, used.value + count
         cores = sorted(os.sched_getaffinity(0))
-        os.sched_setaffinity(0, {cores[number % len(cores)]})
+        os.sched_setaffinity(0, {cores[(first + number) % len(cores)] for number in range(count)})
 
 
 # Verification.
@@ -96,15 +97,18 @@ def exports(device: Provider) -> dict[str, Callable[[Path], Any]]:
     return found
 
 
-def verify(names: Sequence[str], device: Provider, workers: Executor) -> bool:
+def verify(names: Sequence[str], device: Provider) -> bool:
     """Print a table of presets by export. Return whether everything is verified."""
     columns = exports(device)
     print(f"\n| verified on {device} | {' | '.join(columns)} |\n| --- |{' ---: |' * len(columns)}")
     reasons: dict[str, int] = {}
-    for name, cells in zip(names, workers.map(verified, names, [device] * len(names)), strict=True):
-        texts = [f"fails ({reasons.setdefault(cell, len(reasons) + 1)})" if isinstance(cell, str) else f"{cell:.2f}"
-                 for cell in cells]  # fmt: skip
-        print(f"| {name} | {' | '.join(texts)} |", flush=True)
+    with processes(usable_cores()) as workers:
+        for name, cells in zip(names, workers.map(verified, names, [device] * len(names)), strict=True):
+            texts = [
+                f"fails ({reasons.setdefault(cell, len(reasons) + 1)})" if isinstance(cell, str) else f"{cell:.2f}"
+                for cell in cells
+            ]
+            print(f"| {name} | {' | '.join(texts)} |", flush=True)
     for reason, number in reasons.items():
         print(f"\n({number}) {reason}")
     return not reasons
@@ -139,14 +143,14 @@ def share(evidence: Mapping[str, Any]) -> float:
 # Speed.
 
 
-def speed(name: str, device: Provider, folder: Path, seconds: float, workers: Executor) -> bool:
+def speed(name: str, device: Provider, folder: Path, seconds: float) -> bool:
     """Print milliseconds per call for each backend, by precision. Return whether everything could be measured."""
     titles = [f"{phase} {batch}" for batch in BATCHES for phase in ("prefill", "decode")]
     print(f"\n| {name} on {device}, ms | {' | '.join(titles)} |\n| --- |{' ---: |' * len(titles)}")
     passed = True
     models = {dtype: folder / f"{name}-{dtype}" for dtype in available(("float32", *HALVES), device)}
-    exported = [workers.submit(prepare, name, device, dtype, model) for dtype, model in models.items()]
-    wait(exported)  # nothing else runs during the measurements
+    with processes(len(models)) as workers:  # nothing else runs during the measurements
+        exported = [workers.submit(prepare, name, device, dtype, model) for dtype, model in models.items()]
     for (dtype, model), outcome in zip(models.items(), exported, strict=True):
         try:
             outcome.result()
@@ -244,11 +248,11 @@ def main() -> int:
     tiny = [name for name in registry().names("*-tiny") if registry().resolve(name).source is None]  # none published
     names = options.verify.split(",") if options.verify else [*tiny, "gpt-small"]
     passed = run_tests() if "tests" in parts else True
-    with tempfile.TemporaryDirectory() as folder, processes() as workers:
+    with tempfile.TemporaryDirectory() as folder:
         if "verify" in parts:
-            passed &= verify(names, options.device, workers)
+            passed &= verify(names, options.device)
         if "speed" in parts:
-            passed &= speed(options.speed, options.device, Path(folder), options.seconds, workers)
+            passed &= speed(options.speed, options.device, Path(folder), options.seconds)
     return 0 if passed else 4
 
 

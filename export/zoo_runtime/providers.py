@@ -52,6 +52,10 @@ _SILENT = 4
 _OPTION = Wording("provider_options", "--provider-option")
 _SYSTEM_ERROR = re.compile(r"SystemError : (\d+)")
 """A failing system call in a message of ONNX Runtime, with its error number."""
+_NO_KERNEL = re.compile(
+    r"(?:Provider type for |Could not find an implementation for )(\w+)(?:\(\d+\))? node with name '([^']*)'"
+)
+"""Messages of ONNX Runtime, the first of a failed assertion, for a node whose types no provider has a kernel for."""
 _REMEDY = "pip install onnxruntime-gpu[cuda,cudnn]"
 
 
@@ -144,6 +148,9 @@ def open_session(
             raise UnreadableError(
                 f"onnxruntime cannot read the weights ({os.strerror(int(failed[1]))})", where
             ) from error
+        if missing := _NO_KERNEL.search(str(error)):
+            what = f"onnxruntime has no kernel on {provider} for {missing[1]} with the types of node {missing[2]!r}"
+            raise ArtifactError(what, where, "choose another dtype or provider") from error
         raise ArtifactError(f"onnxruntime cannot load the graph ({error})", where) from error
     _check_names(session, graph)
     weakref.finalize(session, values.clear)  # keeps them as long as the session

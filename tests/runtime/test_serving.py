@@ -461,11 +461,13 @@ def test_session_without_capture_is_opened_with_a_warning(served: Exported) -> N
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", ["gpt-tiny", "llama-tiny", "mamba2-tiny"])
-def test_captured_steps_equal_those_of_the_cpu(served: Exported, name: str) -> None:
+def test_captured_steps_equal_those_of_the_cpu(exported_build: Exported, name: str) -> None:
     """Repeated steps, on rows that join and leave between the replays of a CUDA graph."""
     if problem := loading_problem("cuda"):
         pytest.skip(problem)
-    folder = served(name)
+    folder = exported_build(name, **LIVELY.get(name, {"noise": True, "gain": 3.0}))
+    standard = Options(profile="serving", fix=FIX, contrib=False)  # GroupQueryAttention has no float32 kernel on CUDA
+    export_graphs_only(folder, options=standard)
     found = []
     for provider in ("cpu", "cuda"):
         with load_session(folder, variant="serving", unverified=True, provider=provider) as session:

@@ -17,6 +17,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from onnx import parser
 
 from tests.exported import LIVELY
 from zoo.errors import ArtifactError, ParityError, UsageError
@@ -468,3 +469,9 @@ def _identity() -> bytes:
     text = '<ir_version: 10, opset_import: ["": 20]> probe (float[1] x) => (float[1] y) { y = Identity(x) }'
     data: bytes = parser.parse_model(text).SerializeToString()
     return data
+
+
+def test_type_without_a_kernel_is_reported() -> None:
+    text = '<ir_version: 10, opset_import: ["" : 23]> g (bfloat16[n] x) => (bfloat16[n] y) { [log] y = Log (x) }'
+    with pytest.raises(ArtifactError, match="onnxruntime has no kernel on cpu for Log with the types of node 'log'"):
+        open_session(parser.parse_model(text).SerializeToString())

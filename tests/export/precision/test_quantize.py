@@ -390,6 +390,16 @@ def test_tied_head_shares_the_bytes_of_the_embedding(make: Maker, precision: str
     assert TIED in stored.layout
 
 
+def test_lookups_have_no_padded_zero_points(make: Maker) -> None:
+    """ONNX Runtime's CUDA kernel reads them as if rows were not padded: one block of 4 bits is half a byte."""
+    _, variant = make("mamba2-tiny", "int4")
+    (model,) = variant.graphs.values()
+    (lookup,) = (node for node in model.graph if node.op_type == "GatherBlockQuantized")
+    assert lookup.inputs[2] is not None
+    assert lookup.inputs[2].shape[1] == 1
+    assert len(lookup.inputs) == 3 or lookup.inputs[3] is None
+
+
 @pytest.mark.slow
 def test_kind_of_product_depends_on_the_past(make: Maker) -> None:
     kinds = {}
