@@ -87,7 +87,8 @@ def open_session(
             their memory, on the CPU, instead of mapping the file. They must not be changed while it runs.
         spin: let idle threads busy-wait, which is fastest when nothing else uses the cores. No-op for more threads than
             cores, where it is slower by orders of magnitude.
-        pool: keep memory for the results of operators, which is faster; otherwise it is freed after every run.
+        pool: keep memory for the results of operators, which is faster; otherwise it is freed after every run. No-op on
+            CUDA.
         threads: number of threads per operator; the number of cores by default.
         memory: ``fast`` lets ONNX Runtime keep a copy of the weights repacked for its kernels; ``mapped`` uses the
             memory-mapped file directly, and processes share its pages.
@@ -110,7 +111,7 @@ def open_session(
     options.intra_op_num_threads = check_count("threads", threads, system.MAX_THREADS) or allowed_cores()
     spin = spin and (threads is None or threads <= (allowed_cores() or system.usable_cores()))
     options.add_session_config_entry("session.intra_op.allow_spinning", str(int(spin)))
-    options.enable_cpu_mem_arena = pool
+    options.enable_cpu_mem_arena = pool or provider == "cuda"  # without, kernels of CUDA read sizes that were freed
     if memory == "mapped":
         options.add_session_config_entry("session.disable_prepacking", "1")
     if placements:
