@@ -128,9 +128,7 @@ def test_int8_equals_its_own_weights_at_every_point(make: Maker, name: str) -> N
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name", ["gpt-tiny", "bert-tiny", pytest.param("transformer-tiny", marks=pytest.mark.slow), "vit-tiny"]
-)
+@pytest.mark.parametrize("name", ["gpt-tiny", "bert-tiny", "transformer-tiny", "vit-tiny", "gemma-tiny"])
 def test_float16_is_compared_like_a_model_in_float16(
     exported_build: Callable[..., Path], few_points: None, tmp_path: Path, name: str
 ) -> None:
