@@ -14,6 +14,8 @@ from zoo.system import free_memory
 
 __all__ = [
     "BEAMS",
+    "CONSTRAINT_CHARACTERS",
+    "CONSTRAINT_STEPS",
     "FILE_BYTES",
     "GRAPH_NODES",
     "GRAPH_SECONDS",
@@ -72,6 +74,10 @@ TEXT_CHARACTERS = Limit("ZOO_MAX_TEXT_CHARACTERS", 4_000_000, "characters", "one
 WORD_CHARACTERS = Limit("ZOO_MAX_WORD_CHARACTERS", 1000, "characters", "a word to train a tokenizer on: it is cut")
 IMAGE_PIXELS = Limit("ZOO_MAX_IMAGE_PIXELS", 2**26, "pixels", "an image file, and an image before it is cropped")
 BEAMS = Limit("ZOO_MAX_BEAMS", 1024, "beams", "beam search; their memory is checked too")
+CONSTRAINT_CHARACTERS = Limit(
+    "ZOO_MAX_CONSTRAINT_CHARACTERS", 100_000, "characters", "a JSON schema, a regular expression or a grammar of texts"
+)
+CONSTRAINT_STEPS = Limit("ZOO_MAX_CONSTRAINT_STEPS", 200_000, "steps", "compiling one of these: llguidance's fuel")
 
 LIMITS = (
     FILE_BYTES,
@@ -83,5 +89,7 @@ LIMITS = (
     WORD_CHARACTERS,
     IMAGE_PIXELS,
     BEAMS,
+    CONSTRAINT_CHARACTERS,
+    CONSTRAINT_STEPS,
 )
 """All limits, in the order of the documentation."""

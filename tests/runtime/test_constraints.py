@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -205,17 +206,35 @@ def test_vocabulary_without_bytes_is_refused() -> None:
         ({"json_schema": "[1]"}, r"^not a JSON schema, but \[1\]: json_schema$"),
         ({"json_schema": '{"required": ["\\ud800"]}'}, r"^not JSON \(.*surrogates not allowed\): json_schema$"),
         ({"json_schema": '{"enum": [NaN]}'}, r"^not JSON \(NaN is not JSON\): json_schema$"),
-        ({"json_schema": '{"a":' * 100_000}, r"^not JSON \(.*recursion.*\): json_schema$"),
+        ({"json_schema": '{"a":' * 20_000}, r"^not JSON \(.*recursion.*\): json_schema$"),
         ({"json_schema": {"enum": [-(2**63) - 1]}}, r"^invalid or not supported \(.*\): json_schema$"),
         ({"json_schema": {"type": "objct"}}, r"^invalid or not supported \(.*objct.*\): json_schema$"),
         ({"json_schema": {"not": {"type": "null"}}}, r"^invalid or not supported \(.*not.*\): json_schema$"),
         ({"grammar": "start: missing"}, r"^invalid or not supported \(.*missing.*\): grammar$"),
+        (
+            {"regex": "(a{1000}){1000}"},
+            r"too many steps to compile .*: at most 200,000 .*: see ZOO_MAX_CONSTRAINT_STEPS$",
+        ),
+        (
+            {"regex": "|".join(map(str, range(70_000, 130_000)))},
+            r"^a constraint of 389,999 characters: at most 100,000 ",
+        ),
         ({"grammar": "start: 'a'", "regex": "a"}, "texts can have one constraint only, got regex and grammar"),
     ],
 )
 def test_invalid_constraint_is_one_line(opened: Opened, options: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         opened("gpt-tiny").run("x", **options)
+
+
+def test_constraint_is_compiled_once() -> None:
+    """Starting many texts takes less time than compiling their constraint once."""
+    begun = time.thread_time()
+    constraint = Constraint(Generation(regex="(a{200}){200}"), Tokenizer(byte_tokenizer()), 300, (258,))
+    compiled = time.thread_time()
+    for _ in range(60):
+        constraint.start()
+    assert time.thread_time() - compiled < compiled - begun
 
 
 def test_missing_library_is_one_line(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:

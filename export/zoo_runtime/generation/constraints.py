@@ -14,6 +14,7 @@ import numpy as np
 
 from zoo.artifact.weights import parse_json
 from zoo.errors import MissingPackageError, UsageError, argument
+from zoo.limits import CONSTRAINT_CHARACTERS, CONSTRAINT_STEPS
 from zoo.tokenizers.tokenizer import Tokenizer
 from zoo_runtime.generation.options import CONSTRAINTS, Generation
 
@@ -22,6 +23,8 @@ __all__ = ["Constraint", "Matcher"]
 Array = np.ndarray[Any, Any]
 _SPACE = r" ?|\n[ \t]{0,32}"
 """Space between the parts of a JSON text: bounded, because models may repeat it without end."""
+_TOO_LARGE = ("too big", "too many", "too large", "fuel exhausted")
+"""Parts of llguidance's errors about its limits."""
 _VOCABULARIES: WeakKeyDictionary[Tokenizer, dict[tuple[int, tuple[int, ...]], Any]] = WeakKeyDictionary()
 
 
@@ -36,7 +39,7 @@ class Constraint:
 
     Raises:
         MissingPackageError: llguidance is not installed.
-        UsageError: the constraint is invalid or not supported, or the bytes of the tokens are not known.
+        UsageError: the constraint is invalid, not supported or too large, or the bytes of the tokens are not known.
     """
 
     def __init__(self, options: Generation, tokenizer: Tokenizer, vocabulary: int, ends: Iterable[int]) -> None:
@@ -46,28 +49,37 @@ class Constraint:
             what, remedy = "constraints need llguidance", "pip install attention-zoo[constraints]"
             raise MissingPackageError(what, None, remedy) from error
         kind = next(name for name in CONSTRAINTS if getattr(options, name) is not None)
-        self._matcher = llguidance.LLMatcher
-        self._ends = frozenset(ends)
-        self._tokens = _read_vocabulary(tokenizer, vocabulary, tuple(sorted(self._ends)))
         value = getattr(options, kind)
+        CONSTRAINT_CHARACTERS.check(
+            len(value), f"a constraint of {len(value):,} characters", argument(kind), UsageError
+        )
+        matcher = llguidance.LLMatcher
         if kind == "json_schema":
             schema = _read_schema(value)
             try:
-                self._grammar = self._matcher.grammar_from_json_schema(schema, {"whitespace_pattern": _SPACE})
+                grammar = matcher.grammar_from_json_schema(schema, {"whitespace_pattern": _SPACE})
             except ValueError as error:  # a number beyond 64 bits
                 raise UsageError(f"invalid or not supported ({error})", argument(kind)) from error
         elif kind == "regex":
-            self._grammar = self._matcher.grammar_from_regex(value)
+            grammar = matcher.grammar_from_regex(value)
         else:
-            self._grammar = self._matcher.grammar_from_lark(value)
-        if reason := self._matcher.validate_grammar(self._grammar, self._tokens):
+            grammar = matcher.grammar_from_lark(value)
+        self._ends = frozenset(ends)
+        tokens = _read_vocabulary(tokenizer, vocabulary, tuple(sorted(self._ends)))
+        limits = llguidance.LLParserLimits(initial_lexer_fuel=CONSTRAINT_STEPS.value())
+        self._first = matcher(tokens, grammar, log_level=0, limits=limits)
+        if reason := self._first.get_error() or _problem_at_first_token(self._first):
             lines = [line.strip() for line in reason.splitlines()]
-            line = next((line for line in lines if line.startswith("error: ")), lines[0])
-            raise UsageError(f"invalid or not supported ({line.removeprefix('error: ')})", argument(kind))
+            line = next((line for line in lines if line.startswith("error: ")), lines[0]).removeprefix("error: ")
+            if any(part in line for part in _TOO_LARGE):
+                CONSTRAINT_STEPS.refuse(
+                    f"the constraint takes too many steps to compile ({line})", argument(kind), UsageError
+                )
+            raise UsageError(f"invalid or not supported ({line})", argument(kind))
 
     def start(self) -> Matcher:
-        """Return the state at the start of a text."""
-        return Matcher(self._matcher(self._tokens, self._grammar, log_level=0), self._ends)
+        """Return the state at the start of a text. Nothing is compiled again."""
+        return Matcher(self._first.deep_copy(), self._ends)
 
 
 class Matcher:
@@ -103,6 +115,15 @@ class Matcher:
     def copy(self) -> Matcher:
         """Return a state that goes on independently."""
         return Matcher(self._matcher.deep_copy(), self._ends)
+
+
+def _problem_at_first_token(matcher: Any) -> str:
+    """Return the error after one possible first token; empty without one. Most of an expression is compiled for it."""
+    bits = np.frombuffer(matcher.compute_bitmask(), np.uint8)
+    tried = matcher.deep_copy()
+    for token in np.flatnonzero(np.unpackbits(bits, bitorder="little"))[:1].tolist():
+        tried.consume_token(token)
+    return str(tried.get_error())
 
 
 def _read_schema(text: str) -> dict[str, Any]:

@@ -252,12 +252,15 @@ class Served:
     def runner(self, task: str | None, options: Mapping[str, Any]) -> Runner[Any]:
         """Return a runner of a task with these options, a new one or one that has them.
 
-        Raises :class:`zoo.ZooError`.
+        Making one can take a second, such as for a large constraint. Raises :class:`zoo.ZooError`.
         """
         key = (task, repr(sorted(options.items())))
         with self._lock:
-            if (found := self._runners.pop(key, None)) is None:
-                found = self.session.runner(task, **options)
+            found = self._runners.get(key)
+        if found is None:
+            found = self.session.runner(task, **options)  # without the lock, which the event loop takes
+        with self._lock:
+            found = self._runners.pop(key, found)
             self._runners[key] = found  # the latest is last
             if len(self._runners) > _RUNNERS:
                 del self._runners[next(iter(self._runners))]

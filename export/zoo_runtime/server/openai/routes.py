@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -91,7 +92,7 @@ class OpenAI:
         if not body.options.keys().isdisjoint(_SERVER_OPTIONS):
             raise RequestError(400, "the option 'draft' is a directory of the server", "invalid_value", "options")
         try:
-            runner = served.runner(task, body.options)
+            runner = await run_in_threadpool(served.runner, task, body.options)
         except ZooError as error:
             raise as_request_error(error, "options") from error
         inputs = [task_input(runner, value, place) for place, value in enumerate(body.inputs)]
