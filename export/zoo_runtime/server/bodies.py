@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Self
 
 import jiter
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
 from zoo_runtime.server.errors import RequestError
@@ -38,6 +38,16 @@ class Part(BaseModel):
         allow_inf_nan=False, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True
     )
 
+    @model_validator(mode="before")
+    @classmethod
+    def _stop_at_first_unknown(cls, value: Any) -> Any:
+        """Leave out all unknown fields but the first: each would be an error, and there can be very many."""
+        if cls.model_config.get("extra") == "forbid" and isinstance(value, dict):
+            known = {field.alias or name for name, field in cls.model_fields.items()}
+            unknown = [name for name in value if name not in known]
+            value = {name: content for name, content in value.items() if name in known or name == unknown[0]}
+        return value
+
 
 class Body(Part):
     """The fields of a request. A field that is null is not set."""
@@ -53,7 +63,9 @@ class Body(Part):
         try:
             return cls.model_validate({name: value for name, value in fields.items() if value is not None})
         except ValidationError as error:
-            raise _as_request_error(error.errors(include_url=False, include_context=False), fields) from error
+            raise _as_request_error(
+                error.errors(include_url=False, include_context=False, include_input=False), fields
+            ) from error
 
 
 def _as_request_error(errors: Sequence[ErrorDetails], fields: dict[str, Any]) -> RequestError:

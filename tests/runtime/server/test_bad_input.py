@@ -18,7 +18,9 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from tests.runtime.server.conftest import POSITIONS, SECONDS, Server, serving
-from zoo_runtime.server.openai.bodies import Completion
+from zoo_runtime.server.bodies import Body
+from zoo_runtime.server.inference.tensors import InferBody
+from zoo_runtime.server.openai.bodies import Chat, Completion, Embeddings, TaskInputs
 
 COMPLETIONS, CHATS, EMBEDDINGS = "/v1/completions", "/v1/chat/completions", "/v1/embeddings"
 JSON = {"content-type": "application/json"}
@@ -296,6 +298,37 @@ def test_lists_of_options_are_limited(name: str) -> None:
     value = {"stop": ["a"] * 1_001, "logit_bias": {str(token): 0.5 for token in tokens}}.get(name, tokens)
     with pytest.raises(ValidationError, match="at most"):
         Completion.model_validate({"prompt": "a", name: value})
+
+
+@pytest.mark.parametrize(
+    ("body", "fields"),
+    [
+        (Completion, {"prompt": [1.5] * 3_000}),
+        (Completion, {"prompt": [[0.5] * 3_000]}),
+        (Completion, {"prompt": [[0.5]] * 3_000}),
+        (Completion, {"prompt": "a", "suppress_tokens": ["a"] * 3_000}),
+        (Completion, {"prompt": "a", "stop": [1] * 900}),
+        (Completion, {"prompt": "a"} | {f"unknown{number}": 1 for number in range(3_000)}),
+        (Completion, {"prompt": "a", "stream_options": {f"unknown{number}": 1 for number in range(3_000)}}),
+        (Chat, {"messages": [1] * 3_000}),
+        (Chat, {"messages": [{"role": "user", "content": [1] * 3_000}]}),
+        (Embeddings, {"input": [None] * 3_000}),
+        (TaskInputs, {"inputs": [None] * 3_000}),
+        (InferBody, {"inputs": [1] * 3_000}),
+        (InferBody, {"inputs": [{"name": "a", "shape": ["1"] * 3_000, "datatype": "BOOL"}]}),
+    ],
+)
+def test_long_lists_of_errors_end_early(body: type[Body], fields: dict[str, Any]) -> None:
+    """Each error takes more time and memory than the item that it is about."""
+    with pytest.raises(ValidationError) as caught:
+        body.model_validate(fields)
+    assert caught.value.error_count() < 8
+
+
+def test_errors_of_many_biases_are_limited() -> None:
+    with pytest.raises(ValidationError) as caught:
+        Completion.model_validate({"prompt": "a", "logit_bias": {f"a{number}": 1.0 for number in range(50_000)}})
+    assert caught.value.error_count() <= 10_001
 
 
 def test_request_with_two_lengths_is_refused_and_its_connection_closed(server: Server) -> None:

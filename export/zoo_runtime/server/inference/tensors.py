@@ -35,7 +35,7 @@ class RequestTensor(Part):
     """An input."""
 
     name: str
-    shape: Annotated[list[Natural], Field(max_length=32)]
+    shape: Annotated[list[Natural], Field(max_length=32, fail_fast=True)]
     datatype: Literal["BOOL", "INT8", "INT32", "INT64", "FP16", "FP32", "FP64"]
     parameters: InputParameters | None = None
     data: list[Any] | None = None
@@ -74,9 +74,9 @@ class InferBody(Body):
     id: str | None = None
     """Returned with the answer."""
     parameters: InferParameters | None = None
-    inputs: Annotated[list[RequestTensor], Field(min_length=1)]
+    inputs: Annotated[list[RequestTensor], Field(min_length=1, fail_fast=True)]
     """Inputs of a past may be left out, all of them together: the past is empty then."""
-    outputs: list[RequestOutput] | None = None
+    outputs: Annotated[list[RequestOutput], Field(fail_fast=True)] | None = None
     """Outputs to return; by default all."""
 
     def binary(self, output: RequestOutput | None) -> bool:

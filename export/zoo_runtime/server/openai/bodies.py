@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import base64
 import json
+from itertools import islice
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 
 from zoo_runtime.runner import Pair, Runner, TextRunner, are_ids, is_pair
 from zoo_runtime.server.bodies import Body, Part
@@ -15,20 +16,26 @@ from zoo_runtime.tasks.speech import SpeechRecognition
 
 __all__ = ["Chat", "Completion", "Embeddings", "GenerationBody", "Message", "TaskInputs", "task_input"]
 
+TokenList = Annotated[list[int], Field(fail_fast=True)]
 Prompt = (
     str
-    | Annotated[list[str], Field(min_length=1)]
-    | Annotated[list[int], Field(min_length=1)]
-    | Annotated[list[list[int]], Field(min_length=1)]
+    | Annotated[list[str], Field(min_length=1, fail_fast=True)]
+    | Annotated[list[int], Field(min_length=1, fail_fast=True)]
+    | Annotated[list[TokenList], Field(min_length=1, fail_fast=True)]
 )
 """A text, several, token ids, or several lists of them."""
 Count = Annotated[int, Field(ge=1)]
 Natural = Annotated[int, Field(ge=0)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
-Stops = Annotated[list[str], Field(max_length=1000)]
-TokenIds = Annotated[list[int], Field(max_length=10_000)]
+Stops = Annotated[list[str], Field(max_length=1000, fail_fast=True)]
+TokenIds = Annotated[list[int], Field(max_length=10_000, fail_fast=True)]
 TokenId = Annotated[str, Field(pattern="^[0-9]{1,18}$")]
-Bias = Annotated[dict[TokenId, float], Field(max_length=10_000, json_schema_extra={"additionalProperties": False})]
+_MOST_BIASES = 10_000
+Bias = Annotated[
+    dict[TokenId, float],
+    Field(max_length=_MOST_BIASES, json_schema_extra={"additionalProperties": False}),
+    BeforeValidator(lambda given: _shortened(given, _MOST_BIASES + 1)),  # each wrong one would be an error
+]
 Tops = Annotated[int, Field(ge=0, le=20)]
 _PLAIN = ("temperature", "top_p", "top_k", "min_p", "min_new_tokens", "repetition_penalty", "no_repeat_ngram_size",
           "stop_token_ids", "suppress_tokens", "regex", "grammar")  # fmt: skip
@@ -215,7 +222,7 @@ class Message(Part):
     model_config = ConfigDict(extra="allow")
 
     role: str
-    content: str | list[TextPart] | None = None
+    content: str | Annotated[list[TextPart], Field(fail_fast=True)] | None = None
 
     def plain(self) -> dict[str, Any]:
         """Return the message with the texts of its parts joined."""
@@ -228,7 +235,7 @@ class Message(Part):
 class Chat(GenerationBody):
     """Body of ``/v1/chat/completions``."""
 
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)]
     max_completion_tokens: Count | None = None
     """Maximum number of new tokens."""
     logprobs: bool = False
@@ -280,7 +287,7 @@ class FileInput(Part):
 class TaskInputs(ModelBody):
     """Body of ``/v1/tasks/NAME``."""
 
-    inputs: Annotated[list[str | PairInput | FileInput | list[Any]], Field(min_length=1)]
+    inputs: Annotated[list[str | PairInput | FileInput | list[Any]], Field(min_length=1, fail_fast=True)]
     """Texts, token ids, pairs, files, or arrays of numbers, as the task reads them."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Options of the task, as ``zoo run --option`` has them."""
@@ -303,6 +310,11 @@ def task_input(runner: Runner[Any], value: str | PairInput | FileInput | list[An
         return value
     what = 'an input must be a text, token ids, {"pair": [...]} or {"base64": "..."}, as the task reads it'
     raise RequestError(400, what, "invalid_type", param)
+
+
+def _shortened(given: Any, count: int) -> Any:
+    """Return a dictionary with its first items only."""
+    return dict(islice(given.items(), count)) if isinstance(given, dict) else given
 
 
 def _inputs(given: Prompt) -> list[str | list[int]]:
