@@ -10,14 +10,16 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any, TypeVar
 
+from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
+from zoo_runtime.server.encoding import encode_json
 from zoo_runtime.server.errors import RequestError
 from zoo_runtime.server.work import Event
 
-__all__ = ["Events", "LeftError", "Mailbox", "Stream", "as_json", "failed", "sent", "while_connected"]
+__all__ = ["Events", "LeftError", "Mailbox", "Stream", "as_json", "as_long_json", "failed", "sent", "while_connected"]
 
 T = TypeVar("T")
 
@@ -127,6 +129,12 @@ def _encoded(body: Mapping[str, Any]) -> bytes:
 def as_json(body: Mapping[str, Any], status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
     """Return a response in JSON."""
     return Response(_encoded(body), status, headers, media_type="application/json")
+
+
+async def as_long_json(make: Callable[[], Mapping[str, Any]], remedy: str | None = None) -> Response:
+    """Return a response whose body is made and encoded in a thread: see :func:`encode_json`."""
+    content = await run_in_threadpool(lambda: encode_json(make(), remedy))
+    return Response(content, media_type="application/json")
 
 
 def failed(error: RequestError) -> Response:

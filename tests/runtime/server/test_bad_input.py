@@ -121,6 +121,12 @@ def test_wrong_field(http: httpx.Client, fields: dict[str, Any], code: str, para
     refused(http.post(COMPLETIONS, json=asked(**{"stream": True} | fields)), 400, code, param)
 
 
+def test_too_many_probabilities_are_refused_before_they_are_computed(http: httpx.Client) -> None:
+    fields = {"n": 40, "max_tokens": 2_000, "logprobs": 20}
+    message = refused(http.post(COMPLETIONS, json=asked(**fields)), 400, "answer_too_large", "max_tokens")
+    assert "ask for fewer, or for a stream" in message
+
+
 def test_wrong_model(http: httpx.Client, encoder: Path, translator: Path) -> None:
     assert "'writer'" in refused(http.post(COMPLETIONS, json=asked(model="writr")), 404, "model_not_found", "model")
     refused(http.post(COMPLETIONS, json={"prompt": "a"}), 400, "missing_field", "model")

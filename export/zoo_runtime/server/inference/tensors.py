@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
@@ -12,6 +11,7 @@ from pydantic import Field
 from zoo.contract import TensorSpec
 from zoo.probe.dtypes import BFLOAT16, dtype_of
 from zoo_runtime.server.bodies import Body, Part
+from zoo_runtime.server.encoding import encode_json
 from zoo_runtime.server.errors import RequestError
 
 __all__ = ["Array", "InferBody", "RequestTensor", "datatype_of", "decode", "encode", "tensor_dtype"]
@@ -165,7 +165,7 @@ def encode(facts: Mapping[str, Any], outputs: Sequence[tuple[str, Array, bool]])
         outputs: each output with its name, and whether it is returned as bytes.
 
     Raises:
-        RequestError: a number that JSON cannot express.
+        RequestError: a number that JSON cannot express, or too many numbers: see :func:`encode_json`.
     """
     described: list[dict[str, Any]] = []
     parts: list[bytes] = []
@@ -178,7 +178,7 @@ def encode(facts: Mapping[str, Any], outputs: Sequence[tuple[str, Array, bool]])
             if array.dtype.kind == "f" and not np.isfinite(array).all():
                 what = f"the output {name} has numbers that are not finite: ask for binary data"
                 raise RequestError(400, what, "not_finite")
-            known["data"] = array.ravel().tolist()
+            known["data"] = array.ravel()
         described.append(known)
-    text = json.dumps({**facts, "outputs": described}, separators=(",", ":")).encode()
+    text = encode_json({**facts, "outputs": described}, "ask for binary data")
     return b"".join([text, *parts]), len(text) if parts else None

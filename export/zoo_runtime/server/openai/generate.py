@@ -13,12 +13,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from zoo_runtime.generation.options import Generation
+from zoo_runtime.server.encoding import MOST_NUMBERS
 from zoo_runtime.server.errors import RequestError, server_error
 from zoo_runtime.server.models import Served
 from zoo_runtime.server.observe import FACTS, LEFT
 from zoo_runtime.server.openai.bodies import Chat, GenerationBody
 from zoo_runtime.server.openai.shapes import Answer
-from zoo_runtime.server.responses import Events, Stream, as_json, sent, while_connected
+from zoo_runtime.server.responses import Events, Stream, as_json, as_long_json, sent, while_connected
 from zoo_runtime.server.service import Service
 from zoo_runtime.server.work import Work
 
@@ -60,6 +61,10 @@ async def generate(
         seed = secrets.randbits(31) if body.seed is None and runner.chosen.temperature else body.seed
         given = prompts()
         service.check_count(served, runner, len(given) * body.n, param)
+        ranked = 0 if body.stream or body.ranks is None else body.ranks + 1
+        if len(given) * body.n * most * ranked > MOST_NUMBERS:
+            what = f"the answer could have more than {MOST_NUMBERS} probabilities: ask for fewer, or for a stream"
+            raise RequestError(400, what, "answer_too_large", "max_tokens")
         works = []
         for place in range(len(given) * body.n):
             item = served.read(runner, given[place // body.n], place + 1, param)
@@ -79,7 +84,9 @@ async def generate(
             return await stream.respond(request, wants_usage=body.wants_usage)
     results = await service.collect(request, works, events)
     facts["tokens"] = sum(len(result["generated_ids"]) for result in results)
-    return as_json(answer.whole(results, _usage(facts)))
+    if body.ranks is None:
+        return as_json(answer.whole(results, _usage(facts)))
+    return await as_long_json(lambda: answer.whole(results, _usage(facts)))
 
 
 @dataclass

@@ -9,7 +9,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from zoo.errors import ZooError
-from zoo_runtime.results import plain
 from zoo_runtime.server.errors import RequestError, as_request_error
 from zoo_runtime.server.models import Served, find_model
 from zoo_runtime.server.observe import FACTS
@@ -17,13 +16,14 @@ from zoo_runtime.server.openai.bodies import Chat, Completion, Embeddings, TaskI
 from zoo_runtime.server.openai.generate import generate
 from zoo_runtime.server.openai.shapes import embeddings_answer
 from zoo_runtime.server.operations import Operation
-from zoo_runtime.server.responses import as_json
+from zoo_runtime.server.responses import as_json, as_long_json
 from zoo_runtime.server.service import Service
 
 __all__ = ["OpenAI"]
 
 _SERVER_OPTIONS = {"draft"}
 """Options of tasks that name files."""
+_FEWER = "send fewer inputs at a time"
 _STREAMED: dict[str, dict[str, Any]] = {"application/json": {"type": "object"}, "text/event-stream": {"type": "string"}}
 
 
@@ -79,7 +79,9 @@ class OpenAI:
         runner = served.runner("sentence-embedding", {})
         results = await self.service.answer(request, served, runner, body.inputs, "input")
         request.scope[FACTS]["prompt_tokens"] = sum(result["tokens"] for result in results)
-        return as_json(embeddings_answer(served.name, results, body.encoding_format))
+        return await as_long_json(
+            lambda: embeddings_answer(served.name, results, body.encoding_format), f"{_FEWER}, or ask for base64"
+        )
 
     async def run_task(self, request: Request) -> Response:
         """``/v1/tasks/NAME``."""
@@ -97,7 +99,8 @@ class OpenAI:
             raise as_request_error(error, "options") from error
         inputs = [task_input(runner, value, place) for place, value in enumerate(body.inputs)]
         results = await self.service.answer(request, served, runner, inputs, "inputs")
-        return as_json({"object": "list", "model": served.name, "task": task, "data": plain(results)})
+        facts = {"object": "list", "model": served.name, "task": task}
+        return await as_long_json(lambda: {**facts, "data": results}, _FEWER)
 
     async def list_models(self, request: Request) -> Response:
         """``/v1/models``."""

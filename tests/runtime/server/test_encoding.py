@@ -1,0 +1,52 @@
+"""Long answers in JSON."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from zoo_runtime.results import plain
+from zoo_runtime.server import encoding
+from zoo_runtime.server.encoding import MOST_NUMBERS, encode_json
+from zoo_runtime.server.errors import RequestError
+
+LEAVES = (
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=5)
+    | arrays.arrays(np.float32, arrays.array_shapes(min_dims=0, min_side=0, max_side=3), elements={"allow_nan": False,
+                    "allow_infinity": False})
+    | st.just(np.int64(3))
+)  # fmt: skip
+VALUES = st.recursive(
+    LEAVES, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=3), inner, max_size=3)
+)
+
+
+@given(body=st.dictionaries(st.text(max_size=3), VALUES, max_size=3), at_once=st.integers(1, 3))
+def test_parts_add_up_to_the_json_of_the_whole(body: dict[str, Any], at_once: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(encoding, "_AT_ONCE", at_once)
+        found = encode_json(body, "remedy")
+    assert found.decode() == json.dumps(plain(body), ensure_ascii=False, separators=(",", ":"))
+
+
+@pytest.mark.parametrize(
+    "numbers", [np.zeros(MOST_NUMBERS), [0.5] * MOST_NUMBERS, np.zeros((4, MOST_NUMBERS // 4)), [[1, [2] * 3]] * 2**18]
+)
+def test_answer_with_too_many_numbers_is_refused(numbers: Any) -> None:
+    assert encode_json({"data": numbers}, "ask for less").count(b",") >= MOST_NUMBERS - 1
+    with pytest.raises(
+        RequestError, match=r"has 1048577 numbers, and in JSON at most 1048576 .*: ask for less"
+    ) as caught:
+        encode_json({"data": numbers, "more": 1}, "ask for less")
+    assert caught.value.status == 400
+
+
+def test_numbers_that_are_not_finite_are_not_written() -> None:
+    with pytest.raises(ValueError, match="Out of range"):
+        encode_json({"data": [[1.0, float("nan")]]})
