@@ -14,7 +14,7 @@ import numpy as np
 
 from zoo.errors import ArtifactError, StorageError, UsageError, storage_errors
 from zoo.storage import check_file_target, new_file
-from zoo_runtime.rows import LINES, PARQUET, is_id, open_input, pyarrow_module
+from zoo_runtime.rows import LINES, PARQUET, ColumnError, is_id, open_input, pyarrow_module
 
 __all__ = ["EMBEDDING", "Results", "plain"]
 
@@ -120,7 +120,7 @@ class Results:
         row = {"id": id} | plain(result) | {"id": id}
         if self.parquet and EMBEDDING in row:
             if clash := sorted(key for key in columns.keys() & row.keys() if (key, columns[key]) != ("id", id)):
-                raise UsageError(f"the input has a column {clash[0]!r}, as the result", self.path, "rename it")
+                raise ColumnError(f"the input has a column {clash[0]!r}, as the result", self.path, "rename it")
             row = {"id": id} | dict(columns) | row
         with storage_errors(self.path):
             if self.parquet:

@@ -8,13 +8,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from zoo.errors import ArtifactError, UsageError, nearest
+from zoo.errors import ArtifactError, UsageError, ZooError, nearest
 from zoo.tables import TABLES, check_footer, read_table
 from zoo_runtime.runner import Answer, Pair
 
 __all__ = [
     "LINES",
     "PARQUET",
+    "ColumnError",
     "column_types",
     "count_rows",
     "is_id",
@@ -28,6 +29,10 @@ _STDIN = "-"
 LINES = (".jsonl", ".ndjson")
 PARQUET = ".parquet"
 _BATCH = 1024
+
+
+class ColumnError(UsageError):
+    """A file, or one of its rows, lacks a column that the options name, or has one that results have."""
 
 
 def read_rows(
@@ -45,7 +50,7 @@ def read_rows(
 
     Raises:
         ArtifactError: the file is missing, or its contents do not match its extension.
-        UsageError: a column does not exist, or ``pair_column`` is given for plain text.
+        ColumnError: a column does not exist, or ``pair_column`` is given for plain text.
     """
     suffix = Path(path).suffix.lower()
     if path != _STDIN and not Path(path).exists():
@@ -57,7 +62,8 @@ def read_rows(
     if suffix in LINES:
         return _unique(_read_json_lines(path, column, id_column, pair_column, keep), path)
     if pair_column is not None:
-        raise UsageError("plain text has no columns", f"--pair-column {pair_column}", "give .jsonl, .csv or .parquet")
+        where = f"--pair-column {pair_column}"
+        raise ColumnError("plain text has no columns", where, "give .jsonl, .csv or .parquet")
     return _read_lines(path, keep)
 
 
@@ -122,9 +128,9 @@ def _read_lines(path: str, keep: bool) -> Iterator[Answer]:
                 yield _bad(path, number, f"not UTF-8 ({error.reason} at byte {error.start})")
 
 
-def _bad(path: str, number: int, what: str, remedy: str | None = None) -> Answer:
+def _bad(path: str, number: int, what: str, remedy: str | None = None, kind: type[ZooError] = ArtifactError) -> Answer:
     """A row with an error."""
-    error = ArtifactError(what, f"{'stdin' if path == _STDIN else path}, row {number}", remedy)
+    error = kind(what, f"{'stdin' if path == _STDIN else path}, row {number}", remedy)
     return Answer(number, None, error=error, id=number)
 
 
@@ -144,7 +150,7 @@ def _read_json_lines(
             lacks = [name for name in wanted if not isinstance(row, dict) or name not in row]
             if lacks:
                 remedy = nearest(lacks[0], row) if isinstance(row, dict) else "write one JSON object per line"
-                yield _bad(path, number, f"has no {lacks[0]!r}", remedy)
+                yield _bad(path, number, f"has no {lacks[0]!r}", remedy, ColumnError)
             else:
                 null = next((name for name in (column, pair_column) if pair_column and row[name] is None), None)
                 value = row[column] if pair_column is None else Pair(row[column], row[pair_column])
@@ -164,7 +170,7 @@ def _read_table(path: str, column: str, id_column: str | None, pair_column: str 
             continue
         for name in (column, id_column, pair_column):
             if name is not None and name not in row:
-                raise UsageError(f"no column {name!r}", path, nearest(name, row))
+                raise ColumnError(f"no column {name!r}", path, nearest(name, row))
         value = row[column] if pair_column is None else Pair(row[column], row[pair_column])
         yield Answer(number, value, id=row.get(id_column or "id", number), columns=row if keep else {})
 
@@ -176,7 +182,7 @@ def _read_parquet(
         names = file.schema_arrow.names
         for name in (column, id_column, pair_column):
             if name is not None and name not in names:
-                raise UsageError(f"no column {name!r}", path, nearest(name, names))
+                raise ColumnError(f"no column {name!r}", path, nearest(name, names))
         id_column = id_column or ("id" if "id" in names else None)
         wanted = names if keep else (column, id_column, pair_column)
         for number, row in enumerate(_parquet_rows(file, path, *wanted), 1):

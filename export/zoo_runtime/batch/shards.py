@@ -21,7 +21,7 @@ from zoo_runtime.batch.plan import Done, Failure, Plan, Shard, selection_of
 from zoo_runtime.chats import as_chat
 from zoo_runtime.choosing import find_export
 from zoo_runtime.results import Results
-from zoo_runtime.rows import column_types, read_rows
+from zoo_runtime.rows import ColumnError, column_types, read_rows
 from zoo_runtime.runner import Answer
 from zoo_runtime.session import Session, load_session
 from zoo_runtime.vectors import source
@@ -52,7 +52,8 @@ def model_digest(directory: Path, session: Mapping[str, Any], task: str | None) 
 def run_shard(plan: Plan, shard: Shard) -> Done:
     """Run a shard in this process, and commit its results.
 
-    The model is opened on the first call and stays open. A file that cannot be read is the ``failure`` of its shard.
+    The model is opened on the first call and stays open. A file that cannot be read, or that lacks a column, is the
+    ``failure`` of its shard.
 
     Raises:
         ZooError: no shard can be run: the model cannot be opened, an option is wrong, or the output is not writable.
@@ -62,7 +63,7 @@ def run_shard(plan: Plan, shard: Shard) -> Done:
     with warnings.catch_warnings(record=True) as caught, fetched(shard.source) as path:
         warnings.simplefilter("ignore")
         warnings.simplefilter("always", ZooWarning)
-        rows, failures = 0, []
+        rows, failures = 0, list[ZooError]()
         try:
             with folder.writing(shard.target) as temporary:
                 results = Results(temporary, types=column_types(str(path)), temporary=True)
@@ -73,14 +74,16 @@ def run_shard(plan: Plan, shard: Shard) -> Done:
                         if answer.error is None:
                             results.write(answer.id, answer.result, answer.columns)
                         else:
-                            failures.append(answer.error.command_line)
+                            failures.append(answer.error)
+                if failures and len(failures) == rows and all(isinstance(error, ColumnError) for error in failures):
+                    raise ColumnError(f"every row {failures[0].what}", path)
                 with temporary.open("rb") as file:
                     digest = hashlib.file_digest(file, "sha256").hexdigest()
                 size = temporary.stat().st_size
-        except ArtifactError as error:
-            text = error.command_line.replace(str(path), shard.source)
+        except (ArtifactError, ColumnError) as error:
+            text = error.command_line.replace(str(path), shard.source).replace(str(temporary), shard.source)
             return Done(target=shard.target, failure=Failure(kind="ArtifactError", text=text))
-    said = [text.replace(str(path), shard.source) for text in failures]
+    said = [error.command_line.replace(str(path), shard.source) for error in failures]
     said += dict.fromkeys(str(item.message) for item in caught)
     return Done(
         target=shard.target, rows=rows, failed=len(failures), size=size, sha256=digest, warnings=said

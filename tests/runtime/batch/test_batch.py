@@ -95,6 +95,18 @@ def test_bad_rows_are_reported_each_time(bert: Path, zoo: Zoo, corpus: Corpus, h
     assert "s1.jsonl: 3 of 6 inputs failed in an earlier run" in again.err
 
 
+def test_file_with_a_column_of_results_does_not_stop_the_others(
+    bert: Path, zoo: Zoo, corpus: Corpus, here: Here
+) -> None:
+    here()
+    source = corpus(1)
+    pq.write_table(pa.table({"text": ["x"], "embedding": ["y"]}), source / "clash.parquet")
+    ran = zoo("run", bert, "--input", source, "--output", "out", "--engine", "here", "--task", "sentence-embedding")
+    assert ran.status == 3
+    assert "warning: the input has a column 'embedding', as the result: in/clash.parquet: rename it" in ran.err
+    assert sorted(files(Path("out"))) == ["s0.jsonl"]
+
+
 def test_damaged_file_does_not_stop_the_others(bert: Path, zoo: Zoo, corpus: Corpus, here: Here) -> None:
     here()
     source = corpus(2)
@@ -104,6 +116,31 @@ def test_damaged_file_does_not_stop_the_others(bert: Path, zoo: Zoo, corpus: Cor
     assert "warning: not a parquet file" in ran.err
     assert "error: 1 of 3 files failed" in ran.err
     assert sorted(files(Path("out"))) == ["s0.jsonl", "s1.jsonl"]
+
+
+@pytest.mark.parametrize("option", ["--column", "--id-column", "--pair-column"])
+def test_file_without_a_column_does_not_stop_the_others(
+    bert: Path, zoo: Zoo, here: Here, tmp_path: Path, option: str
+) -> None:
+    """In every format, also in one whose rows have columns of their own."""
+    here()
+    source = tmp_path / "in"
+    source.mkdir()
+    (source / "a.csv").write_text("text\nx\n")
+    (source / "b.jsonl").write_text('{"text": "x"}\n{"text": "y"}\n')
+    pq.write_table(pa.table({"text": ["x"]}), source / "c.parquet")
+    (source / "d.jsonl").write_text('{"text": "x"}\n{"text": "y", "key": "1"}\n')
+    ran = zoo("run", bert, "--input", source, "--output", "out", "--engine", "here", option, "key")
+    assert ran.status == 3
+    warnings = [line for line in ran.err.splitlines() if line.startswith("warning: ")]
+    assert [": ".join(line.split(": ")[1:3]) for line in warnings][:4] == [
+        "no column 'key': in/a.csv",
+        "every row has no 'key': in/b.jsonl",
+        "no column 'key': in/c.parquet",
+        "has no 'key': in/d.jsonl, row 1",
+    ]
+    assert ran.err.splitlines()[-1].startswith("error: 3 of 4 files failed")
+    assert sorted(files(Path("out"))) == ["d.jsonl"]
 
 
 def test_resume_opens_no_finished_file(bert: Path, zoo: Zoo, corpus: Corpus, here: Here, monkeypatch) -> None:
@@ -197,7 +234,7 @@ def test_other_model_does_not_resume(exported_copy: Exported, zoo: Zoo, corpus: 
         (("--input", "in", "text"), 2, "not for a batch: TEXT"),
         (("--input", "in", "--engine", "dask"), 2, "no plugin provides the engine 'dask'"),
         (("--workers", "2"), 2, "a batch needs files and a folder"),
-        (("--input", "in", "--column", "body", "--engine", "here"), 3, "inputs failed"),
+        (("--input", "in", "--column", "body", "--engine", "here"), 3, "2 of 2 files failed"),
         (("--input", "in", "--option", "nonsense=1", "--engine", "here"), 2, "nonsense"),
         (("--input", "nope://x/*.jsonl"), 2, "fsspec cannot open it"),
     ],
