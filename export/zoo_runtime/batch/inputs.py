@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import os
+import stat
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -44,7 +45,7 @@ def find_shards(inputs: str, output: str) -> list[Shard]:
         output: the folder of results.
 
     Raises:
-        ArtifactError: there are no such files, or one is not a file of inputs.
+        ArtifactError: there are no such files, or one is not a file of inputs, or not a regular file.
         UsageError: two files have the same name, or results would be written among the inputs.
     """
     option = f"--input {inputs}"
@@ -54,6 +55,8 @@ def find_shards(inputs: str, output: str) -> list[Shard]:
     shards: dict[str, Shard] = {}
     for source, size, changed in sorted(found):
         name = source.rpartition("/")[2]
+        if size is None:
+            raise ArtifactError(f"not a regular file ({name})", option, "remove it, or match other files")
         if Path(name).suffix.lower() not in _READ:
             remedy = f"give a pattern such as '{inputs.rstrip('/')}/*.jsonl'" if folder else "match other files"
             raise ArtifactError(f"not a file of inputs ({name})", option, f"{remedy}; known: {', '.join(_READ)}")
@@ -80,8 +83,11 @@ def _is_inside(output: str, folder: str, *, same: bool = False) -> bool:
     return one_path == other_path or (not same and one_path.is_relative_to(other_path))
 
 
-def _local_files(inputs: str) -> tuple[list[tuple[str, int, str]], bool]:
-    """Return the path, size and time of each file, and whether the inputs are a folder."""
+def _local_files(inputs: str) -> tuple[list[tuple[str, int | None, str]], bool]:
+    """Return the path, size and time of each file, and whether the inputs are a folder.
+
+    The size is None for folders, pipes and others that are not regular files.
+    """
     place = Path(inputs)
     try:
         if place.is_dir():
@@ -94,10 +100,14 @@ def _local_files(inputs: str) -> tuple[list[tuple[str, int, str]], bool]:
         stats = [(os.path.abspath(path), path.stat()) for path in paths]  # noqa: PTH100  (resolve() follows links)
     except OSError as error:
         raise ArtifactError(f"cannot read {error.filename} ({error.strerror})", f"--input {inputs}") from error
-    return [(Path(path).as_posix(), stat.st_size, str(stat.st_mtime_ns)) for path, stat in stats], place.is_dir()
+    found = [
+        (Path(path).as_posix(), info.st_size if stat.S_ISREG(info.st_mode) else None, str(info.st_mtime_ns))
+        for path, info in stats
+    ]
+    return found, place.is_dir()
 
 
-def _remote_files(inputs: str) -> tuple[list[tuple[str, int, str]], bool]:
+def _remote_files(inputs: str) -> tuple[list[tuple[str, int | None, str]], bool]:
     fs, place = file_system(inputs)
     with remote_errors(inputs, ArtifactError):
         folder = fs.isdir(place)
@@ -109,7 +119,14 @@ def _remote_files(inputs: str) -> tuple[list[tuple[str, int, str]], bool]:
             infos = [info for info in fs.glob(place, detail=True).values() if info["type"] != "directory"]
         else:
             infos = [fs.info(place)] if fs.exists(place) else []
-        return [(fs.unstrip_protocol(info["name"]), int(info["size"] or 0), _changed(info)) for info in infos], folder
+        return [(fs.unstrip_protocol(info["name"]), _size(fs, info), _changed(info)) for info in infos], folder
+
+
+def _size(fs: Any, info: Mapping[str, Any]) -> int | None:
+    """Return the size of a file; None for folders, pipes and others that are not regular files."""
+    if info["type"] == "other":  # a listing may not follow links
+        info = fs.info(info["name"])
+    return None if info["type"] in ("directory", "other") else int(info["size"] or 0)
 
 
 def _changed(info: Mapping[str, Any]) -> str:

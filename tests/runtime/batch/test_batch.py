@@ -222,7 +222,10 @@ def test_other_model_does_not_resume(exported_copy: Exported, zoo: Zoo, corpus: 
         (("--input", "in/*.jsonl", "--output", "in"), 2, "among the inputs"),
         (("--input", "*/s0.jsonl"), 2, "would both become s0.jsonl"),
         (("--input", "other"), 3, "not a file of inputs (x.md)"),
-        (("--input", "nested"), 3, "not a file of inputs (deeper)"),
+        (("--input", "nested"), 3, "not a regular file (deeper)"),
+        (("--input", "pipes"), 3, "not a regular file (p.txt): --input pipes"),
+        (("--input", "pipes/*.txt"), 3, "not a regular file (p.txt)"),
+        (("--input", "pipes/p.txt", "--engine", "local"), 3, "not a regular file (p.txt)"),
         (("--input", "linked"), 3, "cannot read linked/s.jsonl (No such file or directory): --input linked"),
         (("--input", "in", "--output", "file"), 2, "is not a folder"),
         (("--input", "in", "--output", "file/out"), 6, "cannot write (Not a directory)"),
@@ -292,6 +295,8 @@ def test_two_runs_do_not_share_a_folder(bert: Path, zoo: Zoo, corpus: Corpus) ->
 )
 def test_engine_that_lies_is_a_plugin_error(
     bert: Path, zoo: Zoo, corpus: Corpus, here: Here, code: str, message: str
+    Path("pipes").mkdir()
+    os.mkfifo("pipes/p.txt")
 ) -> None:
     """Results that it has written before are kept."""
     here(f"from zoo_runtime.batch import Done, run_shard\n\n\n{code}\n")
