@@ -77,6 +77,9 @@ def run_batch(
         sizes = folder.sizes()
         waiting = {shard.target: shard for shard in shards if not manifest.is_done(shard, sizes)}
         for shard in shards:
+        if stray := sorted((manifest.entries.keys() & sizes.keys()) - {shard.target for shard in shards}):
+            names = stray[0] + (f" and {len(stray) - 1} more" if len(stray) > 1 else "")
+            tell(f"results of an earlier run whose inputs are not among these: {plan.output}/{names}")
             if shard.target not in waiting:
                 summary.kept += 1
                 _count(summary, manifest, shard, tell)

@@ -162,6 +162,22 @@ def test_resume_opens_no_finished_file(bert: Path, zoo: Zoo, corpus: Corpus, her
     assert [line["results"] for line in manifest(Path("out"))][4:] == ["s1.jsonl", "s2.jsonl"]
 
 
+def test_results_whose_input_is_gone_are_reported(bert: Path, zoo: Zoo, corpus: Corpus, here: Here) -> None:
+    here()
+    source = corpus(4)
+    base = ("run", bert, "--input", source, "--output", "out", "--engine", "here")
+    assert zoo(*base).status == 0
+    (source / "s1.jsonl").unlink()
+    (source / "s3.jsonl").unlink()
+    ran = zoo(*base, "--resume")
+    what = "results of an earlier run whose inputs are not among these: out/s1.jsonl and 1 more"
+    assert (ran.status, ran.err.splitlines()[0]) == (0, f"warning: {what}")
+    assert ran.err.endswith("out: 6 results of 2 files, 2 of them from an earlier run\n")
+    Path("out/s1.jsonl").unlink()
+    Path("out/s3.jsonl").unlink()
+    assert "earlier run whose" not in zoo(*base, "--resume").err
+
+
 def test_only_files_of_killed_workers_are_removed(bert: Path, zoo: Zoo, corpus: Corpus, here: Here) -> None:
     here()
     base = ("run", bert, "--input", corpus(2), "--output", "out", "--engine", "here")
