@@ -69,6 +69,8 @@ class Manifest:
             raise ValueError(f"options is {head['options']!r}")
         if head["model"] != own["model"]:
             what = "its results are of another model, export or evidence"
+            if self._plan.draft is not None:
+                what += f", or of a change in {self._plan.draft}"
             raise UsageError(what, self._output, "run that model, or choose another folder")
         for name, value in own["options"].items():
             if (earlier := head["options"].get(name)) != value:

@@ -25,7 +25,7 @@ class Plan:
     directory: str
     """The absolute path of the model directory, the same on every machine."""
     model: str
-    """SHA-256 of the model, its export and the evidence for it."""
+    """SHA-256 of the model, its export and the evidence for it, and those of the model that drafts."""
     output: str
     """The folder of results: an absolute path, or a URL of fsspec."""
     session: Mapping[str, Any]
@@ -51,6 +51,12 @@ class Plan:
         return int(self.session.get("threads") or 1)
 
     def identity(self) -> dict[str, Any]:
+    @property
+    def draft(self) -> str | None:
+        """The absolute path of the model that drafts tokens, if there is one."""
+        given = dict(text.partition("=")[::2] for text in self.settings) | self.options
+        return given.get("draft")
+
         """Return what the results depend on, apart from the inputs."""
         options = {name: value for name, value in asdict(self).items() if name not in _LOCATIONS}
         found: dict[str, Any] = json.loads(json.dumps({"model": self.model, "options": options}))

@@ -29,10 +29,16 @@ from zoo_runtime.vectors import source
 __all__ = ["answer_request", "model_digest", "run_shard"]
 
 
-def model_digest(directory: Path, session: Mapping[str, Any], task: str | None) -> str:
+def model_digest(directory: Path, session: Mapping[str, Any], task: str | None, draft: str | None = None) -> str:
     """Return the SHA-256 of what answers depend on: the model, the export that is opened, and the evidence for it.
 
-    Raises as :func:`zoo_runtime.load_session` does if the model is not exported.
+    Args:
+        directory: the model directory.
+        session: arguments of :func:`zoo_runtime.load_session`.
+        task: the task, or None for that of the model.
+        draft: the directory of a model that drafts tokens.
+
+    Raises as :func:`zoo_runtime.load_session` does if a model is not exported.
     """
     stored = ModelDirectory.open(directory)
     chosen = {name: session[name] for name in ("provider", "dtype", "variant") if name in session}
@@ -46,6 +52,8 @@ def model_digest(directory: Path, session: Mapping[str, Any], task: str | None) 
             listed.append(hashlib.sha256(Path(session["tokenizer"]).read_bytes()).hexdigest())
         except OSError as error:
             raise ArtifactError(f"cannot read ({error.strerror})", f"--tokenizer {session['tokenizer']}") from error
+    if draft is not None:
+        listed.append(model_digest(Path(draft), {"provider": session["provider"]}, None))
     return hashlib.sha256("\n".join(listed).encode()).hexdigest()
 
 
@@ -116,7 +124,7 @@ def _open(text: str) -> Session:
     plan = Plan.from_json(text)
     plugins.select(selection_of(plan))
     directory = Path(plan.directory)
-    if model_digest(directory, plan.session, plan.task) != plan.model:
+    if model_digest(directory, plan.session, plan.task, plan.draft) != plan.model:
         what = "the model changed after the run began, or is another one on this machine"
         raise UsageError(what, directory, "give every machine the same model directory")
     return load_session(directory, task=plan.task, **plan.session)

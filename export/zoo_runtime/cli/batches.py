@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -57,16 +58,22 @@ def run_batches(
     session["threads"] = session.get("threads") or 1
     if "tokenizer" in session:
         session["tokenizer"] = os.path.abspath(session["tokenizer"])  # noqa: PTH100  (resolve() follows links)
+    if "draft" in options["options"]:
+        options["options"] = {**options["options"], "draft": str(Path(options["options"]["draft"]).absolute())}
+    options["settings"] = [
+        f"draft={Path(text[6:]).absolute()}" if text.startswith("draft=") else text for text in options["settings"]
+    ]
     place = Path(directory).absolute()
     plan = Plan(
         directory=str(place),
-        model=model_digest(place, session, options.get("task")),
+        model="",
         output=output if is_url(output) else str(Path(local(output)).absolute()),
         session=session,
         versions=_versions(ort.__version__),
         selection=plain_selection(plugins.active().selection),
         **options,
     )
+    plan = replace(plan, model=model_digest(place, session, plan.task, plan.draft))
 
     def warn(text: str) -> None:
         message("warning", text)

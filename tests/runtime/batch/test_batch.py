@@ -228,6 +228,26 @@ def test_other_model_does_not_resume(exported_copy: Exported, zoo: Zoo, corpus: 
     zoo(*base, "--resume").failed(2, "another model")
 
 
+@pytest.mark.parametrize("option", ["--draft", "--option"])
+def test_other_model_that_drafts_does_not_resume(
+    exported_model: Exported, zoo: Zoo, corpus: Corpus, here: Here, option: str
+) -> None:
+    here()
+    first, second = exported_model("gpt-tiny"), exported_model("gpt-tiny", seed=1)
+    base = ("run", first, "--input", corpus(2, 1), "--output", "out", "--engine", "here", "--max-new-tokens", 2)
+    given = ("--draft", "D") if option == "--draft" else ("--option", "draft=D")
+    ran = zoo(*base, *given)
+    ran.failed(3, "no such directory", "/D")
+    assert "warning" not in ran.err
+    assert not Path("out").exists()
+    Path("D").symlink_to(first)
+    assert zoo(*base, *given).status == 0
+    assert zoo(*base, *given, "--resume").status == 0
+    Path("D").unlink()
+    Path("D").symlink_to(second)
+    zoo(*base, *given, "--resume").failed(2, "another model, export or evidence, or of a change in", "/D: --output")
+
+
 @pytest.mark.parametrize(
     ("arguments", "status", "message"),
     [
