@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from zoo import plugins
 from zoo.contract import Engine
-from zoo.errors import PluginError
+from zoo.errors import ArtifactError, PluginError
 from zoo.plugins import Plugin
 from zoo.registry import load_reference
 from zoo_runtime.batch.folders import OutputFolder, open_folder
-from zoo_runtime.batch.inputs import find_shards
+from zoo_runtime.batch.inputs import fetched, find_shards
 from zoo_runtime.batch.manifest import Manifest
 from zoo_runtime.batch.plan import Done, Plan, Shard
+from zoo_runtime.rows import count_rows
 
 __all__ = ["Summary", "run_batch"]
 
@@ -75,11 +77,11 @@ def run_batch(
         manifest = Manifest(folder, plan, plan.output.replace(here, ""), resume=resume)
         folder.clean()
         sizes = folder.sizes()
-        waiting = {shard.target: shard for shard in shards if not manifest.is_done(shard, sizes)}
-        for shard in shards:
         if stray := sorted((manifest.entries.keys() & sizes.keys()) - {shard.target for shard in shards}):
             names = stray[0] + (f" and {len(stray) - 1} more" if len(stray) > 1 else "")
             tell(f"results of an earlier run whose inputs are not among these: {plan.output}/{names}")
+        waiting = {shard.target: shard for shard in shards if not manifest.is_done(shard, sizes)}
+        for shard in shards:
             if shard.target not in waiting:
                 summary.kept += 1
                 _count(summary, manifest, shard, tell)
@@ -89,21 +91,26 @@ def run_batch(
             for done in _outcomes(plugin, declared, plan, list(waiting.values()), workers):
                 if show is not None:
                     show(len(shards) - len(waiting), len(shards))
-                shard = _checked(plugin, done, waiting, folder)
+                shard = _checked(plugin, done, waiting, plan, folder)
                 for text in done.warnings:
-                    tell(text if shard.source in text else f"{shard.source}: {text}")
+                    tell(_named(text, shard))
                 if done.failure is None:
                     manifest.add(shard, done)
                     summary.rows, summary.failed = summary.rows + done.rows, summary.failed + done.failed
                 else:
                     summary.lost.append(done)
-                    tell(done.failure.text)
+                    tell(_named(done.failure.text, shard))
         finally:
             folder.clean()
     if waiting:
         names = f"{next(iter(waiting.values())).source}" + (f" and {len(waiting) - 1} more" if len(waiting) > 1 else "")
         raise PluginError(f"{plugin}: the engine {engine!r} did not run {names}")
     return summary
+
+
+def _named(text: str, shard: Shard) -> str:
+    """Return a text that names its file of inputs."""
+    return text if shard.source in text else f"{shard.source}: {text}"
 
 
 def _count(summary: Summary, manifest: Manifest, shard: Shard, warn: Callable[[str], None]) -> None:
@@ -138,13 +145,43 @@ def _outcomes(
                 outcomes.close()
 
 
-def _checked(plugin: Plugin, done: object, waiting: dict[str, Shard], folder: OutputFolder) -> Shard:
-    """Remove the shard of an outcome from those waiting. Raises :class:`PluginError` for a false outcome."""
+def _checked(plugin: Plugin, done: object, waiting: dict[str, Shard], plan: Plan, folder: OutputFolder) -> Shard:
+    """Remove the shard of an outcome from those waiting.
+
+    Results of third parties' engines are read once more, since those need not come from :func:`run_shard`.
+
+    Raises:
+        PluginError: the outcome is not true.
+    """
     if not isinstance(done, Done):
         raise PluginError(f"{plugin}: its engine returned {type(done).__name__}, which must be zoo_runtime.batch.Done")
-    shard = waiting.pop(done.target, None)
+    shard = waiting.get(done.target) if isinstance(done.target, str) else None
     if shard is None:
-        raise PluginError(f"{plugin}: its engine returned {done.target!r}, which it was not to run, or twice")
-    if done.failure is None and folder.size(shard.target) != done.size:
-        raise PluginError(f"{plugin}: its engine did not write {shard.target}", shard.source)
-    return shard
+        raise PluginError(f"{plugin}: its engine returned {done.target!r:.60}, which it was not to run, or twice")
+    fault = done.fault()
+    if fault is None and done.failure is None:
+        fault = _difference(done, plan, folder, reads=not plugin.built_in)
+    if fault is not None:
+        raise PluginError(f"{plugin}: its engine returned a false outcome of {done.target} ({fault})", shard.source)
+    return waiting.pop(done.target)
+
+
+def _difference(done: Done, plan: Plan, folder: OutputFolder, *, reads: bool) -> str | None:
+    """Return how the results of a shard differ from its outcome."""
+    size = folder.size(done.target)
+    if size is None:
+        return "it did not write results"
+    if size != done.size:
+        return f"the results have {size} bytes, not {done.size}"
+    if not reads:
+        return None
+    with fetched(f"{plan.output.rstrip('/')}/{done.target}") as path:
+        with path.open("rb") as file:
+            if (digest := hashlib.file_digest(file, "sha256").hexdigest()) != done.sha256:
+                return f"the SHA-256 of the results is {digest}, not {done.sha256}"
+        try:
+            rows = count_rows(str(path))
+        except ArtifactError as error:
+            return str(error)
+    succeeded = done.rows - done.failed
+    return None if rows == succeeded else f"the results have {rows} rows, not {succeeded}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Self
@@ -50,13 +51,13 @@ class Plan:
         """The number of threads of a worker."""
         return int(self.session.get("threads") or 1)
 
-    def identity(self) -> dict[str, Any]:
     @property
     def draft(self) -> str | None:
         """The absolute path of the model that drafts tokens, if there is one."""
         given = dict(text.partition("=")[::2] for text in self.settings) | self.options
         return given.get("draft")
 
+    def identity(self) -> dict[str, Any]:
         """Return what the results depend on, apart from the inputs."""
         options = {name: value for name, value in asdict(self).items() if name not in _LOCATIONS}
         found: dict[str, Any] = json.loads(json.dumps({"model": self.model, "options": options}))
@@ -143,6 +144,25 @@ class Done:
     """One line for each input that failed, and other warnings."""
     failure: Failure | None = None
     """Why there are no results, such as a file that is damaged."""
+
+    def fault(self) -> str | None:
+        """Return what is wrong with the values, which may come from an engine of a plugin."""
+        given: dict[str, Any] = self.to_dict()
+        texts = given.pop("warnings")
+        failure = given.pop("failure")
+        if not isinstance(texts, list | tuple) or not all(isinstance(text, str) for text in texts):
+            return f"warnings is {texts!r:.60}, which must be a sequence of texts"
+        if not (
+            failure is None or (isinstance(self.failure, Failure) and all(type(v) is str for v in failure.values()))
+        ):
+            return f"failure is {failure!r:.60}, which must be a zoo_runtime.batch.Failure of texts"
+        if wrong := [name for name in ("rows", "failed", "size") if type(given[name]) is not int or given[name] < 0]:
+            return f"{wrong[0]} is {given[wrong[0]]!r:.60}, which must be a number from 0"
+        if self.failed > self.rows:
+            return f"{self.failed} of {self.rows} inputs failed"
+        if failure is None and not (type(self.sha256) is str and re.fullmatch("[0-9a-f]{64}", self.sha256)):
+            return f"sha256 is {self.sha256!r:.60}, which must be 64 hexadecimal digits"
+        return None
 
     def to_dict(self) -> dict[str, Any]:
         """Return the outcome as plain data."""

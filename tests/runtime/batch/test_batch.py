@@ -295,6 +295,8 @@ def test_invalid_batches_write_nothing(
     for folder, name in (("other", "x.md"), ("nested/deeper", "s.jsonl"), ("full", "s0.jsonl")):
         Path(folder).mkdir(parents=True)
         (Path(folder) / name).write_text("{}\n")
+    Path("pipes").mkdir()
+    os.mkfifo("pipes/p.txt")
     Path("linked").mkdir()
     Path("linked/s.jsonl").symlink_to("nothing")
     before = snapshot()
@@ -322,7 +324,11 @@ def test_two_runs_do_not_share_a_folder(bert: Path, zoo: Zoo, corpus: Corpus) ->
         ("def run(plan, shards, workers):\n    return []", "did not run"),
         ("def run(plan, shards, workers):\n    return [run_shard(plan, shards[0])]", "did not run"),
         ("def run(plan, shards, workers):\n    return [run_shard(plan, shards[0])] * 2", "or twice"),
-        ("def run(plan, shards, workers):\n    return [Done(target='s0.jsonl', size=9)]", "did not write s0.jsonl"),
+        (
+            "def run(plan, shards, workers):\n    return [Done(target='s0.jsonl', sha256='0' * 64)]",
+            "did not write results",
+        ),
+        ("def run(plan, shards, workers):\n    return [Done(target=['s0.jsonl'])]", "which it was not to run"),
         ("def run(plan, shards, workers):\n    return [Done(target='other')]", "which it was not to run"),
         ("def run(plan, shards, workers):\n    return [1]", "returned int"),
         ("def run(plan, shards, workers):\n    raise OSError('no cluster')", "no cluster"),
@@ -331,8 +337,6 @@ def test_two_runs_do_not_share_a_folder(bert: Path, zoo: Zoo, corpus: Corpus) ->
 )
 def test_engine_that_lies_is_a_plugin_error(
     bert: Path, zoo: Zoo, corpus: Corpus, here: Here, code: str, message: str
-    Path("pipes").mkdir()
-    os.mkfifo("pipes/p.txt")
 ) -> None:
     """Results that it has written before are kept."""
     here(f"from zoo_runtime.batch import Done, run_shard\n\n\n{code}\n")
@@ -340,6 +344,78 @@ def test_engine_that_lies_is_a_plugin_error(
     zoo(*base, "--engine", "here").failed(5, "zoo-here", message)
     assert len(manifest(Path("out"))) == ("run_shard" in code)
     assert set(files(Path("out"))) == {line["results"] for line in manifest(Path("out"))}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("rows=999", "the results have 3 rows, not 999"),
+        ("rows=-3", "rows is -3"),
+        ("rows=True", "rows is True"),
+        ("rows='3'", "rows is '3'"),
+        ("failed=5", "5 of 3 inputs failed"),
+        ("failed=1", "the results have 3 rows, not 2"),
+        ("size=9", "bytes, not 9"),
+        ("size=None", "size is None"),
+        ("sha256='0' * 64", "not 0000000"),
+        ("sha256='0'", "64 hexadecimal digits"),
+        ("sha256=None", "64 hexadecimal digits"),
+        ("warnings='abc'", "warnings is 'abc'"),
+        ("warnings=[1]", "warnings is [1]"),
+        ("warnings=None", "warnings is None"),
+        ("failure='oops'", "failure is 'oops'"),
+        ("failure=Failure(kind='ZooError', text=3)", "which must be a zoo_runtime.batch.Failure of texts"),
+    ],
+)
+def test_outcome_that_is_not_true_is_a_plugin_error(
+    bert: Path, zoo: Zoo, corpus: Corpus, here: Here, change: str, message: str
+) -> None:
+    here(
+        "from dataclasses import replace\nfrom zoo_runtime.batch import Failure, run_shard\n\n\n"
+        f"def run(plan, shards, workers):\n    return [replace(run_shard(plan, shards[0]), {change})]\n"
+    )
+    ran = zoo("run", bert, "--input", corpus(2), "--output", "out", "--engine", "here")
+    ran.failed(5, "zoo-here", "a false outcome of s0.jsonl (", message, "s0.jsonl")
+    assert manifest(Path("out")) == []
+
+
+@pytest.mark.parametrize("name", ["s0.jsonl", "p.parquet"])
+def test_results_that_an_engine_changed_are_a_plugin_error(
+    bert: Path, zoo: Zoo, corpus: Corpus, here: Here, name: str
+) -> None:
+    """With the true size and digest."""
+    here("""\
+import hashlib
+from dataclasses import replace
+from pathlib import Path
+
+from zoo_runtime.batch import run_shard
+
+
+def run(plan, shards, workers):
+    for shard in shards:
+        done = run_shard(plan, shard)
+        path = Path(plan.output, done.target)
+        data = b"".join(path.read_bytes().splitlines(True)[:-1])
+        path.write_bytes(data)
+        yield replace(done, size=len(data), sha256=hashlib.sha256(data).hexdigest())
+""")
+    source = corpus(1)
+    pq.write_table(pa.table({"text": ["x", "y"]}), source / "p.parquet")
+    ran = zoo("run", bert, "--input", source / name, "--output", "out", "--engine", "here")
+    ran.failed(5, "zoo-here", {"s0.jsonl": "2 rows, not 3", "p.parquet": "not a parquet file"}[name])
+
+
+def test_failure_names_its_file(bert: Path, zoo: Zoo, corpus: Corpus, here: Here) -> None:
+    here("""\
+from zoo_runtime.batch import Done, Failure
+
+
+def run(plan, shards, workers):
+    return [Done(target=shard.target, failure=Failure(kind="ZooError", text="lost it")) for shard in shards]
+""")
+    ran = zoo("run", bert, "--input", corpus(1), "--output", "out", "--engine", "here")
+    assert ran.err.startswith("warning: in/s0.jsonl: lost it\n")
 
 
 @pytest.mark.parametrize("call", ["fsync", "replace"])
