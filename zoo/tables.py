@@ -13,10 +13,13 @@ __all__ = ["TABLES", "check_footer", "read_table"]
 
 TABLES = {".csv": ",", ".tsv": "\t"}
 """Suffixes of files, and the separators of their values."""
+_FIELD = 2**31 - 1
+"""Largest number of characters of a value in a CSV file: as in JSON lines, limits are those of what reads the rows."""
 
 
 def read_table(path: Path) -> Iterator[dict[str, Any] | str]:
     """Yield the rows of a CSV file with a header, or what is wrong with them."""
+    csv.field_size_limit(_FIELD)
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             reader = csv.reader(file, delimiter=TABLES[path.suffix.lower()], strict=True)

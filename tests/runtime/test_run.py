@@ -599,3 +599,17 @@ def test_rows_are_read_on_demand(tmp_path: Path) -> None:
     assert next(rows).input == "a"
     with pytest.raises(ArtifactError, match="no such file"):
         read_rows(str(tmp_path / "absent.txt"), "text")
+
+
+@pytest.mark.parametrize("name", ["in.csv", "in.jsonl"])
+def test_limit_of_texts_applies_to_rows(bert: Path, zoo: Zoo, name: str) -> None:
+    """In every format; the csv module has a limit of its own, which fails the file."""
+    texts = ["x", "y" * 200_000, "z" * 4_000_001]
+    if name == "in.csv":
+        Path(name).write_text("\n".join(["text", *texts]) + "\n")
+    else:
+        Path(name).write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    ran = zoo("run", bert, "--input", name, "-o", "out.jsonl", "--truncate")
+    assert ran.status == 3
+    assert "a text of 4,000,001 characters: at most 4,000,000 are allowed" in ran.err
+    assert [row["id"] for row in lines("out.jsonl")] == [1, 2]
