@@ -86,6 +86,18 @@ class Results:
         self._resume = resume and self._exists
         self._writer: Any = None
         self._waiting: list[dict[str, Any]] = []
+        self._example: dict[str, Any] | None = None
+
+    @property
+    def needs_example(self) -> bool:
+        """Whether the file has columns but no row, so that only :meth:`describe` can give it columns."""
+        return self.parquet and self._writer is None and not self._waiting
+
+    def describe(self, result: Mapping[str, Any], id_column: str | None) -> None:
+        """Give a parquet file without rows the columns of a result, and of the input."""
+        numbers = str(self.types.get(id_column or "id", "int64")) not in ("string", "large_string")
+        columns = dict.fromkeys(self.types) if EMBEDDING in result else {}
+        self._example = {"id": 1 if numbers else ""} | columns | plain(result) | {"id": 1 if numbers else ""}
 
     @contextmanager
     def writing(self) -> Iterator[Results]:
@@ -136,14 +148,15 @@ class Results:
             return
         arrow = pyarrow_module("lib")
         schema = self._writer.schema if self._writer is not None else None
-        names = dict.fromkeys(name for row in self._waiting for name in row)
+        known = self._waiting or ([self._example] if self._example else [])
+        names = dict.fromkeys(name for row in known for name in row)
         try:
             if schema is not None and (late := sorted(names.keys() - set(schema.names))):
                 raise ValueError(f"no earlier row has {', '.join(late)}")
-            rows = [dict.fromkeys(names) | row for row in self._waiting]  # pyarrow takes the columns of the first row
+            rows = [dict.fromkeys(names) | row for row in known]  # pyarrow takes the columns of the first row
             if schema is None:
                 schema = self._schema(arrow, rows)
-            table = arrow.Table.from_pylist(rows, schema=schema)
+            table = arrow.Table.from_pylist(rows[: len(self._waiting)], schema=schema)
             if self._writer is None:
                 self._writer = pyarrow_module("parquet").ParquetWriter(
                     self._file, table.schema.with_metadata(self.metadata)

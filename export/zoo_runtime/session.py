@@ -367,6 +367,16 @@ class Session:
         pairs = enumerate(zip(inputs, names, strict=False), 1)
         return self.answer(runner, (Answer(n, value, adapter=name) for n, (value, name) in pairs), batch_size)
 
+    def example(self, runner: Runner[Any]) -> dict[str, Any]:
+        """Return a result of a runner, for one of the samples of its task; an empty one if none can be read."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            for sample in runner.samples():
+                for answer in self.answer(runner, [Answer(1, sample)]):
+                    if answer.error is None:
+                        return answer.result
+        return {}
+
     def answer(self, runner: Runner[Any], answers: Iterable[Answer], batch_size: int | None = None) -> Iterator[Answer]:
         """Like :meth:`map`, with an existing runner and inputs that are already numbered."""
         size = check_count("batch_size", batch_size) or self._fixed_batch(runner) or runner.batch_size

@@ -22,7 +22,7 @@ from zoo_runtime.chats import as_chat
 from zoo_runtime.choosing import find_export
 from zoo_runtime.results import Results
 from zoo_runtime.rows import ColumnError, column_types, read_rows
-from zoo_runtime.runner import Answer
+from zoo_runtime.runner import Answer, Runner
 from zoo_runtime.session import Session, load_session
 from zoo_runtime.vectors import source
 
@@ -77,12 +77,15 @@ def run_shard(plan: Plan, shard: Shard) -> Done:
                 results = Results(temporary, types=column_types(str(path)), temporary=True)
                 results.metadata = source(session.stored)
                 with results.writing():
-                    for answer in _answers(plan, session, str(path), keep=results.parquet):
+                    runner = _runner(plan, session)
+                    for answer in session.answer(runner, _inputs(plan, str(path), results.parquet), plan.batch_size):
                         rows += 1
                         if answer.error is None:
                             results.write(answer.id, answer.result, answer.columns)
                         else:
                             failures.append(answer.error)
+                    if results.needs_example:
+                        results.describe(session.example(runner), plan.id_column)
                 if failures and len(failures) == rows and all(isinstance(error, ColumnError) for error in failures):
                     raise ColumnError(f"every row {failures[0].what}", path)
                 with temporary.open("rb") as file:
@@ -130,16 +133,17 @@ def _open(text: str) -> Session:
     return load_session(directory, task=plan.task, **plan.session)
 
 
-def _answers(plan: Plan, session: Session, path: str, *, keep: bool) -> Iterator[Answer]:
+def _runner(plan: Plan, session: Session) -> Runner[Any]:
     more = session.options(plan.task).parse_settings(plan.settings)
     if twice := sorted(more.keys() & plan.options.keys()):
         raise UsageError(f"{twice[0]} is set twice", f"--option {twice[0]}", "leave out one of them")
     number_of(plan.adapter, session.adapters, session.path)
-    runner = session.runner(plan.task, **more, **plan.options)
+    return session.runner(plan.task, **more, **plan.options)
+
+
+def _inputs(plan: Plan, path: str, keep: bool) -> Iterator[Answer]:
     inputs = read_rows(path, plan.column, plan.id_column, plan.pair_column, keep=keep or bool(plan.settings))
-    if plan.session.get("chat"):
-        inputs = map(as_chat, inputs)
-    return session.answer(runner, _adapted(inputs, plan.adapter), plan.batch_size)
+    return _adapted(map(as_chat, inputs) if plan.session.get("chat") else inputs, plan.adapter)
 
 
 def _adapted(inputs: Iterator[Answer], adapter: str | None) -> Iterator[Answer]:

@@ -248,6 +248,8 @@ def command(
                     if answer.error is None or (training_data is not None and column in answer.columns):
                         results.write(answer.id, answer.result, answer.columns)
                         written += 1
+                if isinstance(results, Results) and results.needs_example:
+                    results.describe(session.example(runner), id_column)
             elif as_json:
                 facts = {"task": task or session.task, "provider": session.provider}
                 emit_json("run", facts | {"results": [described(answer) for answer in answers]})

@@ -65,6 +65,33 @@ def test_results_are_those_of_single_runs(bert: Path, zoo: Zoo, corpus: Corpus, 
     assert (lines["lines.jsonl"]["input"], lines["lines.jsonl"]["rows"]) == ("lines.txt", 2)
 
 
+@pytest.mark.parametrize("task", ["sentence-embedding", "feature-extraction"])
+@pytest.mark.parametrize("key", ["key", None])
+def test_results_without_rows_have_the_columns_of_others(
+    bert: Path, zoo: Zoo, here: Here, tmp_path: Path, task: str, key: str | None
+) -> None:
+    """They are a part of the data set that the folder is."""
+    here()
+    source = tmp_path / "in"
+    source.mkdir()
+    schema = pa.schema({"key": pa.string(), "text": pa.string(), "year": pa.int16()})
+    for name, rows in (
+        ("full", [("a", "time", 1), ("b", "flies", 2)]), ("empty", []), ("failed", [("c", None, 3), ("d", "", 4)]),
+    ):  # fmt: skip
+        columns = [dict(zip(schema.names, row, strict=True)) for row in rows]
+        pq.write_table(pa.Table.from_pylist(columns, schema=schema), source / f"{name}.parquet")
+    options = ("--task", task, *(("--id-column", key) if key else ()), "--no-special")
+    ran = zoo("run", bert, "--input", source, "--output", "out", "--engine", "here", *options)
+    assert ran.status == 3
+    full, empty, failed = (pq.read_table(f"out/{name}.parquet") for name in ("full", "empty", "failed"))
+    assert (full.num_rows, empty.num_rows, failed.num_rows) == (2, 0, 0)
+    assert "embedding" in full.schema.names or task == "feature-extraction"
+    assert full.schema.equals(empty.schema, check_metadata=True), empty.schema
+    assert full.schema.equals(failed.schema, check_metadata=True), failed.schema
+    assert zoo("run", bert, "--input", source / "failed.parquet", "-o", "alone.parquet", *options).status == 3
+    assert Path("alone.parquet").read_bytes() == Path("out/failed.parquet").read_bytes()
+
+
 def test_options_apply_to_every_file(exported_model: Exported, zoo: Zoo, corpus: Corpus, here: Here) -> None:
     here()
     options = ("--max-new-tokens", 2, "--option", "top_k=5", "--temperature", 0.8, "--seed", 3, "--stop", "q")
