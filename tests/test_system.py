@@ -88,8 +88,10 @@ def test_wait_for_a_lock_is_announced_and_ends(either_lock: Path, hasty: None) -
     write(TARGET, OLD)
     release = system.try_lock(TARGET)
     assert release is not None
-    with pytest.warns(ZooWarning, match=r"^waiting for another process that is writing to .*target$") as warned:  # noqa: SIM117
-        with pytest.raises(StorageError, match=r"another process has held its lock for 0.4 s: .*target: .*run the com"):
+    with pytest.warns(ZooWarning, match=r"^waiting for another process that has locked .*target$") as warned:  # noqa: SIM117
+        with pytest.raises(
+            StorageError, match=r"another process has kept this directory locked for 0.4 s: .*target: .*run the com"
+        ):
             add()
     assert len(warned) == 1
     release()
@@ -110,8 +112,10 @@ def test_command_reports_waiting(
     release()
     assert result.status == StorageError.exit_code == 6
     warning, error = result.err.splitlines()
-    assert warning == "warning: waiting for another process that is writing to gpt-tiny"
-    assert error.startswith("error: another process has held its lock for 0.4 s: gpt-tiny: wait for that process")
+    assert warning == "warning: waiting for another process that has locked gpt-tiny"
+    assert error.startswith(
+        "error: another process has kept this directory locked for 0.4 s: gpt-tiny: wait for that process"
+    )
 
 
 @pytest.mark.parametrize(("operation", "after"), [(make, NEW), (replace, NEW), (add, MERGED)])

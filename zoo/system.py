@@ -70,10 +70,10 @@ def lock(directory: Path) -> Release:
     while (release := try_lock(directory)) is None:
         waited = time.monotonic() - started
         if waited > _LIMIT:
-            what = f"another process has held its lock for {_LIMIT:g} s"
+            what = f"another process has kept this directory locked for {_LIMIT:g} s"
             raise StorageError(what, directory, "wait for that process or end it, then run the command again")
         if waited > _NOTICE and not warned:
-            warnings.warn(f"waiting for another process that is writing to {directory}", ZooWarning, stacklevel=2)
+            warnings.warn(f"waiting for another process that has locked {directory}", ZooWarning, stacklevel=2)
             warned = True
         time.sleep(_POLL)
     return release
