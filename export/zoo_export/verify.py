@@ -141,8 +141,13 @@ def verify_onnx(job: Job) -> dict[str, Any]:
 def diff_model(directory: Path, *, variant: str = "", provider: Provider = "cpu") -> dict[str, list[ModuleError]]:
     """Compare each module's output with float64 at one point (two rows, padded, with a past), for each graph.
 
-    The graphs are the exported ones or, if there is no export, newly traced ones. Raises the errors of
-    :func:`verify_model`, except :class:`ParityError`.
+    The graphs are the exported ones or, if there is no export, newly traced ones. Differences are no errors.
+
+    Raises:
+        ArtifactError: a file is altered or missing, or a graph violates the ONNX standard.
+        IncomparableError: the comparison would take more memory than there is.
+        ParityError: a graph cannot be run at this point, or reads weights that are not those of the model.
+        UsageError: the variant cannot be compared by modules, or the provider does not load.
     """
     if variant in (LOOP, ADAPTERS, SERVING, *PRECISIONS, *INT8_CACHES):
         what = f"the variant {variant} cannot be compared by modules"
@@ -173,8 +178,7 @@ def plot_modules(directory: str | os.PathLike[str], *, variant: str = "", provid
     Arguments and errors are those of ``zoo diff``, which compares the modules.
 
     Raises:
-        ArtifactError: a file is altered or missing.
-        UsageError: the variant cannot be compared by modules, or matplotlib is not installed.
+        UsageError: matplotlib is not installed; and all others that ``zoo diff`` reports but for differences.
     """
     found = diff_model(Path(directory), variant=variant, provider=provider)
     name = str(ModelDirectory.open(Path(directory)).description["name"])

@@ -7,10 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import onnx
 import pytest
 
 from tests.exported import inlined
+from zoo.errors import ParityError
 from zoo.nn import FeedForward
+from zoo_export.verify import diff_model
 from zoo_plugins.gpt.model import GPTBlock
 
 Exported = Callable[..., Path]
@@ -80,6 +83,20 @@ def test_first_diverging_module_is_named(
     assert module.split()[0] in next(line for line in result.out.splitlines() if "begins here" in line)
     if cls is not None:
         assert f"zoo.nn.feed_forward:{inspect.getsourcelines(cls)[1]}" in result.err
+
+
+def test_graph_that_reads_other_bytes_is_not_compared(
+    exported_copy: Exported, seal: Callable[[Path], None], zoo: Zoo
+) -> None:
+    folder = exported_copy("gpt-tiny")
+    model = onnx.load_model_from_string((folder / "model.onnx").read_bytes())
+    place = next(entry for entry in model.graph.initializer[0].external_data if entry.key == "offset")
+    place.value = str(int(place.value) + 4)
+    (folder / "model.onnx").write_bytes(model.SerializeToString())
+    seal(folder)
+    with pytest.raises(ParityError, match="points at no tensor"):
+        diff_model(folder)
+    zoo("diff", folder).failed(4, "points at no tensor")
 
 
 def test_source_is_the_line_of_the_class(exported_model: Exported, zoo: Zoo) -> None:
