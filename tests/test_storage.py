@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import full, nth_call
-from zoo import ArtifactError, StorageError, UsageError
+from zoo import ArtifactError, StorageError, UsageError, storage
 from zoo.errors import ZooWarning
 from zoo.storage import add_to_directory, new_directory, new_file, recover
 
@@ -564,6 +564,26 @@ def test_unwritable_target_is_a_storage_error(target: Path) -> None:
     assert str(target) in str(caught.value)
     assert names() == ["file"]
     assert Path("file").read_bytes() == b"old"
+
+
+def test_targets_that_cannot_be_written_are_refused_at_once() -> None:
+    """Commands check the target before they compute."""
+    Path("file").write_text("old")
+    for place in (Path("file/new"), Path("file/folder/new"), Path("file").absolute() / "new"):
+        with pytest.raises(StorageError, match=r"^cannot write \(Not a directory\): .*new"):
+            storage.check_file_target(place, force=False)
+        with pytest.raises(StorageError, match=r"^cannot write \(Not a directory\): .*new"):
+            storage.check_target(place, force=False, owned=owned)
+    storage.check_file_target(Path("new/folder/file"), force=False)
+    assert names() == ["file"]
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root ignores permissions")
+def test_targets_in_read_only_directories_are_refused_at_once(tmp_path: Path) -> None:
+    folder = tmp_path / "read-only"
+    folder.mkdir(mode=0o555)
+    with pytest.raises(StorageError, match="check the permissions"):
+        storage.check_file_target(folder / "more/file", force=False)
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root ignores permissions")

@@ -226,13 +226,14 @@ def _move_committed(directory: Path) -> None:
 
 
 def check_target(target: Path, *, force: bool, owned: Owned, kind: str = "a model directory") -> None:
-    """Raise :class:`UsageError` unless ``target`` is free or may be replaced.
+    """Raise :class:`UsageError` unless ``target`` is free or may be replaced, and ``StorageError`` if it is not writable.
 
     With ``force``, a directory that is empty or holds ``owned`` files only may be replaced. The current directory and
     those that contain it are never replaced: the caller's shell would be left in a deleted directory. ``kind`` is the
     kind of directory named in the error.
     """
     with storage_errors(target):
+        _check_writable(target.parent)
         if not (target.is_symlink() or target.exists()):
             return
         if not target.is_symlink() and Path.cwd().is_relative_to(target.resolve()):
@@ -266,14 +267,27 @@ def _foreign(directory: Path, owned: Collection[str], prefix: str = "") -> Itera
 
 
 def check_file_target(target: Path, *, force: bool) -> None:
-    """Raise :class:`UsageError` unless ``target`` is free or a plain file that may be replaced."""
+    """Raise :class:`UsageError` unless ``target`` is free or a plain file that may be replaced.
+
+    Raises ``StorageError`` if it is not writable.
+    """
     with storage_errors(target):
+        _check_writable(target.parent)
         if not (target.is_symlink() or target.exists()):
             return
         if not force:
             raise UsageError("already exists", target, REPLACE)
         if target.is_symlink() or not target.is_file():
             raise UsageError("exists and is not a file", target, OTHER_PLACE)
+
+
+def _check_writable(folder: Path) -> None:
+    """Raise ``OSError`` if a folder cannot be written to or created, as far as permissions tell."""
+    existing = next(parent for parent in (folder, *folder.absolute().parents) if os.path.lexists(parent))
+    if not existing.is_dir():
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(existing))
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(existing))
 
 
 @contextmanager

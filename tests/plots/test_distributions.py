@@ -81,6 +81,10 @@ def test_a_figure_needs_probabilities_and_few_inputs(exported_model: Exported, z
     zoo(*next_token, "a.svg", *"abcdefghijklm").failed(2, "got 13")
     zoo(*next_token, "a.svg", "").failed(3, "empty input: input 1")
     assert list(tmp_path.iterdir()) == []
+    Path("file").write_text("old")
+    done = zoo(*next_token, "file/a.svg", "a")
+    done.failed(6, "cannot write (Not a directory): file/a.svg")
+    assert done.out == ""
 
 
 @pytest.mark.parametrize("items", [[], [("a", 1.5)], [("a", float("nan"))], [("a", -0.1)]])
