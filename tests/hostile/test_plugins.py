@@ -79,6 +79,7 @@ CHANNEL = {
     "all descriptors closed": ("os.closerange(0, 256)", "ended the process with status 1 while loading"),
     "output closed": ("os.close(1)\nos.close(2)", "ended the process with status 1 while loading"),
     "stopped": ("import signal\nos.kill(os.getpid(), signal.SIGSTOP)", "did not finish within 10 s while loading"),
+    "long message": ("raise ValueError('x' * 10**7)", "ValueError: xxx"),
     "endless output": ("while True: print('x' * 100000)", "printed more than 64 MiB while loading"),
 }  # fmt: skip
 """Code that runs when a plugin is imported, and the reason in the list of plugins, None if the plugin is loaded."""

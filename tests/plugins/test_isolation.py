@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from zoo.plugins.isolation import Outcome, run
+from zoo.terminal import one_line
 
 JOBS = """
 import os, signal, subprocess, sys, time
@@ -23,6 +24,8 @@ def call(name, argument):
         return {"process": os.getpid(), "variable": os.environ.get("MINE"), "torch": "torch" in sys.modules}
     if name == "raises":
         raise SystemExit("fault")
+    if name == "raises a long message":
+        raise ValueError("x" * 10_000_000)
     if name == "exits":
         os._exit(0)
     if name == "dies":
@@ -84,6 +87,7 @@ def test_jobs_share_one_subprocess(function: str) -> None:
         ("dies", "ended the process with SIGSEGV"),
         ("returns an object", "TypeError: Object of type object is not JSON serializable"),
         ("scribbles", "wrote to the result channel"),
+        ("raises a long message", one_line(f"ValueError: {'x' * 10_000_000}")),
     ],
 )
 def test_failing_job_does_not_affect_others(bad: str, failure: str, function: str) -> None:

@@ -21,6 +21,7 @@ from typing import IO, Any
 
 from zoo import system
 from zoo.plugins.plain import read_plain
+from zoo.terminal import one_line
 
 __all__ = ["Outcome", "run"]
 
@@ -265,5 +266,6 @@ def _call(function: Callable[[str, Any], Any], job: str, argument: Any) -> dict[
         json.dumps(answer)
     except BaseException as error:
         traceback.print_exc()
-        answer = {"failure": f"{type(error).__name__}: {error}".removesuffix(": ")}
+        # An answer longer than _LONGEST would look as if the job had written to the channel.
+        answer = {"failure": one_line(f"{type(error).__name__}: {error}".removesuffix(": "))}
     return {**answer, "seconds": time.perf_counter() - started}

@@ -32,6 +32,7 @@ from zoo.plugins import isolation
 from zoo.plugins.discovery import ENTRY_POINT_GROUP, Plugin, ZooWarning, blame, describe
 from zoo.plugins.plain import read_plain
 from zoo.plugins.presets import Preset, read_presets
+from zoo.terminal import one_line
 
 __all__ = ["CONTRIBUTIONS", "HEAVY", "read", "seconds"]
 
@@ -192,7 +193,7 @@ def load(plugin: Plugin, manager: pluggy.PluginManager) -> None:
     except ZooError as error:
         plugin.status = "broken"
         raised = error.__cause__ if type(error) is PluginError and error.__cause__ else error
-        plugin.reason = " ".join(describe(raised).split())
+        plugin.reason = one_line(describe(raised))
         if manager.has_plugin(plugin.key):
             manager.unregister(name=plugin.key)
         return
