@@ -18,7 +18,7 @@ from onnx_ir.passes import common as passes
 
 from zoo.artifact import abridged
 from zoo.contract import Graph, Size, row_sizes, sizes_of
-from zoo.errors import ArtifactError
+from zoo.errors import ArtifactError, StoppedError
 from zoo.probe.dtypes import dtype_of
 from zoo.probe.inputs import CHEAP, ODD, PAST, WORK, Feeds, Padding, Point, slice_feeds
 from zoo_export.coverage.bounds import Bounds
@@ -145,6 +145,8 @@ class Conditions:
             try:
                 for inputs in self._calls(names, feeds, point, dtype):
                     found |= {(number, word, call) for number, word in part.outcomes(inputs)}
+            except StoppedError:
+                raise
             except Exception:  # the runtime raises a dozen classes without a common base
                 found.add((-1, "failure", call))
         return found

@@ -9,9 +9,10 @@ import numpy as np
 import onnx.parser
 import pytest
 
-from zoo import Graph, floats, token_ids
+from zoo import Graph, StoppedError, floats, token_ids
 from zoo.probe.inputs import Point
 from zoo_export.coverage.outcomes import Conditions, Coverage
+from zoo_runtime.stopping import Call
 
 DECLARED = Graph(inputs=(token_ids("input_ids", 100),), outputs=(floats("y", "batch", "sequence"),))
 
@@ -257,3 +258,11 @@ def test_impossible_outcomes(nodes: str, impossible: set[str], tmp_path: Path) -
     every = {f"{item}: {word}" for item in found.found for word in item.outcomes}
     possible = {f"{found.found[number]}: {word}" for number, word in found.possible}
     assert every - possible == impossible
+
+
+def test_a_stopped_run_is_no_outcome(tmp_path: Path) -> None:
+    """Each of hundreds of points would otherwise wait for the limit on the time of a run."""
+    found, call = conditions("y = Less (input_ids, c4)", tmp_path), Call()
+    call.stop()
+    with pytest.raises(StoppedError, match="interrupted"), call:
+        happened(found, [[3]])
