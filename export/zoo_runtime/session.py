@@ -465,10 +465,17 @@ class Session:
         for call in list(self._calls):
             call.stop()
 
+    def check_weights(self) -> None:
+        """Raise :class:`ArtifactError` if a file of the open weights has been truncated: reading it ends the process.
+
+        Calls of this session check it themselves; steps of :meth:`stepper` and :meth:`open_rows` do not.
+        """
+        self._weights.check()
+
     @contextmanager
     def _stoppable(self, seconds: float | None = None) -> Iterator[None]:
         """Let the block be ended by :meth:`interrupt`, or after a time."""
-        self._weights.check()
+        self.check_weights()
         call = Call(seconds, self.path)
         self._calls.add(call)
         try:

@@ -231,7 +231,11 @@ class Served:
 
     @property
     def is_alive(self) -> bool:
-        """Whether its engines run."""
+        """Whether its engines run and no weights have been truncated."""
+        try:
+            self.session.check_weights()
+        except ArtifactError:
+            return False
         return all(engine.is_alive for engine in self.engines)
 
     @property

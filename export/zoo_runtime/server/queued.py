@@ -28,7 +28,7 @@ class QueueEngine(Engine):
 
     def __init__(self, session: Session, limit: int) -> None:
         super().__init__(f"queue of {session.path.name}", limit)
-        self._batches = Batches(session)
+        self._session, self._batches = session, Batches(session)
         self._current: list[Work] = []
 
     @property
@@ -80,6 +80,7 @@ class QueueEngine(Engine):
             return [Event(error=as_error(error))]
 
     def _compute(self, works: Sequence[Work]) -> Sequence[Event | None]:
+        self._session.check_weights()
         runner = works[0].runner
         if isinstance(runner, Generate) and _steps(runner) and runner.room(works[0].item) > 0:
             return [self._generate(works[0], runner)]
@@ -107,6 +108,7 @@ class QueueEngine(Engine):
                 ranks = runner.describe(row.ranks[delivered:])
                 delivered = len(row.ids)
                 work.deliver(Event(piece, delivered, ranks))
+            self._session.check_weights()
         if row.error is not None:
             return Event(error=row.error)
         rest = text.rest()

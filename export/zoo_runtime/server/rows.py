@@ -112,6 +112,7 @@ class RowEngine(Engine):
         """Start the text of a work in a free row."""
         runner = work.runner
         assert isinstance(runner, Generate)
+        self.session.check_weights()
         growing = runner.open_text(work.item) if work.streams or runner.chosen.stop else None
         row = runner.open_row(work.item, growing)
         if work.seed is not None:
@@ -130,6 +131,7 @@ class RowEngine(Engine):
             del self._texts[place]
         if not self._texts:
             return
+        self.session.check_weights()
         self.steps += 1
         chunks = [place for place in self._texts if self._reads_chunk(place)]
         count = max(math.ceil(len(chunks) / max(1, len(self._texts) - len(chunks))), self.rows.count // _ROWS_PER_CHUNK)

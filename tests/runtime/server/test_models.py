@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 import time
 from pathlib import Path
 
+import httpx
+import pytest
+
+from tests.runtime.server.conftest import SECONDS, serving
 from zoo.errors import UsageError
 from zoo_runtime.server.models import ModelSettings, Place, Served
 
@@ -33,3 +38,27 @@ def test_model_is_not_locked_while_a_constraint_is_compiled(translator: Path) ->
     served.close()
     assert "too many steps" in str(refusals[0])
     assert sum(time > middle for time in held) > 10
+
+
+@pytest.mark.parametrize("name", ["writer", "translator"])
+def test_truncated_weights_are_an_error_of_requests(name: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    """Not the end of the process, which reading the lost pages would be. Rows and queues, and streams."""
+    folder = tmp_path / name
+    shutil.copytree(request.getfixturevalue(name), folder)
+    weights = folder / "model.safetensors"
+    whole = weights.read_bytes()
+    body = {"prompt": "hello", "max_tokens": 3}
+    options = ("--unverified", "--memory", "mapped")
+    with serving(folder, *options) as server, httpx.Client(base_url=server.url, timeout=SECONDS) as client:
+        before = client.post("/v1/completions", json=body).json()["choices"]
+        with weights.open("r+b") as file:
+            file.truncate(1_000)
+        for stream in (False, True):
+            answer = client.post("/v1/completions", json=body | {"stream": stream})
+            assert answer.status_code == 500
+            assert "has been truncated" in answer.json()["error"]["message"]
+        assert client.get("/readyz").status_code == 503
+        with weights.open("r+b") as file:
+            file.write(whole)
+        assert client.get("/readyz").status_code == 200
+        assert client.post("/v1/completions", json=body).json()["choices"] == before
