@@ -34,8 +34,9 @@ from zoo.checkpoints import Exact
 from zoo.errors import ArtifactError, UsageError
 from zoo_runtime import Session, load_session
 from zoo_runtime.generation.beams import search_beams
+from zoo_runtime.generation.bias import MOST_BIAS, make_bias
 from zoo_runtime.generation.choices import Choices, Continuation, probabilities
-from zoo_runtime.generation.options import Generation
+from zoo_runtime.generation.options import MOST_PENALTY, Generation
 from zoo_runtime.generation.search import continue_rows
 
 Exported = Callable[..., Path]
@@ -434,6 +435,27 @@ def test_seeded_text_does_not_depend_on_the_batch(sessions: Callable[[str], Sess
     assert texts != session.run(PROMPTS, seed=4, **options)
     same = session.run([PROMPTS[0]] * 8, seed=3, **options)
     assert len({tuple(result["generated_ids"]) for result in same}) > 4, "inputs of one text draw for themselves"
+
+
+@given(
+    temperature=st.sampled_from([0.0, 5e-324, 1e-40, 1e-3, 1.0, 1e300, 1.7e308]),
+    penalty=st.sampled_from([1 / MOST_PENALTY, 1.0, MOST_PENALTY]),
+    biases=st.lists(st.sampled_from([-MOST_BIAS, -1.0, MOST_BIAS]), max_size=6),
+    top_p=st.sampled_from([None, 1e-300, 0.5]),
+    logits=st.lists(st.floats(-1e4, 1e4, width=32), min_size=6, max_size=6),
+)
+def test_extreme_options_choose_a_token_with_finite_probabilities(
+    temperature: float, penalty: float, biases: list[float], top_p: float | None, logits: list[float]
+) -> None:
+    settings = {"top_p": top_p if temperature else None, "repetition_penalty": penalty, "temperature": temperature}
+    options = Generation(logprobs=2, logit_bias=[f"{token}={value}" for token, value in enumerate(biases)], **settings)
+    bias = make_bias(options.logit_bias, None, 6)
+    row = Continuation(1, [0, 1, 2], 3, options, frozenset())
+    with warnings.catch_warnings(action="error"):
+        (token,) = Choices(options, frozenset(), bias)(np.array([logits], np.float32), [row]).tolist()
+    assert row.error is None
+    assert 0 <= token < 6
+    assert np.isfinite([row.ranks[0].log_probability, *(value for _, value in row.ranks[0].likeliest)]).all()
 
 
 def test_low_temperature_is_greedy(sessions: Callable[[str], Session]) -> None:

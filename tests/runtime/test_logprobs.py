@@ -161,6 +161,7 @@ def test_settings_restore_the_bias(bias: dict[Any, float]) -> None:
         (("65",), "logit_bias '65' is not TOKEN=VALUE with a finite number"),
         (("65=x",), "logit_bias '65=x' is not TOKEN=VALUE with a finite number"),
         (("65=inf",), "logit_bias '65=inf' is not TOKEN=VALUE with a finite number"),
+        (("65=-1.7e308",), r"logit_bias must lie in \[-1e\+30, 1e\+30\], got 65=-1.7e308"),
         (("=1",), "logit_bias '=1' is not TOKEN=VALUE with a finite number"),
         (('""=1',), "has an empty text"),
         (("65=1", "65=2"), "logit_bias has two values for 65"),

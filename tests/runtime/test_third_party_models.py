@@ -141,6 +141,8 @@ def test_unsuitable_model_for_a_task_is_explained(odd: Callable[..., Session]) -
         ({"stop_token_ids": (260,)}, "stop_token_ids contains 260, outside the vocabulary of 260"),
         ({"stop_token_ids": (-1,)}, "stop_token_ids contains -1"),
         ({"length_penalty": 1e9}, "length_penalty must lie in"),
+        ({"repetition_penalty": 1e-320}, r"repetition_penalty must lie in \[0.001, 1000\], got 1e-320"),
+        ({"repetition_penalty": 1e4}, "repetition_penalty must lie in"),
     ],
 )
 def test_options_out_of_range(exported_model: Callable[..., Path], options: dict[str, Any], message: str) -> None:

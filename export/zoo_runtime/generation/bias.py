@@ -16,9 +16,11 @@ from zoo.terminal import is_unicode
 if TYPE_CHECKING:
     from zoo.tokenizers.tokenizer import Tokenizer
 
-__all__ = ["Bias", "bias_settings", "make_bias", "read_bias"]
+__all__ = ["MOST_BIAS", "Bias", "bias_settings", "make_bias", "read_bias"]
 
 Array = np.ndarray[Any, Any]
+MOST_BIAS = 1e30
+"""Largest absolute value of a bias: sums of many, and their products with penalties, are finite in float32."""
 _IDS = re.compile(r"\d+(,\d+)*")
 
 
@@ -66,6 +68,8 @@ def read_bias(settings: Sequence[str]) -> dict[tuple[int, ...] | str, float]:
             value = math.nan
         if not separator or not name or not math.isfinite(value):
             raise ValueError(f"logit_bias {setting!r} is not TOKEN=VALUE with a finite number")
+        if abs(value) > MOST_BIAS:
+            raise ValueError(f"logit_bias must lie in [-{MOST_BIAS:g}, {MOST_BIAS:g}], got {setting}")
         key: tuple[int, ...] | str = name
         if _IDS.fullmatch(name):
             key = tuple(map(int, name.split(",")))

@@ -12,12 +12,14 @@ from zoo.errors import UsageError
 from zoo.limits import BEAMS
 from zoo_runtime.generation.bias import bias_settings, read_bias
 
-__all__ = ["CONSTRAINTS", "MOST_DRAFTED", "NEW_TOKENS", "NOT_NEGATIVE", "POSITIVE", "Generation"]
+__all__ = ["CONSTRAINTS", "MOST_DRAFTED", "MOST_PENALTY", "NEW_TOKENS", "NOT_NEGATIVE", "POSITIVE", "Generation"]
 
 CONSTRAINTS = ("json_schema", "regex", "grammar")
 """Options that constrain texts; at most one is set."""
 MOST_DRAFTED = 1024
 """Largest number of tokens that are drafted at once: a step computes logits for all of them."""
+MOST_PENALTY = 1000.0
+"""Largest ``repetition_penalty``, and inverse of the smallest: logits stay finite in float32."""
 NEW_TOKENS = 32
 """Default number of new tokens."""
 POSITIVE = ("max_new_tokens", "max_length", "repetition_penalty", "top_k", "top_p", "num_beams", "draft_tokens")
@@ -113,6 +115,9 @@ class Generation(Settings):
         for name in ("prompt_lookup", "draft_tokens"):
             if getattr(self, name) > MOST_DRAFTED:
                 raise ValueError(f"{name} must be at most {MOST_DRAFTED}, got {getattr(self, name)}")
+        if not 1 / MOST_PENALTY <= self.repetition_penalty <= MOST_PENALTY:
+            bounds = f"[{1 / MOST_PENALTY:g}, {MOST_PENALTY:g}]"
+            raise ValueError(f"repetition_penalty must lie in {bounds}, got {self.repetition_penalty}")
         if abs(self.length_penalty) > 100:
             raise ValueError(f"length_penalty must lie in [-100, 100], got {self.length_penalty}")
         for name in ("top_p", "min_p"):

@@ -9,6 +9,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 
+from zoo_runtime.generation.bias import MOST_BIAS
+from zoo_runtime.generation.options import MOST_PENALTY
 from zoo_runtime.runner import Pair, Runner, TextRunner, are_ids, is_pair
 from zoo_runtime.server.bodies import Body, Part
 from zoo_runtime.server.errors import RequestError
@@ -32,7 +34,7 @@ TokenIds = Annotated[list[int], Field(max_length=10_000, fail_fast=True)]
 TokenId = Annotated[str, Field(pattern="^[0-9]{1,18}$")]
 _MOST_BIASES = 10_000
 Bias = Annotated[
-    dict[TokenId, float],
+    dict[TokenId, Annotated[float, Field(ge=-MOST_BIAS, le=MOST_BIAS)]],
     Field(max_length=_MOST_BIASES, json_schema_extra={"additionalProperties": False}),
     BeforeValidator(lambda given: _shortened(given, _MOST_BIASES + 1)),  # each wrong one would be an error
 ]
@@ -127,7 +129,7 @@ class GenerationBody(ModelBody):
     temperature."""
     min_new_tokens: Natural | None = None
     """Minimum number of new tokens before an end token."""
-    repetition_penalty: Annotated[float, Field(gt=0)] | None = None
+    repetition_penalty: Annotated[float, Field(ge=1 / MOST_PENALTY, le=MOST_PENALTY)] | None = None
     """Divides positive logits, and multiplies negative ones, of tokens already in the text."""
     no_repeat_ngram_size: Natural | None = None
     """Forbid repeating n-grams of this size. 0 allows repetition."""
