@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from urllib.parse import unquote
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -40,7 +41,7 @@ def make_app(service: Service, api_keys: Sequence[str] = (), origins: Sequence[s
     inner = Starlette(routes=routes, exception_handlers={HTTPException: _unknown_route})
     inner.router.redirect_slashes = False  # a redirection is no answer of these protocols
     shared = Origins(_OneLength(inner), origins, _errors)
-    return Observed(shared, metrics, [operation.path for operation in operations])
+    return _AnyForm(Observed(shared, metrics, [operation.path for operation in operations]))
 
 
 class _OneLength:
@@ -57,6 +58,22 @@ class _OneLength:
         what = "a request must not have both content-length and transfer-encoding"
         refusal = RequestError(400, what, "two_lengths", headers={"connection": "close"})
         await _errors(scope["path"])(refusal)(scope, receive, send)
+
+
+class _AnyForm:
+    """An application for which a target with a host is the path in it and the host of the request (RFC 9112, 3.2.2)."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scheme, separator, rest = scope.get("raw_path", b"").partition(b"://")
+        if separator and scheme.lower() in (b"http", b"https"):
+            host, _, path = rest.partition(b"/")
+            headers = [(name, value) for name, value in scope["headers"] if name != b"host"]
+            raw = b"/" + path
+            scope.update(raw_path=raw, path=unquote(raw.decode("ascii")), headers=[(b"host", host), *headers])
+        await self.app(scope, receive, send)
 
 
 def _errors(path: str) -> Failed:

@@ -175,6 +175,26 @@ def test_message_that_is_not_http(address: tuple[str, int], message: bytes) -> N
     assert json.loads(body)["error"]["code"] == "invalid_http"
 
 
+@pytest.mark.parametrize(
+    ("target", "status", "content"),
+    [
+        ("http://other:1/v1/models", 200, b'"object":"list"'),
+        ("HTTP://a/v1/models/writer?x=http://b/c", 200, b'"id":"writer"'),
+        ("http://a/v1/mod%65ls", 200, b'"object":"list"'),
+        ("http://a", 404, b"unknown_route"),
+        ("ftp://a/v1/models", 404, b"unknown_route"),
+        ("/http://a/v1/models", 404, b"unknown_route"),
+    ],
+)
+def test_target_with_a_host(address: tuple[str, int], target: str, status: int, content: bytes) -> None:
+    """As proxies send it (RFC 9112, 3.2.2)."""
+    with connected(address) as raw:
+        raw.sendall(f"GET {target} HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n".encode())
+        answer = everything(raw)
+    assert answer.startswith(b"HTTP/1.1 %d " % status)
+    assert content in answer
+
+
 def test_other_protocols_are_not_offered(server: Server) -> None:
     """A request for one is answered in HTTP/1.1, and logged like others."""
     for name in ("websocket", "h2c"):
