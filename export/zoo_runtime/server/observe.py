@@ -43,14 +43,22 @@ class Lines(logging.Formatter):
         facts = dict(getattr(record, "facts", {}))
         if record.exc_info and record.exc_info[0] is not None:
             facts["kind"] = record.exc_info[0].__name__
-        return json.dumps({"time": stamp, "event": record.getMessage()} | facts)
+        event = record.getMessage().partition("\n")[0]  # asyncio lists objects in further lines
+        return json.dumps({"time": stamp, "event": event} | facts)
 
 
 def log_to(stream: TextIO) -> None:
-    """Write the log of the server, and the warnings of uvicorn, to a stream."""
+    """Write the log of the server, the warnings of uvicorn, and the errors of asyncio, to a stream.
+
+    asyncio also warns of each write to a client that has left.
+    """
     handler = logging.StreamHandler(stream)
     handler.setFormatter(Lines())
-    for name, level in (("zoo.server", logging.INFO), ("uvicorn.error", logging.WARNING)):
+    for name, level in (
+        ("zoo.server", logging.INFO),
+        ("uvicorn.error", logging.WARNING),
+        ("asyncio", logging.ERROR),
+    ):
         logger = logging.getLogger(name)
         logger.setLevel(level)
         logger.propagate = False
