@@ -11,9 +11,11 @@ from pydantic_core import ErrorDetails
 
 from zoo_runtime.server.errors import RequestError
 
-__all__ = ["Body", "Part", "parse_object"]
+__all__ = ["UNSUPPORTED", "Body", "Part", "parse_object"]
 
 _CODES = {"missing": "missing_field", "extra_forbidden": "unknown_field"}
+UNSUPPORTED = "Not supported"
+"""Beginning of the docstring of a field that has a single valid value."""
 _TYPE_ERRORS = ("_type", "_parsing", "_attributes_type")
 
 
@@ -63,9 +65,13 @@ class Body(Part):
         try:
             return cls.model_validate({name: value for name, value in fields.items() if value is not None})
         except ValidationError as error:
-            raise _as_request_error(
-                error.errors(include_url=False, include_context=False, include_input=False), fields
-            ) from error
+            errors = error.errors(include_url=False, include_context=False, include_input=False)
+            refusal = _as_request_error(errors, fields)
+            known = cls.model_fields.get(refusal.param or "")
+            if known is not None and (known.description or "").startswith(UNSUPPORTED):
+                remedy = str(known.description).removeprefix(UNSUPPORTED).replace("``", "'").rstrip(".")
+                refusal.message = f"{refusal.param} is not supported{remedy}"
+            raise refusal from error
 
 
 def _as_request_error(errors: Sequence[ErrorDetails], fields: dict[str, Any]) -> RequestError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 from itertools import islice
 from typing import Annotated, Any, Literal, Self
 
@@ -175,6 +176,12 @@ class GenerationBody(ModelBody):
             # the likeliest token is in every nucleus
             found |= dict.fromkeys(("top_p", "top_k", "min_p"))
         return {name: value for name, value in found.items() if value is not None}
+
+    def field_of(self, message: str) -> str | None:
+        """Return the field of the option that an error of the task names first; None without one."""
+        fields = dict.fromkeys((*_PLAIN, "stop", "logit_bias")) | {"json_schema": "response_format"}
+        words = re.findall(r"\w+", message)
+        return next((fields[word] or word for word in words if word in fields), None)
 
 
 class Completion(GenerationBody):

@@ -12,9 +12,10 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 
+from zoo.errors import ZooError
 from zoo_runtime.generation.options import Generation
 from zoo_runtime.server.encoding import MOST_NUMBERS
-from zoo_runtime.server.errors import RequestError, server_error
+from zoo_runtime.server.errors import RequestError, as_request_error, server_error
 from zoo_runtime.server.models import Served
 from zoo_runtime.server.observe import FACTS, LEFT
 from zoo_runtime.server.openai.bodies import Chat, GenerationBody
@@ -56,7 +57,10 @@ async def generate(
         options = {**body.options(served.temperature), "max_new_tokens": most}
         if body.ranks is not None:
             options["logprobs"] = body.ranks
-        runner = served.runner(None, options)
+        try:
+            runner = served.runner(None, options)
+        except ZooError as error:
+            raise as_request_error(error, body.field_of(str(error))) from error
         assert isinstance(runner.chosen, Generation)
         seed = secrets.randbits(31) if body.seed is None and runner.chosen.temperature else body.seed
         given = prompts()
