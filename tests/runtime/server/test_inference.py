@@ -181,6 +181,8 @@ def asked(encoder: Path, http: httpx.Client, **fields: Any) -> httpx.Response:
         ({"first": {"data": [1]}}, "do not fit the shape"),
         ({"first": {"data": [1, 2, 3]}}, "do not fit the shape"),
         ({"first": {"data": [1.5, 2]}}, "not numbers of the type INT64"),
+        ({"first": {"data": [True, 2]}}, "not numbers of the type INT64"),
+        ({"first": {"data": [[1, False]]}}, "not numbers of the type INT64"),
         ({"first": {"data": ["a", "b"]}}, "not numbers of the type INT64"),
         ({"first": {"data": [[1], [2, 3]]}}, "not numbers of the type INT64"),
         ({"first": {"data": [1, 10**30]}}, "not numbers of the type INT64"),
@@ -200,6 +202,7 @@ def asked(encoder: Path, http: httpx.Client, **fields: Any) -> httpx.Response:
         ({"first": {"name": "token_type_ids"}}, "given twice"),
         ({"inputs": []}, "inputs"),
         ({"outputs": [{"name": "x"}]}, "unknown output 'x'"),
+        ({"outputs": [{"name": "last_hidden_state"}] * 2}, "an output is given twice"),
         ({"parameters": {"sequence_id": 3}}, "unknown field 'parameters.sequence_id'"),
         ({"extra": 3}, "unknown field 'extra'"),
     ],
@@ -234,6 +237,9 @@ def test_wrong_framing(http: httpx.Client, encoder: Path) -> None:
         found = http.post(url, content=b'{"inputs": []}', headers=headers)  # type: ignore[arg-type]
         assert found.status_code == 400
         assert "Inference-Header-Content-Length" in found.json()["error"]
+    twice = [("inference-header-content-length", "14")] * 2
+    found = http.post(url, content=b'{"inputs": []}', headers=twice)
+    assert (found.status_code, "is given twice" in found.json()["error"]) == (400, True)
     graph_inputs = http.get(f"/v2/models/{encoder.name}").json()["inputs"]
     inputs = [{"name": one["name"], "datatype": "INT64", "shape": [1, 1], "data": [1]} for one in graph_inputs]
     text = json.dumps({"inputs": inputs}).encode()

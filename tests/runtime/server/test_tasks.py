@@ -65,3 +65,7 @@ def test_results_equal_the_session(
                               ({"inputs": [None]}, "inputs[0]"), ({"inputs": []}, "inputs")):  # fmt: skip
             refused = http.post(url, json=body | change)
             assert (refused.status_code, refused.json()["error"]["param"]) == (400, param), change
+        for name in ("nope", "speech-recognition"):
+            refused = http.post(f"/v1/tasks/{name}", json=body)
+            assert (refused.status_code, refused.json()["error"]["code"]) == (404, "unknown_task")
+            assert name in refused.json()["error"]["message"]

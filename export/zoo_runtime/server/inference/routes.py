@@ -88,11 +88,16 @@ class Inference:
             raise RequestError(415, what, "invalid_content_type")
         served, name, graph = self._find(request)
         data = await self.service.read(request)
-        body, arrays = await run_in_threadpool(_parse, data, request.headers.get(_HEADER))
+        lengths = request.headers.getlist(_HEADER)
+        if len(lengths) > 1:
+            raise RequestError(400, "Inference-Header-Content-Length is given twice", "invalid_value")
+        body, arrays = await run_in_threadpool(_parse, data, lengths[0] if lengths else None)
         known = [tensor.name for tensor in graph.output_tensors()]
         chosen = {name: body.binary(None) for name in known}
         if body.outputs:
             chosen = {output.name: body.binary(output) for output in body.outputs}
+            if len(chosen) < len(body.outputs):
+                raise RequestError(400, "an output is given twice", "invalid_value", "outputs")
         for output in chosen:
             if output not in known:
                 what = f"unknown output {output!r:.100}, known: {', '.join(known)}"

@@ -136,7 +136,8 @@ def _from_json(tensor: RequestTensor, param: str) -> Array:
         array = np.array(tensor.data)
     except ValueError:  # lists of different lengths
         array = np.array(None)
-    if array.size and array.dtype.kind not in _KINDS.get(tensor.datatype, "iuf"):
+    mixed = array.dtype.kind != "b" and _has_booleans(tensor.data)  # which numpy has made numbers
+    if array.size and (mixed or array.dtype.kind not in _KINDS.get(tensor.datatype, "iuf")):
         what = f"the data of {tensor.name!r:.100} are not numbers of the type {tensor.datatype}"
         raise RequestError(400, what, "invalid_type", param)
     with np.errstate(over="ignore"):
@@ -145,6 +146,11 @@ def _from_json(tensor: RequestTensor, param: str) -> Array:
     if array.size and not exact:
         raise RequestError(400, f"the data of {tensor.name!r:.100} are out of range", "invalid_value", param)
     return converted
+
+
+def _has_booleans(data: Any) -> bool:
+    kinds = set(map(type, data or ()))
+    return bool in kinds or (list in kinds and any(_has_booleans(item) for item in data if isinstance(item, list)))
 
 
 def _from_bytes(tensor: RequestTensor, data: bytes, param: str) -> Array:
