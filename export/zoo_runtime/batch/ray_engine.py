@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
+import socket
+import threading
 import time
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
@@ -21,9 +24,8 @@ from zoo_runtime.batch.plan import Done, Plan, Shard
 __all__ = ["run"]
 
 _PATIENCE = 30.0
-"""Seconds in which a worker has to start, and in which a living one has to answer."""
-_UNBORN = 10
-"""Number of actors that may die in succession before they answer a call."""
+"""Seconds in which a worker has to start, in which a living one has to answer, and in which workers may die at their
+start while none answers."""
 _PAUSE = 5.0
 """Seconds after which a worker that runs a shard is asked whether it is alive."""
 _TICK = 1.0
@@ -41,7 +43,9 @@ def run(plan: Plan, shards: Sequence[Shard], workers: int | None) -> Iterator[Do
         workers: number of actors; by default as many as the cluster's processors allow.
 
     Raises:
-        UsageError: the cluster has no room for a worker, or a worker did not start or answer in 30 seconds.
+        UsageError: there is no cluster at the address, it has no room for a worker, or a worker did not start or answer
+            in 30 seconds.
+        ZooError: workers only died at their start for 30 seconds.
         MissingPackageError: Ray is not installed.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -51,12 +55,38 @@ def run(plan: Plan, shards: Sequence[Shard], workers: int | None) -> Iterator[Do
         raise MissingPackageError(f"{error.name} is not installed", None, 'pip install "attention-zoo[ray]"') from error
     started = not ray.is_initialized()
     if started:
-        ray.init(include_dashboard=False, configure_logging=False, log_to_driver=False, logging_level=logging.ERROR)
+        _connect(ray)
     try:
         yield from _Cluster(ray, plan, shards, workers).outcomes()
     finally:
         if started:
             ray.shutdown()
+
+
+def _connect(ray: Any) -> None:
+    """Join the cluster, or start one. Ray's handler of SIGTERM, which raises :class:`SystemExit`, is replaced again.
+
+    Raises :class:`UsageError` if there is no cluster at the address.
+    """
+    address = os.environ.get("RAY_ADDRESS", "")
+    host, _, port = address.rpartition("://")[2].rpartition(":")
+    handler = signal.getsignal(signal.SIGTERM)
+    logging.getLogger("ray").setLevel(logging.ERROR)
+    try:
+        if port.isdecimal():  # Ray itself waits for minutes
+            socket.create_connection((host.strip("[]"), int(port)), timeout=_PATIENCE).close()
+        ray.init(include_dashboard=False, configure_logging=False, log_to_driver=False)
+    except SystemExit:
+        ray.shutdown()
+        signal.signal(signal.SIGTERM, handler)
+        signal.raise_signal(signal.SIGTERM)
+        raise
+    except Exception as error:  # Ray documents no classes
+        what = " ".join(f"cannot join a cluster or start one ({error})".split())
+        raise UsageError(what, f"RAY_ADDRESS={address}" if address else "--engine ray", "see ray status") from error
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, handler)
 
 
 class _Actor:
@@ -130,7 +160,8 @@ class _Cluster:
         self._ray, self._plan, self._text = ray, plan, plan.to_json()
         self._waiting = deque(sorted(shards, key=lambda shard: -shard.size))
         self._deaths: Counter[str] = Counter()
-        self._unborn = 0
+        self._unanswered = 0.0
+        """Seconds since any worker answered a call."""
         self._workers: list[_Worker] = []
         room = self._room()
         self._count = min(room if workers is None else workers, len(shards))
@@ -172,6 +203,7 @@ class _Cluster:
         calls = [call for worker in self._workers for call in worker.calls]
         answered, _ = self._ray.wait(calls, num_returns=1, timeout=_TICK)
         passed = min(time.monotonic() - before, _TICK)
+        self._unanswered += passed
         for worker in list(self._workers):
             try:
                 waited = len(worker.calls)
@@ -182,7 +214,7 @@ class _Cluster:
             except self._ray.exceptions.RayError as error:
                 raise ZooError(f"Ray cannot run a worker ({error})", "--engine ray") from error
             if len(worker.calls) < waited:
-                worker.silent, self._unborn = 0.0, 0
+                worker.silent = self._unanswered = 0.0
             else:
                 worker.silent += passed
             if worker.silent > _PATIENCE:
@@ -199,10 +231,8 @@ class _Cluster:
         """Have the shard of an actor that died run again, unless too many have died on it."""
         self._workers.remove(worker)
         worker.end()
-        if not worker.has_started:
-            self._unborn += 1
-            if self._unborn == _UNBORN:
-                raise ZooError(f"Ray cannot start a worker ({error})", "--engine ray") from error
+        if not worker.has_started and self._unanswered > _PATIENCE:
+            raise ZooError(f"Ray cannot start a worker ({error})", "--engine ray") from error
         shard = worker.shard
         if shard is None:
             return

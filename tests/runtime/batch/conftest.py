@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import signal
 import subprocess
@@ -33,6 +34,22 @@ def run(plan, shards, workers):
     for shard in shards:
         yield run_shard(plan, shard)
 """
+STORE = """\
+from fsspec.implementations.local import LocalFileSystem
+
+
+class Store(LocalFileSystem):
+    \"\"\"A folder of this machine under another protocol, where files are not replaced but renamed over.\"\"\"
+
+    protocol = "shelf"
+
+    @classmethod
+    def _strip_protocol(cls, path):
+        return super()._strip_protocol(str(path).removeprefix("shelf://"))
+
+    def unstrip_protocol(self, name):
+        return "shelf://" + self._strip_protocol(name)
+"""
 
 
 @pytest.fixture
@@ -60,6 +77,24 @@ def corpus(tmp_path: Path) -> Callable[..., Path]:
         return place
 
     return make
+
+
+@pytest.fixture
+def shelf(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Install a file system ``shelf``, which every process reaches. Return a folder in it."""
+    fsspec = pytest.importorskip("fsspec")
+    folder = tmp_path_factory.mktemp("shelf")
+    info = folder / "zoo_shelf-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: zoo-shelf\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[fsspec.specs]\nshelf = zoo_shelf.Store\n")
+    (folder / "zoo_shelf.py").write_text(STORE)
+    monkeypatch.syspath_prepend(folder)
+    monkeypatch.setenv("PYTHONPATH", f"{folder}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    fsspec.register_implementation("shelf", "zoo_shelf.Store", clobber=True)
+    place = folder / "data"
+    place.mkdir()
+    return place
 
 
 def manifest(folder: Path) -> list[dict[str, Any]]:
