@@ -17,6 +17,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
+import psutil
+
 from zoo.errors import MissingPackageError, UsageError, ZooError
 from zoo_runtime.batch.local import ATTEMPTS, died, environment, outcome
 from zoo_runtime.batch.plan import Done, Plan, Shard
@@ -30,6 +32,8 @@ _PAUSE = 5.0
 """Seconds after which a worker that runs a shard is asked whether it is alive."""
 _TICK = 1.0
 """Seconds between looks at the workers. A longer pause, of this process too, counts as one tick."""
+_SERVERS = ("gcs_server", "raylet")
+"""Names of the processes of Ray on the machine that starts a cluster."""
 
 
 def run(plan: Plan, shards: Sequence[Shard], workers: int | None) -> Iterator[Done]:
@@ -163,6 +167,8 @@ class _Cluster:
         self._unanswered = 0.0
         """Seconds since any worker answered a call."""
         self._workers: list[_Worker] = []
+        self._servers = [child for child in psutil.Process().children() if child.name() in _SERVERS]
+        """Processes of a cluster that was started here. Soon after one has ended, Ray ends this process."""
         room = self._room()
         self._count = min(room if workers is None else workers, len(shards))
         if not room or self._count > room:
@@ -199,6 +205,9 @@ class _Cluster:
 
     def _look(self) -> Iterator[Done]:
         """Wait for an answer, at most for a tick, and act on it."""
+        for server in self._servers:
+            if not server.is_running() or server.status() == psutil.STATUS_ZOMBIE:
+                raise ZooError("a process of Ray ended", "--engine ray", "continue with --resume")
         before = time.monotonic()
         calls = [call for worker in self._workers for call in worker.calls]
         answered, _ = self._ray.wait(calls, num_returns=1, timeout=_TICK)

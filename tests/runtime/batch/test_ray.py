@@ -190,3 +190,17 @@ def test_signal_ends_the_run(bert: Path, corpus: Any) -> None:
     _, said = run.communicate()
     assert (run.returncode, said) == (143, "terminated\n")
     assert {line["results"] for line in manifest(Path("out"))} <= set(files(Path("out")))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="kills by signal")
+def test_raylet_that_ends_is_an_error(bert: Path, corpus: Any) -> None:
+    """Ray itself prints its log, and ends the process."""
+    run = start(bert, corpus(60, 1000), "--engine", "ray", "--workers", "1")
+    while run.poll() is None and not list(Path("out").glob("s*")):
+        time.sleep(0.1)
+    (raylet,) = (child for child in psutil.Process(run.pid).children() if child.name() == "raylet")
+    raylet.kill()
+    _, said = run.communicate()
+    assert run.returncode == 1
+    assert said.splitlines()[-1] == "error: a process of Ray ended: --engine ray: continue with --resume"
