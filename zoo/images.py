@@ -14,7 +14,7 @@ from typing import Any, Self
 import numpy as np
 
 from zoo.errors import ArtifactError, UsageError, ZooError
-from zoo.limits import IMAGE_PIXELS
+from zoo.limits import IMAGE_PIXELS, IMAGE_SIDE
 
 __all__ = ["ImageReader", "white_of"]
 
@@ -114,6 +114,7 @@ class ImageReader:
                 else Image.open(io.BytesIO(value) if isinstance(value, bytes) else value)
             ) as image:
                 IMAGE_PIXELS.check(math.prod(image.size), f"an image of {image.width} x {image.height} pixels", where)
+                IMAGE_SIDE.check(max(image.size), f"a side of {max(image.size)} pixels", where)
                 upright = ImageOps.exif_transpose(_eight_bits(image))
                 resized = self._resized(*upright.size, where)
                 left, top = (resized[0] - self.width) // 2, (resized[1] - self.height) // 2

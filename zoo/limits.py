@@ -20,6 +20,7 @@ __all__ = [
     "GRAPH_NODES",
     "GRAPH_SECONDS",
     "IMAGE_PIXELS",
+    "IMAGE_SIDE",
     "LAYERS",
     "LIMITS",
     "MODEL_BYTES",
@@ -73,6 +74,7 @@ GRAPH_SECONDS = Limit("ZOO_MAX_GRAPH_SECONDS", 3600, "seconds", "one run of an O
 TEXT_CHARACTERS = Limit("ZOO_MAX_TEXT_CHARACTERS", 4_000_000, "characters", "one text to encode")
 WORD_CHARACTERS = Limit("ZOO_MAX_WORD_CHARACTERS", 1000, "characters", "a word to train a tokenizer on: it is cut")
 IMAGE_PIXELS = Limit("ZOO_MAX_IMAGE_PIXELS", 2**26, "pixels", "an image file, and an image before it is cropped")
+IMAGE_SIDE = Limit("ZOO_MAX_IMAGE_SIDE", 2**16, "pixels", "a side of an image file; every row takes memory")
 BEAMS = Limit("ZOO_MAX_BEAMS", 1024, "beams", "beam search; their memory is checked too")
 CONSTRAINT_CHARACTERS = Limit(
     "ZOO_MAX_CONSTRAINT_CHARACTERS", 100_000, "characters", "a JSON schema, a regular expression or a grammar of texts"
@@ -88,6 +90,7 @@ LIMITS = (
     TEXT_CHARACTERS,
     WORD_CHARACTERS,
     IMAGE_PIXELS,
+    IMAGE_SIDE,
     BEAMS,
     CONSTRAINT_CHARACTERS,
     CONSTRAINT_STEPS,

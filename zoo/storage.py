@@ -226,11 +226,11 @@ def _move_committed(directory: Path) -> None:
 
 
 def check_target(target: Path, *, force: bool, owned: Owned, kind: str = "a model directory") -> None:
-    """Raise :class:`UsageError` unless ``target`` is free or may be replaced, and ``StorageError`` if it is not writable.
+    """Raise :class:`UsageError` unless ``target`` is free or may be replaced.
 
-    With ``force``, a directory that is empty or holds ``owned`` files only may be replaced. The current directory and
-    those that contain it are never replaced: the caller's shell would be left in a deleted directory. ``kind`` is the
-    kind of directory named in the error.
+    Raises ``StorageError`` if it is not writable. With ``force``, a directory that is empty or holds ``owned`` files
+    only may be replaced. The current directory and those that contain it are never replaced: the caller's shell would
+    be left in a deleted directory. ``kind`` is the kind of directory named in the error.
     """
     with storage_errors(target):
         _check_writable(target.parent)

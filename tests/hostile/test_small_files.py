@@ -114,6 +114,10 @@ def test_strips_of_an_image(confined: Confined, exported_model: Exported) -> Non
     model = exported_model("vit-tiny")
     for result in confined(["run", model, "tall.png"], ["run", model, "wide.png"], memory=2**30):
         result.failed(3, "80000000", "at most 67,108,864 are allowed", "see ZOO_MAX_IMAGE_PIXELS")
+    Path("tall.png").write_bytes(png(1, 60_000_000))  # Pillow takes 2.6 GB
+    Path("wide.png").write_bytes(png(60_000_000, 1))
+    for result in confined(["run", model, "tall.png"], ["run", model, "wide.png"], memory=2**30):
+        result.failed(3, "a side of 60000000 pixels: at most 65,536 are allowed", "see ZOO_MAX_IMAGE_SIDE")
 
 
 def test_long_texts(confined: Confined, exported_model: Exported) -> None:
