@@ -198,7 +198,8 @@ def test_ctrl_c_ends_the_training_of_a_tokenizer() -> None:
     Path("text.txt").write_text("".join(chr(97 + hash((1, n)) % 26) for n in range(3_000_000)))
     command = [sys.executable, "-m", "zoo", "tokenizer", "train", "text.txt", "--vocab-size", "30000"]
     environment = {**os.environ, "ZOO_MAX_WORD_CHARACTERS": "10000000"}
-    code = "import sys, zoo.tokenizers.train as t, zoo.system as s\n"
+    code = "import signal, sys, zoo.tokenizers.train as t, zoo.system as s\n"
+    code += "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # ignored in the background of a shell
     code += "wait = s.interruptible\n"
     code += "t.interruptible = lambda function: (print('training', flush=True), wait(function))[1]\n"
     code += "from zoo import cli\nsys.exit(cli.main(sys.argv[1:]))"
