@@ -62,8 +62,6 @@ def search_vectors(
             scores, rows = scores[best], rows[best]
             seen += len(vectors)
         found = dict(_columns(file, np.sort(rows), column, path))
-        if len(found) != len(rows):
-            raise ArtifactError(f"its other columns have fewer rows than {column!r}", path)
     return [Match(float(score), row + 1, found[row]) for score, row in zip(scores, rows.tolist(), strict=True)]
 
 

@@ -54,8 +54,8 @@ class Plan:
     @property
     def draft(self) -> str | None:
         """The absolute path of the model that drafts tokens, if there is one."""
-        given = dict(text.partition("=")[::2] for text in self.settings) | self.options
-        return given.get("draft")
+        given = dict(text.partition("=")[::2] for text in self.settings)
+        return self.options.get("draft", given.get("draft"))
 
     def identity(self) -> dict[str, Any]:
         """Return what the results depend on, apart from the inputs."""

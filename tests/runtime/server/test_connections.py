@@ -29,7 +29,7 @@ class Impatient(Connection):
     """Short limits."""
 
     head_seconds = 0.5
-    read_seconds = 2.0
+    read_seconds = 5.0
 
 
 @pytest.fixture(scope="module")
@@ -151,7 +151,7 @@ def test_reader_that_reads_slowly_gets_all(address: tuple[str, int]) -> None:
     with connected(address, receive_bytes=2048) as raw:
         long_stream(raw)
         found = b""
-        end = time.monotonic() + 3 * Impatient.read_seconds
+        end = time.monotonic() + 1.5 * Impatient.read_seconds
         while not found.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n"):
             if time.monotonic() < end:
                 time.sleep(0.02)
