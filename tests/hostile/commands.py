@@ -100,7 +100,7 @@ STARTS: Mapping[str, Sequence[Sequence[str] | Callable[[Path], None]]] = {
     ),
     "tokenizer": (_write_texts, (*_TOKENIZER, "270")),
     "trained": (_write_texts, _MODEL, (*_TRAIN, "2")),
-    "adapter": (_write_texts, _MODEL, (*_TRAIN, "1", "--lora", "2")),
+    "adapter": (_write_texts, _MODEL, (*_TRAIN, "1", "--lora", "rank=2")),
 }
 """Folders by name: functions and commands that make them."""
 
