@@ -167,5 +167,5 @@ COMMANDS = {
     "show": Command("exported", ("show", "m")),
     "list cached": Command("nothing", ("list",), cached=True),
     "graph cached": Command("model", _GRAPH, cached=True),
-    "plugins new": Command("nothing", ("plugins", "new", "mine"), later=("plugins", "new", "other")),
+    "plugins new": Command("nothing", ("plugins", "new", "mine")),
 }
