@@ -122,9 +122,9 @@ def test_images_keep_their_proportions(
 def test_a_narrow_strip_is_refused() -> None:
     image = pytest.importorskip("PIL.Image")
     config = CLIPConfig(**SIZES)
-    reader = ImageReader.of(lambda name: getattr(config, name), 3, 8, 8)
-    with pytest.raises(ArtifactError, match="2000000 x 1 pixels would become 16000000 x 8, so crop the image: at most"):
-        reader.read(image.new("RGB", (2_000_000, 1)))
+    reader = ImageReader.of(lambda name: getattr(config, name), 3, 64, 64)
+    with pytest.raises(ArtifactError, match="60000 x 1 pixels would become 3840000 x 64, so crop the image: at most"):
+        reader.read(image.new("RGB", (60_000, 1)))
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ class Manifest:
             raise UsageError("already has files", self._output, argument("resume", text="continue it with {}"))
         text = folder.read_manifest()
         kept = text[: text.rfind(b"\n") + 1]
-        if sizes and not text:
+        if sizes.keys() - {MANIFEST} and not text:  # an empty one is left by a run that could not write to it
             raise ArtifactError("has files, but not those of a batch", self._output, "choose another folder")
         self._read(kept)
         folder.write_manifest(kept)

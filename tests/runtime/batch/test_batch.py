@@ -336,6 +336,14 @@ def test_invalid_batches_write_nothing(
         assert snapshot() == before
 
 
+def test_run_that_could_not_write_to_its_manifest_continues(bert: Path, zoo: Zoo, corpus: Corpus) -> None:
+    source = corpus(1)
+    Path("out").mkdir()
+    Path("out/_zoo.manifest").touch()
+    assert zoo("run", bert, "--input", source, "--output", "out", "--resume").status == 0
+    assert list(files(Path("out"))) == ["s0.jsonl"]
+
+
 def test_two_runs_do_not_share_a_folder(bert: Path, zoo: Zoo, corpus: Corpus) -> None:
     source = corpus(1)
     Path("out").mkdir()
