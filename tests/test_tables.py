@@ -60,6 +60,42 @@ def test_footer_of_fewer_vectors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         search_vectors(path, np.ones(2))
 
 
+def replace_footer(before: bytes, after: bytes) -> None:
+    """Change the first occurrence of some bytes in the footer of ``rows.parquet``."""
+    data = Path("rows.parquet").read_bytes()
+    start = len(data) - 8 - int.from_bytes(data[-8:-4], "little")
+    assert before in data[start:-8]
+    footer = data[start:-8].replace(before, after, 1)
+    Path("rows.parquet").write_bytes(data[:start] + footer + len(footer).to_bytes(4, "little") + data[-4:])
+
+
+@pytest.mark.parametrize("group", [0, 1])
+def test_histogram_of_another_size(group: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """pyarrow aborts the process when it is asked for the metadata of such a column."""
+    monkeypatch.chdir(tmp_path)
+    lists = [[1.0, 2.0]] * 2 + [[1.0, 2.0]] * 3
+    pq.write_table(pa.table({"text": ["a"] * 5, "embedding": lists}), "rows.parquet", row_group_size=3 - group)
+    numbers = 4 if group else 6  # of the first row group, each as a zigzag number
+    replace_footer(bytes([0x46, 0, 0, 0, 2 * numbers]), bytes([0x36, 0, 0, 2 * numbers]))
+    for read in (
+        lambda: search_vectors("rows.parquet", np.ones(2)),
+        lambda: list(read_rows("rows.parquet", "text")),
+        lambda: list(training_rows(Path("rows.parquet"), {"text": "text"}, {})),
+    ):
+        with pytest.raises(ArtifactError, match=r"histogram size mismatch.*rows\.parquet"):
+            read()
+
+
+def test_column_whose_path_is_not_unicode(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The names of columns are those of the schema."""
+    monkeypatch.chdir(tmp_path)
+    pq.write_table(pa.table({"lists": [[1.0, 2.0], [0.0, 1.0]]}), "rows.parquet", store_schema=False)
+    data = Path("rows.parquet").read_bytes()
+    before, _, after = data.rpartition(b"lists")  # in the metadata of the column
+    Path("rows.parquet").write_bytes(before + b"list\xff" + after)
+    assert [match.row for match in search_vectors("rows.parquet", np.array([0.0, 1.0]), column="lists")] == [2, 1]
+
+
 def test_footer_that_fits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     lists: list[list[float] | None] = [[], None, [1.0, 2.0], [3.0]]

@@ -15,6 +15,8 @@ TABLES = {".csv": ",", ".tsv": "\t"}
 """Suffixes of files, and the separators of their values."""
 _FIELD = 2**31 - 1
 """Largest number of characters of a value in a CSV file: as in JSON lines, limits are those of what reads the rows."""
+_BUFFER = 2**16
+"""Bytes of a column that are read at a time; otherwise a whole row group is."""
 
 
 def read_table(path: Path) -> Iterator[dict[str, Any] | str]:
@@ -35,11 +37,21 @@ def read_table(path: Path) -> Iterator[dict[str, Any] | str]:
         raise ArtifactError(f"cannot read ({error})", path) from error
 
 
-def check_footer(metadata: Any, path: str | Path) -> None:
+def check_footer(parquet: Any, path: str | Path) -> None:
     """Compare the numbers of rows in the metadata of a parquet file. pyarrow drops what exceeds those of a row group.
 
-    Raises :class:`ArtifactError` if the row groups have other rows than the file, or than their columns.
+    Args:
+        parquet: the module ``pyarrow.parquet``.
+        path: the file.
+
+    Raises:
+        ArtifactError: the row groups have other rows than the file, or than their columns.
+        Exception: of pyarrow, if the file cannot be read.
     """
+    with parquet.ParquetFile(path, buffer_size=_BUFFER) as file:
+        metadata = file.metadata
+        for number in range(metadata.num_row_groups):  # where this raises, RowGroupMetaData.column ends the process
+            next(file.iter_batches(1, row_groups=[number]), None)
     groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
     counted = sum(group.num_rows for group in groups)
     if counted != metadata.num_rows:
@@ -48,5 +60,5 @@ def check_footer(metadata: Any, path: str | Path) -> None:
         for number in range(group.num_columns):
             values, repeated = group.column(number).num_values, metadata.schema.column(number).max_repetition_level
             if values < group.num_rows or (values > group.num_rows and not repeated):
-                name = group.column(number).path_in_schema
+                name = metadata.schema.column(number).path
                 raise ArtifactError(f"a row group has {group.num_rows} rows, but {values} values of {name}", path)

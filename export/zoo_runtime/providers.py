@@ -167,10 +167,10 @@ def open_session(
 
 
 def _check_names(session: ort.InferenceSession, graph: str | os.PathLike[str] | bytes) -> None:
-    """Raise :class:`ArtifactError` for names of inputs, outputs or metadata that are not UTF-8."""
+    """Raise :class:`ArtifactError` for names of inputs, outputs, dimensions or metadata that are not UTF-8."""
     try:
         for item in (*session.get_inputs(), *session.get_outputs()):
-            _ = item.name
+            _ = item.name, item.shape, item.type
         _ = session.get_modelmeta().custom_metadata_map
     except UnicodeDecodeError as error:
         raise ArtifactError("names in the graph are not UTF-8", None if isinstance(graph, bytes) else graph) from error

@@ -85,17 +85,14 @@ def open_parquet(path: str) -> Any:
     """Open a parquet file as ``pyarrow.parquet.ParquetFile``, or raise :class:`ArtifactError`."""
     parquet = pyarrow_module("parquet")
     try:
-        file = parquet.ParquetFile(path)
+        check_footer(parquet, path)
+        return parquet.ParquetFile(path)
+    except ArtifactError:
+        raise
     except FileNotFoundError as error:
         raise ArtifactError("no such file", path) from error
     except Exception as error:  # pyarrow raises its own classes
         raise ArtifactError(f"not a parquet file ({error})", path) from error
-    try:
-        check_footer(file.metadata, path)
-    except ArtifactError:
-        file.close()
-        raise
-    return file
 
 
 def column_types(path: str | None) -> dict[str, Any]:

@@ -62,6 +62,8 @@ def search_vectors(
             scores, rows = scores[best], rows[best]
             seen += len(vectors)
         found = dict(_columns(file, np.sort(rows), column, path))
+    if missing := set(rows.tolist()) - found.keys():
+        raise ArtifactError(f"row {min(missing) + 1} has values in {column!r} alone", path)
     return [Match(float(score), row + 1, found[row]) for score, row in zip(scores, rows.tolist(), strict=True)]
 
 
@@ -114,7 +116,7 @@ def _vectors(file: Any, column: str, size: int, path: object) -> Iterator[Array]
         group.column(number).num_values
         for group in groups
         for number in range(group.num_columns)
-        if group.column(number).path_in_schema.partition(".")[0] == column
+        if file.schema.column(number).path.partition(".")[0] == column
     )
     if stored != seen * size:
         raise ArtifactError(f"the footer says {seen} rows, but {stored} numbers in {column!r}", path)

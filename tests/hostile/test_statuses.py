@@ -91,6 +91,7 @@ def changed(change: Change) -> Callable[[bytes], bytes]:
 GRAPHS: dict[str, Callable[[bytes], bytes]] = {
     "not UTF-8": lambda data: data.replace(b"input_ids", b"input\xff\xfeds"),
     **{name: changed(change) for name, change in CHANGES.items()},
+    "dimension not UTF-8": lambda data: data.replace(b"\x12\x05batch", b"\x12\x05ba\xffch"),
     "metadata not UTF-8": lambda data: data.replace(b"zoo.evidence", b"zoo.\xffvidence"),
     "empty": lambda data: b"",
     "text": lambda data: b"hello",
@@ -133,7 +134,9 @@ def test_graphs(
     assert_documented(zoo("verify", model), {0, 3, 4})
 
 
-@pytest.mark.parametrize("case", ["not UTF-8", "unknown type", "offset abc", "no inputs", "unknown operator"])
+@pytest.mark.parametrize(
+    "case", ["not UTF-8", "dimension not UTF-8", "unknown type", "offset abc", "no inputs", "unknown operator"]
+)
 def test_graph_that_violates_the_standard(
     case: str, zoo, exported_model: Callable[..., Path], seal, tmp_path: Path
 ) -> None:
@@ -142,6 +145,25 @@ def test_graph_that_violates_the_standard(
     seal(model)
     for command in ("relink", "diff"):
         zoo(command, model).failed(3, "not a valid ONNX graph (", "model/model.onnx: use --force to export again")
+
+
+@pytest.mark.parametrize("case", ["not UTF-8", "dimension not UTF-8"])
+def test_run_of_names_that_are_not_unicode(
+    case: str, zoo, exported_model: Callable[..., Path], seal, tmp_path: Path
+) -> None:
+    model = Path(shutil.copytree(exported_model("gpt-tiny"), tmp_path / "model"))
+    change_graph(model, GRAPHS[case])
+    seal(model)
+    zoo("run", model, "text", "--unverified").failed(3, "names in the graph are not UTF-8: ")
+
+
+def test_renamed_tensor(zoo, copy_of: Callable[..., Path], seal) -> None:
+    model = copy_of("gpt-tiny")
+    weights = model / "model.safetensors"
+    weights.write_bytes(weights.read_bytes().replace(b'token_embedding.weight":{', b'token_embed_ing.weight":{'))
+    seal(model)
+    zoo("publish", model, "out", "--layout", "hub").failed(3, "missing token_embedding.weight; unexpected token_embed_")
+    assert not Path("out").exists()
 
 
 @pytest.mark.parametrize("text", ["x", "5", "[3]", '[["a", "b"]]', "[" * 10**5])

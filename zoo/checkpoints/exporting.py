@@ -66,11 +66,13 @@ def export_checkpoint(
         force: replace a checkpoint that this function wrote, if its files are unchanged and none were added.
 
     Raises:
+        ArtifactError: the weights are not this model's.
         UsageError: the layout is unknown, no layout can represent the configuration, or the target exists.
         ParityError: the checkpoint does not read back bit for bit, or the original's outputs differ.
     """
     stored, target = ModelDirectory.open(Path(directory), rehash=True), Path(target)
     model = create.build_on_meta(stored.spec, stored.dtype)
+    persist.check_layout(model, stored.layout, stored.path)
     with new_output(target, "publish --layout hub", force=force) as stage:
         model_type, layout, tensors = choose_layout(stored, model, stage, model_type)
         like = {name: torch.empty(tensor.shape, dtype=tensor.dtype, device="meta") for name, tensor in tensors.items()}

@@ -90,7 +90,7 @@ def describe_directory(stored: ModelDirectory) -> dict[str, Any]:
                 "files": record.files,
                 "verified": doubt is None,
                 "reason": doubt,
-                "coverage": coverage_summary(record.evidence) if record.stem == "parity" else None,
+                "coverage": coverage_summary(record.evidence) if record.stem == "parity" and doubt is None else None,
             }
             for record, doubt in doubts
         ],

@@ -15,6 +15,7 @@ import zoo
 from tests.conftest import Result
 from zoo.artifact import Export, ModelDirectory, coverage_summary
 from zoo.artifact.card import model_card
+from zoo.errors import ArtifactError
 from zoo.probe.inputs import Point, make_feeds, make_grid
 from zoo_export.coverage.outcomes import LARGEST_BATCH, Conditions, turning_points
 from zoo_export.graph.file import parse, serialize
@@ -171,6 +172,12 @@ def test_long_lists_are_abridged() -> None:
     shown = "Less: true (2 times), Slice end: clamped, Equal: true and 2 more"
     assert said == f"14 of 20 outcomes of 9 conditions seen; not seen: {shown}"
     assert coverage_summary({"verified": False}) is None
+
+
+@pytest.mark.parametrize("graphs", [True, {"model": 3}, {"model": {"conditions": 1}}, {"model": {"conditions": "x"}}])
+def test_coverage_that_is_not_what_an_export_writes(graphs: object) -> None:
+    with pytest.raises(ArtifactError, match="not the coverage of conditions"):
+        coverage_summary({"grid": {"coverage": graphs}})
 
 
 def test_stored_number_in_size_arithmetic(build_small: Callable[..., None], caplog: pytest.LogCaptureFixture) -> None:

@@ -188,8 +188,8 @@ def _read_parquet(path: Path) -> Iterator[dict[str, Any]]:
     except ImportError as error:
         raise MissingPackageError("parquet needs pyarrow", path, "pip install attention-zoo[parquet]") from error
     try:
+        check_footer(parquet, path)
         with parquet.ParquetFile(path) as file:
-            check_footer(file.metadata, path)
             for batch in file.iter_batches(_BATCH):
                 yield from batch.to_pylist()
     except ArtifactError:
