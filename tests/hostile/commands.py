@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from zoo.artifact import ModelDirectory
+from zoo.training import launch
+from zoo.training.plan import make_plan
 
 __all__ = ["CACHE", "COMMANDS", "STARTS", "Command", "Tree", "leftovers", "open_models", "tree"]
 
@@ -75,12 +77,18 @@ def _replace_weights(folder: Path) -> None:
     shutil.copyfile(folder / "other/model.safetensors", folder / "m/model.safetensors")
 
 
+def _begin_training(folder: Path) -> None:
+    plan = make_plan("m", data=("text.txt",), texts=("checkpoint_every=1",), settings={"max_steps": 2}, columns={})
+    launch.start(plan, folder / "t").release()
+
+
 _MODEL = ("build", *TINY, "-o", "m")
 _OTHER = ("build", *TINY, "-o", "other", "--seed", "1")
 _EXPORT = ("export", "m", "--onnx")
 _GRAPH = (*_EXPORT, "--graph-only")
 _TRAIN = ("train", "m", "--data", "text.txt", "-o", "t", "--max-steps")
 _VARYING = tuple(f"t/{name}" for name in ("manifest.json", "README.md", "metrics.jsonl", "training.json", "loss.svg"))
+_BATCH = ("run", "m", "--input", "in", "-o", "out")
 _TOKENIZER = ("tokenizer", "train", "text.txt", "-o", "t.json", "--vocab-size")
 
 STARTS: Mapping[str, Sequence[Sequence[str] | Callable[[Path], None]]] = {
@@ -99,7 +107,7 @@ STARTS: Mapping[str, Sequence[Sequence[str] | Callable[[Path], None]]] = {
         ("run", "m", "--ids", "4,5", "-o", "out.parquet"),
     ),
     "tokenizer": (_write_texts, (*_TOKENIZER, "270")),
-    "trained": (_write_texts, _MODEL, (*_TRAIN, "2")),
+    "unfinished": (_write_texts, _MODEL, _begin_training),
     "adapter": (_write_texts, _MODEL, (*_TRAIN, "1", "--lora", "rank=2")),
 }
 """Folders by name: functions and commands that make them."""
@@ -140,8 +148,8 @@ COMMANDS = {
     "run parquet over": Command("results", ("run", "m", "--ids", "1,2", "-o", "out.parquet", "--force")),
     "run batch": Command(
         "exported",
-        ("run", "m", "--input", "in", "-o", "out"),
-        continued=("run", "m", "--input", "in", "-o", "out", "--resume"),
+        (*_BATCH, "--workers", "1"),  # the manifest is in the order in which the workers are done
+        continued=(*_BATCH, "--workers", "1", "--resume"),
     ),
     "tokenizer": Command("nothing", (*_TOKENIZER, "270")),
     "tokenizer over": Command("tokenizer", (*_TOKENIZER, "280", "--force")),
@@ -154,10 +162,10 @@ COMMANDS = {
         varying=_VARYING,
     ),
     "train on": Command(
-        "trained",
-        ("train", "t", "--resume", "--max-steps", "3"),
-        later=("train", "t", "--resume", "--max-steps", "4"),
-        continued=("train", "t", "--resume", "--max-steps", "3"),
+        "unfinished",
+        ("train", "t", "--resume"),
+        later=("train", "t", "--resume"),
+        continued=("train", "t", "--resume"),
         varying=_VARYING,
     ),
     "merge": Command("adapter", ("adapt", "m", "--merge", "t", "-o", "n")),
