@@ -24,3 +24,16 @@ def test_closed_streams_are_discarded(command: str, status: int) -> None:
     """The status is the same as with open streams, and an open stderr stays empty."""
     done = subprocess.run(["sh", "-c", f"{sys.executable} -m zoo {command}"], capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (status, "", "")
+
+
+def test_files_do_not_get_the_numbers_of_closed_streams() -> None:
+    """Native libraries would print into them."""
+    code = """
+import atexit, os, sys
+from zoo.__main__ import run
+sys.argv[1:] = ["--version"]
+atexit.register(lambda: os._exit(os.open(os.devnull, os.O_RDONLY)))
+run()
+"""
+    done = subprocess.run(["sh", "-c", 'exec "$@" >&- 2>&- <&-', "sh", sys.executable, "-c", code])
+    assert done.returncode > 2

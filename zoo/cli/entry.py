@@ -200,7 +200,13 @@ def run() -> None:
 
 
 def _replace_closed_streams() -> None:
-    """Discard what is written to a stream that the caller closed (``zoo list >&-``); Python sets it to None."""
+    """Discard what is written to a stream that the caller closed (``zoo list >&-``); Python sets it to None.
+
+    A file that is opened later must not get a stream's number: native libraries would print their messages into it.
+    """
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(descriptor, True)
+    os.close(descriptor)
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: PTH123, SIM115
