@@ -275,7 +275,7 @@ def write_tensors(
     The library's own writer needs all tensors in memory at once. Wider dtypes come first, so that all are aligned.
     """
     offsets: dict[str, int] = {}
-    header: dict[str, Any] = {"__metadata__": dict(metadata)}
+    header: dict[str, Any] = {"__metadata__": dict(sorted(metadata.items()))}  # the library reads it in a random order
     end = 0
     for name, (dtype, shape) in sorted(layout.items(), key=lambda item: -np.dtype(_NUMPY[item[1][0]]).itemsize):
         offsets[name], end = end, end + math.prod(shape) * np.dtype(_NUMPY[dtype]).itemsize

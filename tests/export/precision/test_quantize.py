@@ -44,7 +44,7 @@ from zoo_export.precision.certify import (
     sample,
     verify_stored_variant,
 )
-from zoo_export.precision.packing import Packing, packings, read_dequantized
+from zoo_export.precision.packing import Packing, packings, read_dequantized, write_tensors
 from zoo_export.precision.parity import EmulatedExecutor, dequantized_model, verify_variant
 from zoo_export.precision.quantize import Variant, make_variant, open_variant, read_variant
 from zoo_plugins.vit.model import ViT
@@ -349,6 +349,14 @@ def bits_a_weight(packing: Packing) -> float:
         packing.rows * math.ceil(packing.columns // packing.block * packing.bits / 8) * 8 if packing.zero_points else 0
     )
     return packing.bits + 32 / packing.block + points / (packing.rows * packing.columns)
+
+
+def test_files_do_not_depend_on_the_order_of_metadata(tmp_path: Path) -> None:
+    """The safetensors library reads metadata in a random order."""
+    for names in ("ab", "ba"):
+        tensors = [("x", np.zeros(1, np.float16))]
+        write_tensors(tmp_path / names, {"x": ("F16", (1,))}, dict.fromkeys(names, ""), tensors)
+    assert (tmp_path / "ab").read_bytes() == (tmp_path / "ba").read_bytes()
 
 
 @pytest.mark.slow_after(1)
