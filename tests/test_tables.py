@@ -107,3 +107,10 @@ def test_footer_that_fits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         assert count_rows("rows.parquet") == 4
     pq.write_table(pa.table({"text": pa.array([], pa.string())}), "rows.parquet")
     assert list(read_rows("rows.parquet", "text")) == []
+
+
+def test_long_names_of_columns_are_cut(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"%s": 1}' % ("y" * 100_000))
+    (row,) = read_rows(str(path), "text")
+    assert len(str(row.error).replace(str(path), "")) < 200

@@ -137,6 +137,10 @@ def close_to(name: str, choices: Iterable[str]) -> str | None:
     return "did you mean " + " or ".join(map(repr, close)) + "?" if close else None
 
 
+_NAME = 80
+"""Maximum number of characters of a name in a remedy."""
+
+
 def nearest(name: str, choices: Iterable[str]) -> str:
     """Return a remedy that names the choices closest to ``name``, or the first few when none is close."""
     choices = sorted(choices)
@@ -145,7 +149,7 @@ def nearest(name: str, choices: Iterable[str]) -> str:
         return close
     if not choices:
         return "none are available"
-    shown = ", ".join(choices[:12])
+    shown = ", ".join(choice if len(choice) <= _NAME else f"{choice[:_NAME]}..." for choice in choices[:12])
     return f"known: {shown}" + (", ..." if len(choices) > 12 else "")
 
 

@@ -25,6 +25,7 @@ from zoo.artifact.weights import dtype_name
 from zoo.errors import PluginError, UsageError, nearest
 from zoo.plugins import Plugin, ZooWarning
 from zoo.registry import load_reference
+from zoo_runtime.arguments import check_text
 from zoo_runtime.providers import PROVIDERS, Provider, loading_problem
 from zoo_runtime.runner import Runner
 
@@ -95,6 +96,7 @@ def _choose_export(stored: ModelDirectory, provider: Provider, dtype: str | None
 
 def runner_class(task: str, declared: str) -> tuple[Plugin, type[Runner[Any]]]:
     """Return the runner of ``task`` for models that declare the task ``declared``, with the plugin that provides it."""
+    check_text("task", task)
     plugin, found = plugins.active().task(task, declared)
     cls = load_reference(found.run, plugin)
     if not (isinstance(cls, type) and issubclass(cls, Runner)):

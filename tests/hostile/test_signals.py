@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -49,16 +49,22 @@ class Process:
     def root(self) -> Path:
         return self.place / "root"
 
+    @property
+    def environment(self) -> Mapping[str, str]:
+        """The variables of commands. The rounding of sums depends on the number of threads."""
+        folders = {"TMPDIR": "tmp", "ZOO_CACHE": "cache", "XDG_RUNTIME_DIR": "runtime"}
+        for folder in folders.values():
+            (self.place / folder).mkdir(mode=0o700, exist_ok=True)  # as the last must be
+        paths = {variable: str(self.place / folder) for variable, folder in folders.items()}
+        return {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1", **paths}
+
     def start(self, arguments: Sequence[str]) -> subprocess.Popen[str]:
         """Start a command. Returns once it can catch signals."""
-        for name in ("tmp", "cache"):
-            (self.place / name).mkdir(exist_ok=True)
         reader, writer = os.pipe()
-        folders = {"TMPDIR": str(self.place / "tmp"), "ZOO_CACHE": str(self.place / "cache")}
         process = subprocess.Popen(
             [sys.executable, "-c", RUN.format(pipe=writer), *arguments],
             cwd=self.root,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1", **folders},
+            env=self.environment,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,
@@ -72,7 +78,8 @@ class Process:
     def left(self) -> list[str]:
         """Return what a command should not leave behind."""
         cached = (name for name in tree(self.place / "cache") if name.endswith(".part") or "/." in name)
-        return sorted({*leftovers(tree(self.root)), *tree(self.place / "tmp"), *cached})
+        locks = (name for name, content in tree(self.place / "runtime").items() if content is not None)
+        return sorted({*leftovers(tree(self.root)), *tree(self.place / "tmp"), *cached, *locks})
 
 
 class Attack:
@@ -104,6 +111,10 @@ class Attack:
         where = f"{signal.Signals(number).name} at {fraction:.4f}: status {running.returncode}"
         return [f"{where}: {what}: {err!r}" for what in wrong]
 
+    def is_complete(self) -> bool:
+        """Whether the folder is as the command leaves it that is not disturbed."""
+        return self._same(tree(self.process.root), self.complete)
+
     def _same(self, one: Tree, other: Tree) -> bool:
         return {**one, **dict.fromkeys(self.command.varying)} == {**other, **dict.fromkeys(self.command.varying)}
 
@@ -114,7 +125,7 @@ class Attack:
         running = self.process.start(self.command.continued)
         running.communicate()
         open_models(self.process.root)
-        return running.returncode == 0 and self._same(tree(self.process.root), self.complete)
+        return running.returncode == 0 and self.is_complete()
 
 
 def _lines(status: int, number: int, err: str) -> Iterator[str]:
@@ -248,8 +259,8 @@ def test_closed_streams(
     starts.put(prepared.command.start, process.root)
     ran = subprocess.run(
         ["sh", "-c", f'exec "$@" {closed}', "sh", sys.executable, "-m", "zoo", *prepared.command.arguments],
-        cwd=process.root, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        cwd=process.root, capture_output=True, text=True, env=process.environment,
     )  # fmt: skip
     assert ran.returncode == 0, ran.stderr
     assert "error" not in ran.stderr
-    assert tree(process.root) == prepared.complete
+    assert prepared.is_complete()

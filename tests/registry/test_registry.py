@@ -329,3 +329,13 @@ def test_search_finds_the_published_sizes() -> None:
     found = {item.name for item in within_size(known, summaries, 300_000_000, 400_000_000)}
     assert {"bert-large", "gpt-medium", "vit-large"} <= found
     assert not {"bert-base", "gpt-small", "gpt-large", "vit-base", "vit-huge"} & found
+
+
+def test_long_inheritance_is_refused() -> None:
+    """The time for each of many presets grows with its bases."""
+    models = ['[models.q0]\nbase = "gpt-tiny"', *(f'[models.q{n}]\nbase = "q{n - 1}"' for n in range(1, 2000))]
+    path = write_user("\n".join(models))
+    assert registry().resolve("q62").name == "q62"
+    with pytest.raises(UsageError) as caught:
+        registry().resolve("q1999")
+    assert str(caught.value) == f"preset 'q1999' has more than 64 bases: {path} [models.q1999]"

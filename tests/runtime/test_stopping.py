@@ -181,6 +181,14 @@ def test_batch_size_is_a_whole_number(exported_model: Exported, size: Any) -> No
         session.run("x", batch_size=size)
 
 
+def test_task_of_a_run_is_a_name(exported_model: Exported) -> None:
+    with (
+        load_session(exported_model("gpt-tiny"), threads=1) as session,
+        pytest.raises(UsageError, match="task must be a string, got 3"),
+    ):
+        session.run("x", task=3)  # type: ignore[arg-type]
+
+
 def test_inputs_that_contradict_each_other(exported_model: Exported) -> None:
     """Are refused in one line, those that only ONNX Runtime refuses too."""
     with load_session(exported_model("gpt-tiny"), threads=1) as session:

@@ -23,6 +23,8 @@ from zoo.version import __version__
 __all__ = ["DEFAULT", "Registry", "registry"]
 
 DEFAULT = "default"
+_BASES = 64
+"""Maximum number of presets of which each is the base of the one before."""
 
 
 def _description(entries: Sequence[Preset]) -> str:
@@ -131,6 +133,8 @@ class Registry:
                 remedy = known_provider(base) or nearest(base, self.names())
                 raise UsageError(f"unknown model {base!r}", where, remedy)
             chain, seen = [*entries, *chain], [*seen, base]
+            if len(seen) > _BASES + 1:
+                raise UsageError(f"preset {name!r} has more than {_BASES} bases", self._entries(name)[-1].where)
             base = next((entry.base for entry in reversed(entries) if entry.base), None)
         return chain
 
