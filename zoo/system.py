@@ -33,6 +33,7 @@ __all__ = [
     "has_parent",
     "interpreter",
     "interruptible",
+    "is_own",
     "library_file",
     "lock",
     "release_large_blocks",
@@ -104,6 +105,11 @@ if sys.platform != "win32":
             raise
         os.close(descriptor)  # locked by another process, or replaced by another directory
         return None
+
+
+def is_own(path: Path) -> bool:
+    """Return whether this user owns a file or directory."""
+    return sys.platform == "win32" or path.lstat().st_uid == os.geteuid()
 
 
 def _lock_file(directory: Path) -> Release | None:

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from zoo.artifact import ModelDirectory
 from zoo.errors import ParityError, ZooError
+from zoo.storage import scratch_folder
 from zoo.testing.check import Inapplicable, fail
 from zoo.testing.subject import Subject
 
@@ -140,7 +139,7 @@ def _stored(subject: Subject) -> Iterator[tuple[ModelDirectory, dict[str, bytes]
 
     graphs = _graphs(subject)
     assert not isinstance(graphs, Exception)
-    with TemporaryDirectory() as folder:
-        save_spec(subject.spec, subject.build(), Path(folder) / "model")
-        stored = ModelDirectory.open(Path(folder) / "model")
+    with scratch_folder() as folder:
+        save_spec(subject.spec, subject.build(), folder / "model")
+        stored = ModelDirectory.open(folder / "model")
         yield stored, {name: link(graph, stored.layout) for name, graph in graphs.items()}

@@ -8,7 +8,6 @@ import queue
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 import traceback
@@ -21,6 +20,7 @@ from typing import IO, Any
 
 from zoo import system
 from zoo.plugins.plain import read_plain
+from zoo.storage import scratch_folder
 from zoo.terminal import one_line
 
 __all__ = ["Outcome", "run"]
@@ -98,8 +98,8 @@ def _run_process(
     environment: Mapping[str, str],
 ) -> Iterator[Outcome]:
     """Yield the outcomes of jobs run in one process, up to the first whose outcome it does not tell."""
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        request, output = Path(folder, "request"), Path(folder, "output")
+    with scratch_folder() as folder:
+        request, output = folder / "request", folder / "output"
         request.write_text(json.dumps({"path": sys.path, "function": function, "jobs": dict(jobs)}), encoding="utf-8")
         with request.open("rb") as source, output.open("wb") as stream:
             process = subprocess.Popen(

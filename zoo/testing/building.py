@@ -5,12 +5,11 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from zoo.contract import Graph
 from zoo.errors import ZooError
+from zoo.storage import scratch_folder
 from zoo.testing.check import Inapplicable, fail
 from zoo.testing.subject import Subject
 
@@ -156,10 +155,10 @@ def weights_round_trip(subject: Subject) -> None:
     model = subject.build()
     perturb(model)
     expected = "the loaded model equals the saved one"
-    with TemporaryDirectory() as folder:
-        persist.save_spec(subject.spec, model, Path(folder) / "model")
+    with scratch_folder() as folder:
+        persist.save_spec(subject.spec, model, folder / "model")
         try:
-            loaded = persist.load(Path(folder) / "model")
+            loaded = persist.load(folder / "model")
         except ZooError as error:
             fail(expected, f"it cannot be loaded: {error}")
         if _ties(model) != _ties(loaded):

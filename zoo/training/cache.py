@@ -11,7 +11,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from typing import Any
 from zoo import memo
 from zoo.errors import ArtifactError, UsageError, storage_errors
 from zoo.plugins.plain import read_plain
+from zoo.storage import scratch_folder
 from zoo.training.criterion import Criterion
 from zoo.training.data.examples import Blocks, Examples, ExamplesWriter, StoredExamples
 from zoo.training.data.rows import RowError
@@ -81,8 +82,9 @@ def prepare(
     name = hashlib.sha256(json.dumps(key, sort_keys=True, default=str).encode()).hexdigest()[:32]
     limit, parent = _limit(), memo.directory()
     if parent is None:
-        parent = Path(tempfile.mkdtemp(prefix="zoo-"))
-        atexit.register(shutil.rmtree, parent, ignore_errors=True)
+        opened = ExitStack()
+        parent = opened.enter_context(scratch_folder())
+        atexit.register(opened.close)
     folder = parent / "examples"
     target = folder / name
     if _read(target) is None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -17,6 +16,7 @@ from zoo.errors import ParityError, UsageError, argument, nearest
 from zoo.exporters import Progress
 from zoo.models import create, persist
 from zoo.registry import ModelSpec, registry
+from zoo.storage import scratch_folder
 from zoo.system import free_memory
 from zoo_export.bench.cases import check_declared
 from zoo_export.bench.measure import cpu_name
@@ -91,11 +91,11 @@ def bench_curves(
     for source in sources:
         _check_lengths(source, lengths)
     steps, total = 0, len(sources) * (1 + len(lengths))
-    with tempfile.TemporaryDirectory() as folder:
+    with scratch_folder() as folder:
         places = {}
         for source in sources:
             steps = _step(progress, steps, total)
-            places[source.name] = _prepare(source, Path(folder), min(COMPARED, max(lengths)))
+            places[source.name] = _prepare(source, folder, min(COMPARED, max(lengths)))
         curves: dict[str, list[dict[str, Any]]] = {name: [] for name in known}
         for length in lengths:  # models take turns, so that background load affects all of them equally
             for source in sources:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from importlib.metadata import version
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
 import numpy as np
@@ -17,6 +15,7 @@ from zoo.artifact import ModelDirectory
 from zoo.errors import ArtifactError, ParityError, UsageError, argument
 from zoo.exporters import Progress
 from zoo.probe.pipeline import Arrays
+from zoo.storage import scratch_folder
 from zoo_export.graph.file import external_tensors, inline, parse, place_of
 from zoo_export.graph.static import fixed_sizes
 from zoo_export.parity.foreign import Run, compare_runtime
@@ -94,8 +93,8 @@ def _openvino() -> tuple[str, _Open]:
     def open_graph(model: onnx.ModelProto) -> Run:
         flat = ir.from_proto(model)
         inline(flat)  # OpenVINO does not read functions
-        with TemporaryDirectory() as folder:
-            path = Path(folder) / "graph.onnx"
+        with scratch_folder() as folder:
+            path = folder / "graph.onnx"
             ir.save(flat, path, external_data="graph.data")  # one protobuf message holds at most 2 GB
             # The default precision is bfloat16 on processors that support it.
             compiled = openvino.compile_model(path, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from zoo.models import persist
 from zoo.probe.inputs import Feeds, Point
 from zoo.probe.module import TorchExecutor, add_noise, declared_tensors, weights_of
 from zoo.probe.pipeline import Executor
+from zoo.storage import scratch_folder
 from zoo_export.coverage.outcomes import Conditions
 from zoo_export.graph.file import arrays_of, pointers, referenced_tensors, without_functions
 from zoo_export.graph.static import fixed_sizes
@@ -163,8 +164,9 @@ class OnnxSubject(Subject):
         self.fixed = fixed_sizes(next(iter(files.values())))
         size = sum(place.length for place in stored.layout.values())
         self._repacked: Memory = "fast" if size <= _REPACKED else "mapped"
-        self._scratch: tempfile.TemporaryDirectory[str] | None = None
-        """Files with the models' current weights, once they are perturbed."""
+        self._scratch: Path | None = None
+        """Folder of the models' current weights, once they are perturbed."""
+        self._opened = ExitStack()
         self._weights_now = ""
         """Level whose weights the models have, if perturbed."""
 
@@ -187,15 +189,14 @@ class OnnxSubject(Subject):
 
     def open_perturbed(self) -> Iterator[dict[str, Executor]]:
         if not self._in_float32:
-            self._scratch = tempfile.TemporaryDirectory(prefix="zoo-")
-            self.models.move(self.stored, Path(self._scratch.name))
+            self._scratch = self._opened.enter_context(scratch_folder())
+            self.models.move(self.stored, self._scratch)
         for level, _ in open_perturbed(self.models):
             self._weights_now = level
             yield {level: self._open(self.files, True)}
 
     def close(self) -> None:
-        if self._scratch is not None:
-            self._scratch.cleanup()
+        self._opened.close()
 
     def moved(self) -> Iterator[Executor]:
         return (self._open(files, True) for files in self._moved)
@@ -236,7 +237,7 @@ class OnnxSubject(Subject):
 
         With ``share``, optimised sessions, too, have the memory of the stored weights in common with the models.
         """
-        weights = self._scratch.name if self._scratch is not None else self.stored.path
+        weights = self._scratch or self.stored.path
         replaced = {name: self._replaced(file) for name, file in files.items()}
         shared = {name: self._shared(file, optimize and not share) for name, file in files.items()}
 

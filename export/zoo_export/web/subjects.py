@@ -137,7 +137,7 @@ class WebSubject(_InBrowser, OnnxSubject):
         share: bool = False,
         pool: bool = True,
     ) -> Executor:
-        folder = Path(self._scratch.name) if self._scratch is not None else self.stored.path
+        folder = self._scratch or self.stored.path
         graphs = {}
         for name, file in files.items():
             replaced = self._replaced(file)

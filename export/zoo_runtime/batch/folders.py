@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import secrets
-import tempfile
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Protocol
 
 from zoo import system
 from zoo.errors import ArtifactError, StorageError, UsageError, storage_errors
+from zoo.storage import scratch_folder
 from zoo_runtime.batch.urls import base_name, file_system, is_url, local, remote_errors
 
 __all__ = ["MANIFEST", "LocalFolder", "OutputFolder", "RemoteFolder", "is_temporary", "open_folder"]
@@ -176,8 +176,8 @@ class RemoteFolder:
 
     @contextmanager
     def writing(self, name: str) -> Iterator[Path]:
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / f"results{Path(name).suffix}"
+        with scratch_folder() as folder:
+            path = folder / f"results{Path(name).suffix}"
             yield path
             self._put(path, name)
 
@@ -210,7 +210,7 @@ class RemoteFolder:
         if len(self._lines) == _PART:
             self._part, self._lines = self._part + 1, []
         self._lines.append(line)
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / "part"
+        with scratch_folder() as folder:
+            path = folder / "part"
             path.write_bytes(b"".join(self._lines))
             self._put(path, f"{MANIFEST}.{self._part:06d}")

@@ -5,13 +5,13 @@ from __future__ import annotations
 import glob
 import os
 import stat
-import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from zoo.errors import ArtifactError, UsageError
+from zoo.storage import scratch_folder
 from zoo.tables import TABLES
 from zoo_runtime.batch.plan import Shard
 from zoo_runtime.batch.urls import base_name, file_system, is_url, local, remote_errors
@@ -141,8 +141,8 @@ def fetched(source: str) -> Iterator[Path]:
         yield Path(local(source))
         return
     fs, place = file_system(source)
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / base_name(place)
+    with scratch_folder() as folder:
+        path = folder / base_name(place)
         with remote_errors(source, ArtifactError):
             fs.get_file(place, str(path))
         yield path

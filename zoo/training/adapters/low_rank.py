@@ -7,7 +7,6 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -22,6 +21,7 @@ from zoo.errors import UsageError, argument, nearest
 from zoo.models.create import build_on_meta
 from zoo.models.tensors import other_owners
 from zoo.registry import ModelSpec
+from zoo.storage import scratch_folder
 from zoo.training.plan import Plan
 from zoo.training.settings import LowRankSettings
 
@@ -186,9 +186,9 @@ def _names(
     described = replace(base, description={**base.description, **describe(spec, dtype=base.dtype)})
     preferred = imported_format(base)
     plain = build_on_meta(spec)
-    with TemporaryDirectory() as folder:
+    with scratch_folder() as folder:
         try:
-            name, layout, _ = choose_layout(described, plain, Path(folder), preferred)
+            name, layout, _ = choose_layout(described, plain, folder, preferred)
             names = AdapterNames(plain, spec.config, layout)
             if names.can_hold(updated, fresh):
                 return name, names
