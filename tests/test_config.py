@@ -102,7 +102,7 @@ def test_wrong_types_are_rejected(key: str, value: object, wanted: str) -> None:
     """The message names the key, the expected type, the value, its type and the source."""
     with pytest.raises(UsageError) as caught:
         Sample.from_dict({key: value}, "somewhere.toml")
-    assert str(caught.value) == f"{key} must be {wanted}, got {value!r} ({type(value).__name__}): somewhere.toml"
+    assert str(caught.value) == f"{key} must be {wanted}, got {value!r:.200} ({type(value).__name__}): somewhere.toml"
 
 
 @pytest.mark.parametrize("key", ["ratio", "scale"])

@@ -17,7 +17,7 @@ from zoo.cost import Cost
 from zoo.errors import UsageError, Wording, close_to, nearest
 from zoo.limits import LAYERS
 from zoo.reading import parse_toml
-from zoo.terminal import is_unicode
+from zoo.terminal import is_unicode, shown
 
 __all__ = ["Activation", "Config", "Initializer", "Norm", "Settings", "shortest_period"]
 
@@ -77,7 +77,7 @@ class Settings:
             literals = filter(_is_literal, _alternatives(kind))
             choices = [choice for literal in literals for choice in typing.get_args(literal)]
             remedy = close_to(value, [choice for choice in choices if isinstance(choice, str)])
-        raise UsageError(f"{key} must be {wanted}, got {value!r} ({type(value).__name__})", where, remedy)
+        raise UsageError(f"{key} must be {wanted}, got {shown(value)} ({type(value).__name__})", where, remedy)
 
     @classmethod
     def _field_type(cls, key: str, where: object) -> Any:

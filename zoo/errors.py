@@ -9,6 +9,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
+from zoo.terminal import one_line
+
 __all__ = [
     "EXPORT_AGAIN",
     "OTHER_PLACE",
@@ -60,7 +62,7 @@ OTHER_PLACE = "choose another place"
 
 
 class ZooError(Exception):
-    """A failure and its remedy on one line: ``what: where: what to do``.
+    """A failure and its remedy on one printable line: ``what: where: what to do``.
 
     Any part may be a :class:`Wording`: ``str(error)`` has the Python text, ``error.command_line`` the other.
     """
@@ -75,7 +77,7 @@ class ZooError(Exception):
 
 
 def _one_line(parts: Iterable[object]) -> str:
-    return " ".join(": ".join(map(str, parts)).split())
+    return one_line(": ".join(map(str, parts)))
 
 
 class ZooWarning(UserWarning):

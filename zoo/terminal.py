@@ -12,11 +12,11 @@ import unicodedata
 from collections.abc import Callable
 from functools import cache
 
-__all__ = ["LINE", "is_unicode", "one_line", "printable", "printable_json"]
+__all__ = ["LINE", "is_unicode", "one_line", "printable", "printable_json", "shown"]
 
 LINE = 4000
 """Maximum number of characters in a line of :func:`one_line`."""
-
+_SHOWN = 200
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
@@ -69,3 +69,11 @@ def one_line(text: object, limit: int = LINE) -> str:
     note = f" [... {len(line):,} characters ...] "
     start = (limit - len(note)) * 3 // 4
     return line[:start] + note + line[start + len(note) - limit :]
+
+
+def shown(value: object) -> str:
+    """Return the first 200 characters of a value's ``repr``, or of its type and address if it has none."""
+    try:
+        return repr(value)[:_SHOWN]
+    except Exception:  # such as an integer with too many digits
+        return object.__repr__(value)[:_SHOWN]

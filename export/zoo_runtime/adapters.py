@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from zoo.errors import UsageError, close_to
+from zoo.terminal import shown
 
 __all__ = ["ADAPTER_IDS", "BASE", "number_of"]
 
@@ -23,9 +24,9 @@ def number_of(name: str | None, names: Sequence[str], where: object) -> int:
         return 0
     if not names:
         remedy = "open the variant adapters, created by zoo export --onnx --adapter DIR"
-        raise UsageError(f"no adapter {name!r}: this export has none", where, remedy)
+        raise UsageError(f"no adapter {shown(name)}: this export has none", where, remedy)
     if name not in names:
         guess = close_to(str(name), names)
         known = f"known: {', '.join(names)}"
-        raise UsageError(f"no adapter {name!r}", where, f"{guess} {known}" if guess else known)
+        raise UsageError(f"no adapter {shown(name)}", where, f"{guess} {known}" if guess else known)
     return names.index(name) + 1

@@ -31,7 +31,15 @@ from zoo.probe.pipeline import Arrays
 from zoo.tokenizers.inputs import TextInputs
 from zoo.tokenizers.truncation import text_limit
 from zoo_runtime.adapters import number_of
-from zoo_runtime.arguments import check_count, check_seconds, check_text
+from zoo_runtime.arguments import (
+    check_adapters,
+    check_count,
+    check_flag,
+    check_path,
+    check_seconds,
+    check_text,
+    check_texts,
+)
 from zoo_runtime.batching import batches
 from zoo_runtime.choosing import chosen_provider, find_export, runner_class
 from zoo_runtime.executor import OnnxExecutor, check_feeds
@@ -106,8 +114,11 @@ def load_session(
         ArtifactError: the model is not exported, or has been altered.
         ParityError: the export is not verified.
     """
-    directory = Path(directory)
+    directory = check_path("directory", directory)
     threads = check_count("threads", threads, system.MAX_THREADS)
+    check_texts("provider_options", provider_options)
+    special_tokens = check_flag("special_tokens", special_tokens)
+    chat, unverified = check_flag("chat", chat), check_flag("unverified", unverified)
     for name, value in {"provider": provider, "variant": variant, "task": task, "memory": memory}.items():
         check_text(name, value)
     stored = ModelDirectory.open(directory)
@@ -126,7 +137,7 @@ def load_session(
         threads,
         memory,
         provider_options,
-        Path(tokenizer) if tokenizer else None,
+        None if tokenizer is None else check_path("tokenizer", tokenizer),
         task=task,
         special_tokens=special_tokens,
         truncate=text_limit(stored, truncate),
@@ -339,8 +350,7 @@ class Session:
         single = not several or (bool(inputs) and isinstance(inputs[0], parts))
         answers: list[dict[str, Any]] = []
         listed = [inputs] if single else inputs
-        if not (adapter is None or isinstance(adapter, str) or len(adapter) == len(listed)):
-            raise UsageError(f"{len(adapter)} adapters for {len(listed)} inputs", "adapter", "give one for each")
+        check_adapters(adapter, len(listed))
         with self._stoppable(check_seconds("timeout", timeout)):
             for answer in self.map(listed, task=task, batch_size=batch_size, adapter=adapter, **options):
                 if answer.error is not None:
@@ -466,8 +476,9 @@ class Session:
             call.stop()
 
     def check_weights(self) -> None:
-        """Raise :class:`ArtifactError` if a file of the open weights has been truncated: reading it ends the process.
+        """Raise :class:`ArtifactError` if a file of the open weights has been truncated or altered.
 
+        Reading lost bytes ends the process, and others change the answers.
         Calls of this session check it themselves; steps of :meth:`stepper` and :meth:`open_rows` do not.
         """
         self._weights.check()
@@ -515,7 +526,7 @@ class Session:
 
     def draft(self, directory: str | os.PathLike[str]) -> Session:
         """Open another exported model, which drafts tokens for this one. It closes with this session."""
-        path = Path(directory).resolve()
+        path = check_path("directory", directory).resolve()
         with self._opening:
             self._check_open()
             if path not in self._drafts:
@@ -618,9 +629,9 @@ class Session:
             self._check_open()
             if not self._sessions:
                 files = self.stored.files.items()
-                sizes = {name: entry["size"] for name, entry in files if name.endswith(".safetensors")}
+                entries = {name: entry for name, entry in files if name.endswith(".safetensors")}
                 self._weights.close()
-                self._weights = MappedWeights(self.path, sizes)
+                self._weights = MappedWeights(self.path, entries)
                 self._weights.check()
                 self._sessions = {name: self._open(name) for name in self.export.graph_files}
             return self._sessions

@@ -167,11 +167,54 @@ def test_session_is_stopped(exported_model: Exported) -> None:
         ({"provider": None}, "unknown provider None"),
         ({"memory": ["fast"]}, "memory must be a string"),
         ({"memory": None}, "unknown memory None"),
+        ({"truncate": "128"}, "truncate must be True, False, None or a number of tokens, got '128'"),
+        ({"truncate": np.ones(2)}, "truncate must be True, False, None or a number of tokens, got array"),
+        ({"chat": "false"}, "chat must be True or False, got 'false'"),
+        ({"unverified": np.ones(2)}, "unverified must be True or False, got array"),
+        ({"special_tokens": None}, "special_tokens must be True or False, got None"),
+        ({"provider_options": {"device_id": 1}}, "provider_options must be a mapping of strings to strings"),
+        ({"tokenizer": 3}, "tokenizer must be a path, got 3"),
+        ({"tokenizer": "a\0b"}, r"tokenizer must be a path, got 'a\\x00b'"),
+        ({"tokenizer": b"bytes"}, "tokenizer must be a path, got b'bytes'"),
     ],
 )
 def test_arguments_of_wrong_types(exported_model: Exported, arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         load_session(exported_model("gpt-tiny"), **arguments)
+
+
+@pytest.mark.parametrize("directory", [3, None, b"model", "a\0b", ["model"]])
+def test_directory_is_a_path(directory: Any) -> None:
+    with pytest.raises(UsageError, match="directory must be a path, got "):
+        load_session(directory)
+
+
+class Unprintable:
+    """A value without a ``repr``."""
+
+    def __repr__(self) -> str:
+        raise RuntimeError
+
+
+@pytest.mark.parametrize("value", [Unprintable(), -(10**5000), "a" * 100_000], ids=["no repr", "integer", "text"])
+def test_messages_about_odd_values_are_short(value: object, exported_model: Exported) -> None:
+    with pytest.raises(UsageError, match="threads must be a whole number from 1 to 1024, got ") as caught:
+        load_session(exported_model("gpt-tiny"), threads=value)  # type: ignore[arg-type]
+    assert len(str(caught.value)) < 300
+    with load_session(exported_model("gpt-tiny"), threads=1) as session:
+        with pytest.raises(UsageError, match="max_new_tokens must be int or none, got ") as caught:
+            session.run("x", max_new_tokens=value)
+        assert len(str(caught.value)) < 300
+
+
+@pytest.mark.parametrize("name", ["a" * 5000, "a/" * 5000])
+def test_names_that_no_file_can_have(name: str, exported_model: Exported) -> None:
+    """What cannot be looked up cannot be read."""
+    with pytest.raises(ArtifactError, match=r"cannot read \(File name too long\): a") as caught:
+        load_session(name)
+    assert len(str(caught.value)) <= 4000
+    with pytest.raises(ArtifactError, match=r"cannot read \(File name too long\): a"):
+        load_session(exported_model("gpt-tiny"), tokenizer=name)
 
 
 @pytest.mark.parametrize("size", [1.5, "2", True, 0, -1])
@@ -232,6 +275,30 @@ def test_truncated_weights_do_not_end_the_process(exported_model: Exported, memo
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("has been truncated while the session was open") == 2
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="overwrites a mapped file")
+@pytest.mark.parametrize("memory", ["fast", "mapped"])
+def test_altered_weights_do_not_change_answers(exported_model: Exported, memory: Any, tmp_path: Path) -> None:
+    """A file that is written to is refused until it has its contents again; one that is replaced is not noticed."""
+    model = Path(shutil.copytree(exported_model("gpt-tiny"), tmp_path / "model"))
+    weights = model / "model.safetensors"
+    whole = weights.read_bytes()
+    with load_session(model, memory=memory, threads=1) as session:
+        wanted = session.run("hello", max_new_tokens=2)
+        with weights.open("r+b") as file:
+            file.seek(-4096, os.SEEK_END)
+            file.write(bytes(4096))
+        for _ in range(2):
+            with pytest.raises(ArtifactError, match=r"has been altered while the session was open: .*\.safetensors"):
+                session.run("hello")
+        weights.write_bytes(whole)
+        assert session.run("hello", max_new_tokens=2) == wanted
+        weights.touch()
+        assert session.run("hello", max_new_tokens=2) == wanted
+        weights.unlink()
+        weights.write_bytes(b"another file")
+        assert session.run("hello", max_new_tokens=2) == wanted
 
 
 FORKED = """

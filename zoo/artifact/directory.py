@@ -48,6 +48,8 @@ class ModelDirectory:
             before = _generation(path)
             try:
                 return cls._open(path, weights, rehash)
+            except OSError as error:
+                raise UnreadableError(f"cannot read ({error.strerror})", error.filename or path) from error
             except ArtifactError:
                 storage.recover(path)  # waits for a writer that has moved its files but not yet its manifest
                 if before == _generation(path):

@@ -123,10 +123,11 @@ def read_tokenizer(source: str | Path) -> Tokenizer:
     """
     if source == BYTES:
         return byte_tokenizer()
-    path = _file_of(Path(source))
-    what, read = _reader(path)
-    check_plain(path)
+    path, what = Path(source), "tokenizer"
     try:
+        path = _file_of(path)
+        what, read = _reader(path)
+        check_plain(path)
         tokenizer = read(path)
     except ZooError:
         raise

@@ -5,6 +5,7 @@ from __future__ import annotations
 from zoo.artifact import SENTENCES, TOKENIZER_CONFIG, ModelDirectory
 from zoo.artifact.weights import load_json
 from zoo.errors import ArtifactError, UsageError
+from zoo.terminal import shown
 
 __all__ = ["text_limit", "truncated_texts"]
 
@@ -29,6 +30,10 @@ def text_limit(stored: ModelDirectory, truncate: bool | int | None) -> int | Non
         ArtifactError: the stated length is not a positive integer.
     """
     positions = getattr(stored.spec.config, "max_seq_len", None)
+    if not isinstance(truncate, int | None):
+        raise UsageError(
+            f"truncate must be True, False, None or a number of tokens, got {shown(truncate)}", stored.path
+        )
     if truncate is not None and not isinstance(truncate, bool):
         if truncate < 1 or (positions is not None and truncate > positions):
             range_ = "be positive" if positions is None else f"be from 1 to the model's {positions} positions"

@@ -231,7 +231,7 @@ class Served:
 
     @property
     def is_alive(self) -> bool:
-        """Whether its engines run and no weights have been truncated."""
+        """Whether its engines run and no weights have been changed."""
         try:
             self.session.check_weights()
         except ArtifactError:

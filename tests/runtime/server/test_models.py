@@ -41,8 +41,8 @@ def test_model_is_not_locked_while_a_constraint_is_compiled(translator: Path) ->
 
 
 @pytest.mark.parametrize("name", ["writer", "translator"])
-def test_truncated_weights_are_an_error_of_requests(name: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    """Not the end of the process, which reading the lost pages would be. Rows and queues, and streams."""
+def test_changed_weights_are_an_error_of_requests(name: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    """Neither the end of the process, which reading lost pages would be, nor other answers."""
     folder = tmp_path / name
     shutil.copytree(request.getfixturevalue(name), folder)
     weights = folder / "model.safetensors"
@@ -51,14 +51,16 @@ def test_truncated_weights_are_an_error_of_requests(name: str, tmp_path: Path, r
     options = ("--unverified", "--memory", "mapped")
     with serving(folder, *options) as server, httpx.Client(base_url=server.url, timeout=SECONDS) as client:
         before = client.post("/v1/completions", json=body).json()["choices"]
-        with weights.open("r+b") as file:
-            file.truncate(1_000)
-        for stream in (False, True):
-            answer = client.post("/v1/completions", json=body | {"stream": stream})
-            assert answer.status_code == 500
-            assert "has been truncated" in answer.json()["error"]["message"]
-        assert client.get("/readyz").status_code == 503
-        with weights.open("r+b") as file:
-            file.write(whole)
-        assert client.get("/readyz").status_code == 200
-        assert client.post("/v1/completions", json=body).json()["choices"] == before
+        for size, change in ((1_000, "truncated"), (len(whole) - 1_000, "altered")):
+            with weights.open("r+b") as file:
+                file.truncate(size)
+                file.truncate(len(whole) if change == "altered" else size)
+            for stream in (False, True):
+                answer = client.post("/v1/completions", json=body | {"stream": stream})
+                assert answer.status_code == 500
+                assert f"has been {change}" in answer.json()["error"]["message"]
+            assert client.get("/readyz").status_code == 503
+            with weights.open("r+b") as file:
+                file.write(whole)
+            assert client.get("/readyz").status_code == 200
+            assert client.post("/v1/completions", json=body).json()["choices"] == before
