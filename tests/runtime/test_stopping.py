@@ -202,7 +202,7 @@ def test_messages_about_odd_values_are_short(value: object, exported_model: Expo
         load_session(exported_model("gpt-tiny"), threads=value)  # type: ignore[arg-type]
     assert len(str(caught.value)) < 300
     with load_session(exported_model("gpt-tiny"), threads=1) as session:
-        with pytest.raises(UsageError, match="max_new_tokens must be int or none, got ") as caught:
+        with pytest.raises(UsageError) as caught:
             session.run("x", max_new_tokens=value)
         assert len(str(caught.value)) < 300
 
