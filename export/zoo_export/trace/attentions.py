@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from zoo.artifact import declared_graphs
-from zoo.contract import Graph, sizes_of
+from zoo.contract import Graph
 from zoo.errors import PluginError
 from zoo.registry import ModelSpec
 from zoo_export.trace import cache
@@ -45,21 +45,15 @@ def find_attention_inputs(spec: ModelSpec, dtype: str, *, cached: bool = True) -
 def _find(spec: ModelSpec, graph: Graph, dtype: str) -> dict[str, dict[str, Any]]:
     import torch
 
-    from zoo.models import create, dtypes
+    from zoo.models import create
     from zoo.nn import GraphModule, recorded_scores
-    from zoo_export.trace.graph import example_sizes
+    from zoo_export.trace.examples import example_sizes, example_tensors
 
-    sizes = example_sizes(graph, sizes_of(spec.graphs), getattr(spec.config, "max_seq_len", None))
-    real = dtypes.torch_dtype(dtype)
     model = create.build_on_meta(spec, dtype).eval()
     try:
+        examples = example_tensors(graph.input_tensors(), example_sizes(spec, graph), dtype, "meta")
         with torch.device("meta"), torch.no_grad(), recorded_scores() as scores:
-            GraphModule(model, graph)(
-                *(
-                    torch.zeros(tensor.shape(sizes), dtype=dtypes.declared_dtype(tensor, real))
-                    for tensor in graph.input_tensors()
-                )
-            )
+            GraphModule(model, graph)(*examples)
     except Exception as error:  # a plugin's model may raise any
         what = f"{spec.plugin}: the attention of graph {graph.name!r} of {spec.name} cannot be recorded ({error})"
         raise PluginError(what) from error

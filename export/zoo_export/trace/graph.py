@@ -7,16 +7,11 @@ depend only on code and configuration.
 from __future__ import annotations
 
 import ast
-import contextlib
 import gc
-import io
-import itertools
 import json
-import logging
 import re
 import sys
-import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.metadata import version
 from linecache import getline
@@ -31,23 +26,25 @@ from onnx_ir.passes import common as passes
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from zoo.contract import Graph, Size, TensorSpec, dim_names, dim_size, sizes_of
+from zoo.contract import Graph, Size, TensorSpec, sizes_of
 from zoo.errors import ParityError, PluginError
-from zoo.models import create, dtypes, persist
+from zoo.models import create, persist
 from zoo.models.tensors import tensor_groups
 from zoo.probe.dtypes import dtype_of, numpy_dtype
 from zoo.registry import ModelSpec
 from zoo.version import __version__
 from zoo_export.graph.file import BLOCK_KEY, EXACT_KEY, FLAT_KEY, MODULE_KEY, contract, fault, inline, serialize
 from zoo_export.graph.rewriting import simplify
+from zoo_export.trace.examples import example_sizes, example_tensors, quiet
 from zoo_export.trace.experts import EXPERT_TRANSLATIONS, ExpertMixtures
 from zoo_export.trace.functions import cut_functions
 from zoo_export.trace.guards import Branches, Traced, check_outputs
 from zoo_export.trace.outline import Outline
 from zoo_export.trace.recurrent import RecurrentLayers
+from zoo_export.trace.small import check_small_sizes
 from zoo_export.trace.translation import TRANSLATIONS, prepare, reused_registry
 
-__all__ = ["example_sizes", "trace_graph"]
+__all__ = ["trace_graph"]
 
 IR_VERSION = 10
 
@@ -80,6 +77,7 @@ def trace_graph(spec: ModelSpec, graph: Graph, dtype: str, *, opset: int, functi
     except _UntraceableError as error:
         reason = error.reason
         model, _ = _trace(spec, graph, dtype, opset, blocks=False)
+    check_small_sizes(spec, graph, dtype, _allowed_sizes(spec, graph))
     if not functions:
         inline(model)
         passes.CommonSubexpressionEliminationPass()(model)
@@ -101,22 +99,18 @@ class _UntraceableError(PluginError):
 def _trace(spec: ModelSpec, graph: Graph, dtype: str, opset: int, *, blocks: bool) -> tuple[ir.Model, str | None]:
     """Trace a graph; return it, and the reason if repeated modules did not become functions."""
     inputs, outputs = graph.input_tensors(), graph.output_tensors()
-    sizes = example_sizes(graph, sizes_of(spec.graphs), getattr(spec.config, "max_seq_len", None))
-    real = dtypes.torch_dtype(dtype)
+    sizes = example_sizes(spec, graph)
     model_on_meta = create.build_on_meta(spec, dtype)
     stored_names = {name: first for first, (_, names) in tensor_groups(model_on_meta).items() for name in names}
 
     def examples(device: str, tensors: Sequence[TensorSpec]) -> tuple[torch.Tensor, ...]:
-        return tuple(
-            torch.zeros(tensor.shape(sizes), dtype=dtypes.declared_dtype(tensor, real), device=device)
-            for tensor in tensors
-        )
+        return example_tensors(tensors, sizes, dtype, device)
 
     what = f"{spec.plugin}: graph {graph.name!r} of {spec.name} cannot be exported"
     free = torch.export.Dim.DYNAMIC
     branches = Branches(spec.plugin.distribution)
     try:
-        with _quiet(), _without_collection(), torch.no_grad():
+        with quiet(), _without_collection(), torch.no_grad():
             outline = Outline(model_on_meta, graph, examples("meta", inputs), blocks=blocks)
             kept = [inputs[number] for number in outline.kept_inputs]
             with outline.tracing() as module:
@@ -175,51 +169,6 @@ def _shapes(program: torch.export.ExportedProgram, tensors: Sequence[TensorSpec]
     """Return tensors with the symbolic shapes of the first values of a program, given the names of the values."""
     nodes = {node.name: node for node in program.graph.nodes}
     return [(tensor, nodes[name].meta["val"].shape) for tensor, name in zip(tensors, names, strict=False)]
-
-
-def example_sizes(graph: Graph, declared: Mapping[str, Size], longest: int | None) -> dict[str, int]:
-    """Return sizes of the named dimensions, multiples of odd primes, so that the tracer takes no two for the same.
-
-    Lengths fill several chunks of a model that cuts texts into chunks, because the tracer takes a number of 1 for a
-    constant. They are below the largest number of tokens, because it takes a slice of all rows for a constant, too.
-    """
-    limited = _limited(graph)
-    names = *limited, *graph.dim_names()
-    for smallest in (37, 11):
-        sizes = _distinct_sizes(graph, names, declared, smallest)
-        if (
-            longest is None
-            or sum(size for name, size in sizes.items() if name not in (*graph.rows, *limited)) < longest
-        ):
-            return sizes
-    return _distinct_sizes(graph, sorted(names, key=lambda name: name in graph.rows), declared, 3)
-
-
-def _distinct_sizes(graph: Graph, names: Iterable[str], declared: Mapping[str, Size], smallest: int) -> dict[str, int]:
-    dims = {dim for tensor in (*graph.input_tensors(), *graph.output_tensors()) for dim in tensor.dims}
-    if graph.has_windows:  # the length of the whole past may be that of no tensor
-        dims = dims - {*graph.kept_lengths()} | {str(graph.past_length)}
-    sizes: dict[str, int] = {}
-    for name in names:
-        allowed = declared.get(name, Size())
-        for prime in _primes(smallest):
-            sizes[name] = allowed.nearest(prime * allowed.multiple_of)
-            ready = (dim for dim in dims if dim in sizes or (dim_names(dim) and sizes.keys() >= {*dim_names(dim)}))
-            known = [dim_size(dim, sizes) for dim in ready]
-            distinct = min(known, default=3) > 2 and len({*known}) == len(known)
-            if distinct or sizes[name] < prime * allowed.multiple_of:  # beyond the largest size
-                break
-    return sizes
-
-
-def _limited(graph: Graph) -> tuple[str, ...]:
-    """Return the lengths of a past that windows limit. In a trace they are free, and shorter than the whole past."""
-    dims = (dim for tensor in graph.past_tensors() for dim in tensor.dims if isinstance(dim, str))
-    return tuple(dict.fromkeys(dim for dim in dims if dim_names(dim) not in ((), (dim,))))
-
-
-def _primes(smallest: int) -> Iterator[int]:
-    return (number for number in itertools.count(smallest) if all(number % divisor for divisor in range(2, number)))
 
 
 def _allowed_sizes(spec: ModelSpec, graph: Graph) -> dict[str, Size]:
@@ -381,17 +330,3 @@ def _without_collection() -> Iterator[None]:
     finally:
         if enabled:
             gc.enable()
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Silence warnings, logs and output of torch's exporter. Errors still raise."""
-    before = logging.root.manager.disable
-    logging.disable(logging.ERROR)
-    try:
-        nowhere = io.StringIO()
-        with warnings.catch_warnings(), contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere):
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.disable(before)

@@ -17,12 +17,12 @@ import math
 import sys
 import sysconfig
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.metadata import packages_distributions
 from pathlib import Path
-from types import FrameType, FunctionType, ModuleType
+from types import FrameType, FunctionType, MappingProxyType, ModuleType
 from typing import Any
 
 import sympy
@@ -108,6 +108,7 @@ class Branches:
         """Sizes that became numbers, and the model's lines that did it, with torch's help or without."""
         self._refused: list[ParityError] = []
         self._environment: ShapeEnv | None = None
+        self._watched: Mapping[sympy.Symbol, Dim] = {}
 
     @contextmanager
     def recording(self) -> Iterator[None]:
@@ -217,7 +218,13 @@ class Branches:
             what = f"the model turns a size that is declared free into the number {number}"
             raise ParityError(what, place, _NUMBER_REMEDY) from error
 
-    def check(self, inputs: Traced, graph: Graph, allowed: Mapping[str, Size]) -> None:
+    def check(
+        self,
+        inputs: Traced,
+        graph: Graph,
+        allowed: Mapping[str, Size],
+        fixed: Mapping[str, int] = MappingProxyType({}),
+    ) -> None:
         """Check that every decision is the same at all declared sizes of 2 or more.
 
         Sizes of 0 and 1 are left to the comparison, because the tracer never assumes them.
@@ -226,6 +233,7 @@ class Branches:
             inputs: the traced inputs, each with its symbolic shape.
             graph: the declared graph.
             allowed: the sizes that each named dimension may have. With a past, those of ``sequence`` limit the total.
+            fixed: sizes that were not free in the trace, by name.
 
         Raises:
             ParityError: a decision or a number depends on a size that is declared free, or a size was used in a way
@@ -234,18 +242,54 @@ class Branches:
         dims = _dims(inputs)
         for refused in self._refused:
             raise refused
-        for branch in dict.fromkeys(self._branches):
-            assert self._environment is not None
-            condition = self._environment.replace(branch.condition)
+        self._check_watched()
+        for branch, condition in self._conditions():
             for sizes, value in _values(condition, dims, graph, allowed):
                 if value != branch.outcome:
                     text = _Text().doprint(condition.xreplace({symbol: _name(dim) for symbol, dim in dims.items()}))
                     raise ParityError(
                         f"the model {branch}: {text} is assumed to be {str(branch.outcome).lower()}, which is wrong "
-                        f"for {_words(sizes)}",
+                        f"for {_words({**fixed, **sizes})}",
                         branch.place,
                         branch.remedy,
                     )
+
+    def watch(self, inputs: Traced) -> None:
+        """Let :meth:`check` refuse that one of these sizes is taken for a number, as by ``int(length)``.
+
+        The tracer raises an error of its own for that: see :meth:`explain`. A run on fake tensors does not.
+        """
+        self._watched = _dims(inputs)
+
+    def _check_watched(self) -> None:
+        for symbol, dim in self._watched.items():
+            number = symbol if self._environment is None else self._environment.replace(symbol)
+            if number.is_Integer:
+                known = (branch for branch, condition in self._conditions() if condition.is_Atom)
+                place = next((branch.place for branch in known if branch.condition.free_symbols), None)
+                raise ParityError(
+                    f"the model turns {dim}, which is declared free, into {number}", place, _NUMBER_REMEDY
+                )
+
+    def small_sizes(self, inputs: Traced, graph: Graph, allowed: Mapping[str, Size]) -> Iterator[Mapping[str, int]]:
+        """Yield the sizes of 0 and 1 at which decisions are others, by name. The arguments are those of :meth:`check`.
+
+        Only a trace that does not assume that sizes are at least 2 records such decisions.
+        """
+        dims = _dims(inputs)
+        for branch, condition in self._conditions():
+            symbols = [symbol for symbol in condition.free_symbols if symbol in dims]
+            for sizes, value in _values(condition, dims, graph, allowed, smallest=0):
+                small = (dims[symbol] for symbol in symbols if dim_size(dims[symbol], sizes) < 2)
+                names = {name for dim in small for name in dim_names(dim)}
+                if names and value != branch.outcome:
+                    yield {name: sizes[name] for name in sorted(names)}
+
+    def _conditions(self) -> Iterator[tuple[_Branch, sympy.Basic]]:
+        """Yield each decision with its condition in terms of the sizes of inputs."""
+        for branch in dict.fromkeys(self._branches):
+            assert self._environment is not None
+            yield branch, self._environment.replace(branch.condition)
 
 
 class _Text(StrPrinter):  # type: ignore[misc]  # sympy has no annotations
@@ -348,10 +392,13 @@ def _values(
     graph: Graph,
     allowed: Mapping[str, Size],
     dim: Dim = 1,
+    *,
+    smallest: int = 2,
 ) -> Iterator[tuple[Mapping[str, int], Any]]:
     """Yield declared sizes, and the value of an expression there; nothing if it depends on more than sizes.
 
-    The sizes are those of the names in the expression and in ``dim``.
+    The sizes are those of the names in the expression and in ``dim``. The dimensions of inputs that they determine are
+    at least ``smallest``. The value is None where it is undefined, as a division by 0.
     """
     symbols = sorted((item for item in expression.free_symbols if item in dims), key=str)
     used = {name for item in (dim, *(dims[symbol] for symbol in symbols)) for name in dim_names(item)}
@@ -359,8 +406,11 @@ def _values(
     if len(symbols) == len(expression.free_symbols):
         for sizes in _sizes(names, graph, allowed, _constants(expression)):
             values = {symbol: dim_size(dims[symbol], sizes) for symbol in symbols}
-            if min(values.values(), default=2) >= 2:
-                yield sizes, sympy_interp(PythonReferenceAnalysis, values, expression)
+            if min(values.values(), default=smallest) >= smallest:
+                value = None
+                with suppress(ZeroDivisionError):
+                    value = sympy_interp(PythonReferenceAnalysis, values, expression)
+                yield sizes, value
 
 
 def _words(sizes: Mapping[str, int]) -> str:

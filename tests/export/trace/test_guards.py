@@ -57,6 +57,46 @@ def test_branch_on_a_free_size_is_refused(install: Install, branch: str, sizes: 
     assert f"zoo_small_model.py:{line}, in forward" in message
 
 
+@pytest.mark.parametrize(
+    ("branch", "sizes"),
+    [
+        ("if length == 1 and total - length > 20: x = 2 * x", "sequence 1, past_sequence 2"),
+        pytest.param("if batch == 1 and length == 33: x = 2 * x", "batch 1, sequence 33", marks=pytest.mark.slow),
+        pytest.param("if length == 1 and 40 < past < 60: x = 2 * x", "sequence 1, past", marks=pytest.mark.slow),
+        pytest.param("if past == 0 and length > 9: x = 2 * x", "past_sequence 0, sequence 2", marks=pytest.mark.slow),
+        pytest.param("if not past and length > 9: x = 2 * x", "past_sequence 0, sequence 2", marks=pytest.mark.slow),
+        pytest.param("if past < 2 and length == 5: x = 2 * x", "sequence 5", marks=pytest.mark.slow),
+        pytest.param("if total < 2 and batch == 4: x = 2 * x", "batch 4", marks=pytest.mark.slow),
+        pytest.param("if batch == 1 and length == 1 and past == 17: x = 2 * x", "past_sequence 17",
+                     marks=pytest.mark.slow),
+        pytest.param("if length == 1: x = x * (2 if past > 20 else 1)", "sequence 1, past", marks=pytest.mark.slow),
+        pytest.param("if batch == 1: x = x * int(length)", "turns sequence", marks=pytest.mark.slow),
+    ],
+)  # fmt: skip
+def test_branch_at_a_size_of_0_or_1_is_refused(install: Install, branch: str, sizes: str) -> None:
+    """The tracer decides it without a record, and so leaves out the other half of the condition."""
+    with pytest.raises(ParityError) as refused:
+        trace(install, branch)
+    message = str(refused.value)
+    assert "declared free" in message
+    assert sizes in message
+    line = MODEL[: MODEL.index(PLACE)].count("\n") + 1
+    assert f"zoo_small_model.py:{line}, in forward" in message
+
+
+@pytest.mark.parametrize(
+    "branch",
+    [
+        "if length == 1 and past > 0: x = x + 0",
+        pytest.param("if batch == 1 or length == 1 or past == 0: x = x + 0", marks=pytest.mark.slow),
+        pytest.param("x = x + 0 if total > 1 else x", marks=pytest.mark.slow),
+    ],
+)
+def test_branch_on_sizes_of_0_and_1_alone_is_left_to_the_comparison(install: Install, branch: str) -> None:
+    """It contains each of them, and they can be exported."""
+    assert trace(install, branch)
+
+
 @pytest.mark.slow
 def test_check_of_the_longest_input_is_accepted(install: Install) -> None:
     """The condition is true at every declared size."""

@@ -1,0 +1,118 @@
+"""Branches of a model's code at sizes of 0 and 1, which the tracer decides without a record.
+
+The comparison contains these sizes, but not together with each size of the other dimensions. A branch for a single
+token, such as ``if length == 1 and past > 40``, would be left out of the graph without a trace of its other half. So
+the code is run on fake tensors whose sizes may be anything. Where a decision is another one at a size of 0 or 1, the
+code is run again with this size, and the decisions on the others are examined as in a trace.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import ExitStack
+from typing import Any
+
+import sympy
+import torch
+from torch._dispatch.python import enable_python_dispatcher
+from torch._dynamo.source import LocalSource
+from torch._export.non_strict_utils import _NonStrictTorchFunctionHandler, _override_builtin_ops
+from torch._export.utils import _compiling_state_context
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
+from torch.utils._sympy.numbers import int_oo
+from torch.utils._sympy.value_ranges import ValueRanges
+
+from zoo.contract import Graph, Size, dim_names
+from zoo.errors import PluginError, ZooError
+from zoo.models import create, persist
+from zoo.models.tensors import tensor_groups
+from zoo.nn import GraphModule
+from zoo.registry import ModelSpec
+from zoo_export.trace.examples import example_sizes, example_tensors, limited_lengths, quiet
+from zoo_export.trace.experts import ExpertMixtures
+from zoo_export.trace.guards import Branches, Traced
+from zoo_export.trace.recurrent import RecurrentLayers
+
+__all__ = ["check_small_sizes"]
+
+
+def check_small_sizes(spec: ModelSpec, graph: Graph, dtype: str, allowed: Mapping[str, Size]) -> None:
+    """Check that decisions on sizes are the same at all declared sizes where some of them are 0 or 1.
+
+    Args:
+        spec: the model.
+        graph: one of its graphs.
+        dtype: dtype of the weights.
+        allowed: the sizes that each named dimension may have.
+
+    Raises:
+        ParityError: a decision depends on a size that is declared free, or a size was used in a way that no graph
+            contains.
+        PluginError: the code cannot be run on fake tensors.
+    """
+    waiting: list[Mapping[str, int]] = [{}]
+    for fixed in waiting:
+        branches = Branches(spec.plugin.distribution)
+        try:
+            inputs = _run(spec, graph, dtype, fixed, branches)
+        except ZooError:
+            raise
+        except Exception as error:  # a plugin's model may raise any
+            where = f"{spec.plugin}: graph {graph.name!r} of {spec.name}"
+            at = "".join(f" {name} {size}" for name, size in fixed.items())
+            raise PluginError(f"{where} cannot be exported (it fails for symbolic sizes{at}: {error})") from error
+        branches.check(inputs, graph, allowed, fixed)
+        for small in branches.small_sizes(inputs, graph, allowed):
+            if (more := {**fixed, **small}) not in waiting:
+                waiting.append(more)
+
+
+class _FreeSizes(ShapeEnv):
+    """Symbolic sizes of which nothing is assumed: torch's are positive, so that ``past > 0`` is no condition."""
+
+    def __init__(self) -> None:
+        super().__init__(specialize_zero_one=False, duck_shape=False)
+
+    def create_symbol(self, *arguments: Any, **options: Any) -> sympy.Expr:
+        symbol = super().create_symbol(*arguments, **{**options, "positive": None})
+        if symbol.is_Symbol:
+            self.var_to_range[symbol] = ValueRanges(0, int_oo)
+        return symbol
+
+
+def _run(spec: ModelSpec, graph: Graph, dtype: str, fixed: Mapping[str, int], branches: Branches) -> Traced:
+    """Run a graph's code on fake tensors, whose sizes are free unless they are fixed; return the inputs and shapes."""
+    model = create.build_on_meta(spec, dtype).eval()
+    tensors = graph.input_tensors()
+    sizes = {**example_sizes(spec, graph), **fixed}
+    if fixed:
+        sizes = {name: size for name, size in sizes.items() if name not in limited_lengths(graph)}
+    fake = FakeTensorMode(allow_non_fake_inputs=True, shape_env=_FreeSizes())
+    with quiet(), torch.no_grad(), fake:
+        groups = tensor_groups(model)
+        persist.fill(model, ((name, torch.empty_like(tensor, device="cpu")) for name, (tensor, _) in groups.items()))
+    inputs = []
+    for tensor, example in zip(tensors, example_tensors(tensors, sizes, dtype, "cpu"), strict=True):
+        kinds = [
+            DimDynamic.DYNAMIC if isinstance(dim, str) and not fixed.keys() >= {*dim_names(dim)} else DimDynamic.STATIC
+            for dim in tensor.dims
+        ]
+        context: Any = StatelessSymbolicContext(dynamic_sizes=kinds)
+        inputs.append(fake.from_tensor(example, symbolic_context=context, source=LocalSource(tensor.name)))
+    shapes = [(tensor, value.shape) for tensor, value in zip(tensors, inputs, strict=True)]
+    branches.watch(shapes)
+    modes = (
+        _compiling_state_context(),  # this and the next two as torch.export
+        _override_builtin_ops(),
+        _NonStrictTorchFunctionHandler(),
+        RecurrentLayers(),
+        ExpertMixtures(),
+        enable_python_dispatcher(),
+        fake,
+    )
+    with quiet(), torch.no_grad(), branches.recording(), ExitStack() as stack:
+        for mode in modes:
+            stack.enter_context(mode)
+        GraphModule(model, graph)(*inputs)
+    return shapes
