@@ -75,6 +75,12 @@ class ZooError(Exception):
         self.what = what
         self.command_line = _one_line(part.command_line if isinstance(part, Wording) else part for part in parts)
 
+    def rename(self, old: object, new: object) -> None:
+        """Replace a path in the message by the one that the user knows."""
+        self.what = self.what.replace(str(old), str(new))
+        self.command_line = self.command_line.replace(str(old), str(new))
+        self.args = (str(self).replace(str(old), str(new)),)
+
 
 def _one_line(parts: Iterable[object]) -> str:
     return one_line(": ".join(map(str, parts)))

@@ -521,6 +521,25 @@ def test_failed_export_leaves_the_model_unchanged(
     assert snapshot() == before
 
 
+@pytest.mark.slow_after(1)
+def test_failed_export_of_a_preset_keeps_what_it_would_replace(
+    toys: None, zoo: Callable[..., Any], snapshot: Callable[[], Any]
+) -> None:
+    """The new model replaces the old one together with its export, and appears with it."""
+    assert zoo("build", "counting", "-o", "model").status == 0
+    assert zoo("export", "model", "--onnx").status == 0
+    before = snapshot()
+    for source in ("twofaced", "counting"):
+        zoo("export", source, "-o", "model", "--onnx").failed(2, "model: use --force to replace it")
+    zoo("export", "twofaced", "-o", "model", "--onnx", "--force").failed(4, "is off by", ": model: nothing was written")
+    zoo("export", "twofaced", "--onnx").failed(4, "is off by", ": twofaced: nothing was written")
+    assert snapshot() == before
+    result = zoo("export", "saved", "-o", "model", "--onnx", "--force")
+    assert result.out.startswith("model: model.onnx verified on cpu")
+    assert zoo("verify", "model").status == 0
+    assert sorted(path.name for path in Path().iterdir() if path.is_dir() and "stage" in path.name) == []
+
+
 @pytest.mark.slow
 def test_model_with_a_persistent_buffer_exports(toys: None, zoo: Callable[..., Any]) -> None:
     assert zoo("build", "saved").status == 0

@@ -114,11 +114,14 @@ def is_stage(path: Path) -> bool:
 
 def _remove(stage: Path) -> None:
     """Remove a stage, its marker last, so that the next sweep can continue an interrupted removal."""
-    for folder, _, _ in os.walk(stage / CONTENT):
-        with suppress(OSError):
-            os.chmod(folder, 0o700)  # noqa: PTH101  (a directory that was replaced may have been read-only)
-    shutil.rmtree(stage / CONTENT, ignore_errors=True)
     with suppress(OSError):
+        for entry in stage.iterdir():  # the content, and stages of its own
+            if entry.name == MARKER:
+                continue
+            for folder, _, _ in os.walk(entry):
+                with suppress(OSError):
+                    os.chmod(folder, 0o700)  # noqa: PTH101  (a directory that was replaced may have been read-only)
+            shutil.rmtree(entry, ignore_errors=True)
         if [path.name for path in stage.iterdir()] == [MARKER]:
             (stage / MARKER).unlink()
         stage.rmdir()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -158,29 +159,31 @@ def command(
     if graph_only:
         _export_graphs(model, output, settings, options, force, as_json)
         return
-    directory = model_directory(model, output=output, settings=settings, force=force)
-    if generate and not force and Export(ModelDirectory.open(directory, weights=False)).exists:
-        files: list[str] = []
-        facts: dict[str, Any] = {"verified": True}
-    else:
-        with comparing() as progress:
-            record = export_to(directory, format_name, options=options, force=force, progress=progress)
+    record = looped = None
+    with model_directory(model, output=output, settings=settings, force=force) as (place, directory):
+        if not (generate and not force and Export(ModelDirectory.open(place, weights=False)).exists):
+            with comparing() as progress:
+                record = export_to(place, format_name, options=options, force=force, progress=progress)
+        if generate:
+            from zoo_export.export import export_loop
+
+            looped = export_loop(place, force=force, provider=provider)  # type: ignore[arg-type]
+    files: list[str] = []
+    facts: dict[str, Any] = {"verified": True}
+    if record is not None:
+        record = replace(record, stored=ModelDirectory.open(directory, weights=False))
         if format_name != "onnx":
             say_record(record, format_name, "export", as_json)
             return
         from zoo_export.parity.report import Report
 
-        report = Report(dict(record.evidence))
-        export = Export(record.stored, variant)
+        report, export = Report(dict(record.evidence)), Export(record.stored, variant)
         _warn_of_cpu_nodes(export)
         facts = {**summary(report, variant), "without_functions": _note_missing_functions(export)}
         files = list(facts["files"])
         if not as_json:
             say_report(report, directory, variant)
-    if generate:
-        from zoo_export.export import export_loop
-
-        looped = export_loop(directory, force=force, provider=provider)  # type: ignore[arg-type]
+    if looped is not None:
         files += summary(looped, LOOP)["files"]
         if not as_json:
             say_report(looped, directory, LOOP)
@@ -246,8 +249,8 @@ def _export_graphs(
         check_model_target(directory, force=force)
         files = export_preset(spec, directory, options=options, force=force)
     else:
-        directory = model_directory(model, output=output, settings=settings, force=force)
-        files = export_graphs_only(directory, options=options, force=force)
+        with model_directory(model, output=output, settings=settings, force=force) as (place, directory):
+            files = export_graphs_only(place, options=options, force=force)
     verify = f"zoo verify {directory}" + (f" --variant {options.variant}" if options.variant else "")
     message("warning", f"{directory}: {', '.join(files)} NOT VERIFIED: {verify} completes it")
     export = Export(ModelDirectory.open(directory, weights=False), options.variant)

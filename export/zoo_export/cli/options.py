@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import click
 from click.core import ParameterSource
 
+from zoo.artifact import copy_model
+from zoo.artifact.directory import listed_files
 from zoo.cli.model_argument import find_preset, refuse_settings
 from zoo.cli.options import option
-from zoo.errors import UsageError
+from zoo.errors import UsageError, ZooError
+from zoo.storage import new_directory
 
 __all__ = [
     "VERIFICATION",
@@ -65,20 +69,38 @@ def refuse_options(why: str, names: Container[str], where: str | None = None) ->
             raise UsageError(f"{parameter.opts[0]} {why}", where, "leave it out")
 
 
-def model_directory(model: str, *, output: Path | None = None, settings: Sequence[str] = (), force: bool) -> Path:
-    """Return the directory of MODEL: the given one, a copy of it in ``output``, or a preset built now."""
+@contextmanager
+def model_directory(
+    model: str, *, output: Path | None = None, settings: Sequence[str] = (), force: bool
+) -> Iterator[tuple[Path, Path]]:
+    """Yield the directory of MODEL, and the name that it has at the end.
+
+    It is the given one, or a new one with a copy of it for ``output``, or with a preset built now. A new one gets its
+    name, and replaces what was there, at the end of the block, together with the export that the block writes.
+    """
     spec = find_preset(model, settings)
     source = Path(model)
     if spec is None:
         refuse_settings(settings)
         if output is None or output.resolve() == source.resolve():
-            return source
-        from zoo.artifact import copy_model
+            yield source, source
+            return
+        target = output
+    else:
+        target = output or Path(spec.name)
+    with new_directory(target, force=force, owned=listed_files) as stage:
+        place = stage / "new"  # the stage itself is locked
+        try:
+            if spec is None:
+                copy_model(source, place, force=False)
+            else:
+                from zoo.cli.build import build
 
-        copy_model(source, output, force=force)
-        return output
-    target = output or Path(spec.name)
-    from zoo.cli.build import build
-
-    build(spec, target, force=force)
-    return target
+                build(spec, place, force=False)
+            yield place, target
+        except ZooError as error:
+            error.rename(place, target)
+            raise
+        place = place.rename(stage.parent / "new")
+        stage.rmdir()
+        place.rename(stage)

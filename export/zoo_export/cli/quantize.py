@@ -86,9 +86,11 @@ def command(
     check_figure_option(figure, force=force, forces_more=True)
     from zoo_export.precision.certify import export_variant
 
-    directory = model_directory(model, force=force and not Path(model).is_dir())
-    with comparing() as progress:
-        chosen, report = export_variant(directory, dtype, progress=progress, **options)  # type: ignore[arg-type]
+    with (
+        model_directory(model, force=force and not Path(model).is_dir()) as (place, directory),
+        comparing() as progress,
+    ):
+        chosen, report = export_variant(place, dtype, progress=progress, **options)  # type: ignore[arg-type]
     if report is None:
         if as_json:
             emit_json("quantize", {"directory": str(directory), "precision": chosen, "files": []})
@@ -127,9 +129,9 @@ def _quantize_cache(
         raise UsageError(what, "zoo quantize", remedy)
     from zoo_export.precision.cache import export_cache
 
-    directory = model_directory(model, force=options["force"] and not Path(model).is_dir())
-    with comparing() as progress:
-        report = export_cache(directory, variant, progress=progress, **options)
+    force = options["force"] and not Path(model).is_dir()
+    with model_directory(model, force=force) as (place, directory), comparing() as progress:
+        report = export_cache(place, variant, progress=progress, **options)
     certificate = report.evidence["certificate"]
     if as_json:
         facts = {"variant": variant, "certificate": certificate, **summary(report, variant)}
