@@ -30,7 +30,7 @@ def either_lock(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch,
     """Use each kind of lock. Returns the folder for the files of the second kind."""
     folder = tmp_path.with_name(f"{tmp_path.name}-locks")
     if request.param == "file":
-        monkeypatch.setattr("platformdirs.user_runtime_path", lambda *_, **__: (folder.mkdir(exist_ok=True), folder)[1])
+        monkeypatch.setattr(system, "_lock_folder", lambda: (folder.mkdir(exist_ok=True), folder)[1])
         monkeypatch.setattr(system, "try_lock", system._lock_file)
     return folder
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import platformdirs
 
-__all__ = ["VARIABLE", "Memo", "directory", "read", "write"]
+__all__ = ["VARIABLE", "Memo", "directory", "folder", "read", "write"]
 
 VARIABLE = "ZOO_CACHE"
 """The environment variable that names the directory; ``off`` disables the cache."""
@@ -34,13 +34,25 @@ def directory() -> Path | None:
     return platformdirs.user_cache_path("zoo", appauthor=False)
 
 
-def read(name: str) -> bytes | None:
-    """Return an entry, or None when it is missing or damaged."""
-    folder = directory()
-    if folder is None:
+def folder(name: str) -> Path | None:
+    """Return a folder of the cache, made if it is missing. None if the cache is disabled or cannot be written."""
+    cache = directory()
+    if cache is None:
         return None
     with suppress(OSError):
-        data = (folder / name).read_bytes()
+        (cache / name).mkdir(parents=True, exist_ok=True)
+        if os.access(cache / name, os.W_OK | os.X_OK):
+            return cache / name
+    return None
+
+
+def read(name: str) -> bytes | None:
+    """Return an entry, or None when it is missing or damaged."""
+    cache = directory()
+    if cache is None:
+        return None
+    with suppress(OSError):
+        data = (cache / name).read_bytes()
         if hashlib.sha256(data[_DIGEST:]).digest() == data[:_DIGEST]:
             return data[_DIGEST:]
     return None
@@ -48,16 +60,16 @@ def read(name: str) -> bytes | None:
 
 def write(name: str, data: bytes) -> None:
     """Store an entry. Write failures are ignored."""
-    folder = directory()
-    if folder is None:
+    cache = directory()
+    if cache is None:
         return
-    part = folder / f"{name}.{secrets.token_hex(4)}.part"
+    part = cache / f"{name}.{secrets.token_hex(4)}.part"
     with suppress(OSError):
-        folder.mkdir(parents=True, exist_ok=True)
+        cache.mkdir(parents=True, exist_ok=True)
         try:
             with part.open("xb") as file:
                 file.write(hashlib.sha256(data).digest() + data)
-            part.replace(folder / name)
+            part.replace(cache / name)
         finally:
             part.unlink(missing_ok=True)
 

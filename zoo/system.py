@@ -19,7 +19,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NoReturn, TypeVar
 
-from zoo.errors import StorageError, ZooWarning
+from zoo import memo
+from zoo.errors import StorageError, ZooWarning, storage_errors
 
 if sys.platform != "win32":
     import fcntl
@@ -126,10 +127,8 @@ def _lock_file(directory: Path) -> Release | None:
 def lock_name(name: str) -> Release | None:
     """Lock a name without waiting. Return None if this or another process of this user has locked it already."""
     import filelock
-    import platformdirs
 
-    folder = platformdirs.user_runtime_path("zoo", appauthor=False, ensure_exists=True)
-    place = folder / f"{hashlib.sha256(os.fsencode(name)).hexdigest()}.lock"
+    place = _lock_folder() / f"{hashlib.sha256(os.fsencode(name)).hexdigest()}.lock"
     held = filelock.FileLock(place)
     try:
         held.acquire(blocking=False)
@@ -142,6 +141,21 @@ def lock_name(name: str) -> Release | None:
             place.unlink()
 
     return release
+
+
+def _lock_folder() -> Path:
+    """Return the folder for lock files, the same for all of this user's processes.
+
+    Without a runtime directory, platformdirs chooses a folder among temporary files, which ``TMPDIR`` changes. It is
+    used only where the cache cannot be written.
+    """
+    import platformdirs
+
+    folder = None if os.environ.get("XDG_RUNTIME_DIR") else memo.folder("locks")
+    if folder is None:
+        with storage_errors("runtime directory"):
+            folder = platformdirs.user_runtime_path("zoo", appauthor=False, ensure_exists=True)
+    return folder
 
 
 def swap(one: Path, other: Path) -> bool:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.conftest import Result
+from tests.conftest import Result, full, nth_call
 from tests.training.test_run import FAST
 from zoo import memo
 from zoo.errors import UsageError
@@ -171,6 +171,14 @@ def test_damaged_entries_are_replaced(name: str, content: bytes, folder: Path) -
     (found / name).write_bytes(content)
     assert entry("abc").examples[0]["input_ids"][:3].tolist() == list(b"abc")
     assert list(folder.iterdir()) == [found]
+
+
+def test_full_cache_is_not_used(folder: Path) -> None:
+    """The examples go to a temporary folder."""
+    with nth_call("replace", 1, full):
+        found = entry("abc")
+    assert found.examples[0]["input_ids"][:3].tolist() == list(b"abc")
+    assert list(folder.iterdir()) == []
 
 
 def test_limit_must_be_a_number(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

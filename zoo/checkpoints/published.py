@@ -14,7 +14,7 @@ from zoo.artifact import MANIFEST, ModelDirectory
 from zoo.checkpoints.hub import fetch
 from zoo.checkpoints.importing import Imported, find_layout, import_checkpoint
 from zoo.checkpoints.source import Checkpoint
-from zoo.errors import UsageError
+from zoo.errors import UsageError, storage_errors
 from zoo.models import create, persist
 from zoo.models.dtypes import torch_dtype
 from zoo.models.heads import retask
@@ -115,7 +115,8 @@ def _directory(name: str) -> Path:
         raise UsageError("published weights are kept in the cache, which is disabled", memo.VARIABLE, "use zoo get")
     target = cache / "models" / f"{spec.name}@{(revision or 'main').replace('/', '-')}"
     if not (target / MANIFEST).exists():
-        target.parent.mkdir(parents=True, exist_ok=True)
+        with storage_errors(target):
+            target.parent.mkdir(parents=True, exist_ok=True)
         get_weights(name, target, verify=False)
     return target
 

@@ -214,8 +214,8 @@ def _replace_closed_streams() -> None:
 
 def _keep_compiled_files() -> None:
     """Have torch's compiler write to zoo's cache. Its default is a known name in a folder that other users write to."""
-    if (cache := memo.directory()) is not None:
-        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache / "torch"))
+    if (folder := memo.folder("torch")) is not None:
+        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder))
         os.environ.setdefault("TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS", "0")  # they ignore the variable above
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from zoo import memo
-from zoo.errors import ArtifactError, UsageError, storage_errors
+from zoo.errors import ArtifactError, StorageError, UsageError, storage_errors
 from zoo.plugins.plain import read_plain
 from zoo.storage import scratch_folder
 from zoo.training.criterion import Criterion
@@ -69,8 +69,10 @@ def prepare(
 ) -> Data:
     """Return the examples of rows, from the cache if rows with this key were encoded before.
 
+    Where the cache cannot be written, they are in a temporary folder until the process ends.
+
     Args:
-        rows: by role, see :func:`zoo.training.data.rows.read_rows`.
+        rows: by role, see :func:`zoo.training.data.rows.read_rows`; iterated again if the cache is full.
         criterion: encodes them.
         key: plain data that determines the examples: the digests of the data and the tokenizer, and all settings.
         skip_bad: number of unusable rows that may be left out.
@@ -80,32 +82,26 @@ def prepare(
         ArtifactError: more rows are unusable, or none is left.
     """
     name = hashlib.sha256(json.dumps(key, sort_keys=True, default=str).encode()).hexdigest()[:32]
-    limit, parent = _limit(), memo.directory()
-    if parent is None:
+    limit, cache = _limit(), memo.directory()
+
+    def get(parent: Path) -> tuple[Facts, StoredExamples]:
+        target = parent / "examples" / name
+        if _read(target) is None:
+            _add(target, lambda stage: _write(rows, criterion, stage, skip_bad, progress), limit)
+        with suppress(OSError):
+            os.utime(target / _FACTS)  # the time of the last use
+        if (entry := _read(target)) is None:
+            raise ArtifactError("another process has altered the cache", target, "try again")
+        return entry
+
+    entry = None
+    if cache is not None:
+        with suppress(StorageError):  # it cannot be written, or is full
+            entry = get(cache)
+    if entry is None:
         opened = ExitStack()
-        parent = opened.enter_context(scratch_folder())
         atexit.register(opened.close)
-    folder = parent / "examples"
-    target = folder / name
-    if _read(target) is None:
-        with storage_errors(folder):
-            folder.mkdir(parents=True, exist_ok=True)
-            stage = Path(tempfile.mkdtemp(prefix=f".{name}.", dir=folder))
-        try:
-            with storage_errors(folder):
-                facts = _write(rows, criterion, stage, skip_bad, progress)
-                (stage / _FACTS).write_text(json.dumps(asdict(facts)), encoding="utf-8")
-                if _read(target) is None:
-                    if target.exists():
-                        _remove(target)
-                    stage.replace(target)
-            _prune(folder, target, limit)
-        finally:
-            shutil.rmtree(stage, ignore_errors=True)
-    with suppress(OSError):
-        os.utime(target / _FACTS)  # the time of the last use
-    if (entry := _read(target)) is None:
-        raise ArtifactError("another process has altered the cache", target, "try again")
+        entry = get(opened.enter_context(scratch_folder()))
     facts, stored = entry
     _check_bad(facts, skip_bad, [])
     examples: Examples = stored
@@ -114,6 +110,25 @@ def prepare(
         if not len(examples):
             raise ArtifactError(f"the data has {facts.tokens} tokens, less than one block of {criterion.max_length}")
     return Data(examples, facts)
+
+
+def _add(target: Path, write: Callable[[Path], Facts], limit: float) -> None:
+    """Add an entry to the cache. ``write`` fills a folder with it. Raises :class:`StorageError`."""
+    folder = target.parent
+    with storage_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        stage = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=folder))
+    try:
+        with storage_errors(folder):
+            facts = write(stage)
+            (stage / _FACTS).write_text(json.dumps(asdict(facts)), encoding="utf-8")
+            if _read(target) is None:
+                if target.exists():
+                    _remove(target)
+                stage.replace(target)
+        _prune(folder, target, limit)
+    finally:
+        shutil.rmtree(stage, ignore_errors=True)
 
 
 def _read(entry: Path) -> tuple[Facts, StoredExamples] | None:
