@@ -12,6 +12,7 @@ from typing import NamedTuple
 from zoo.terminal import one_line
 
 __all__ = [
+    "DISK",
     "EXPORT_AGAIN",
     "OTHER_PLACE",
     "REPLACE",
@@ -183,9 +184,12 @@ def missing_package(error: BaseException) -> MissingPackageError | None:
     return MissingPackageError(f"{name} is not installed", None, 'pip install "attention-zoo[torch]"')
 
 
+DISK = frozenset({errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ENOSPC, errno.EROFS})
+"""Numbers of the errors of a disk that is full or fails, whoever writes to it."""
 _REMEDIES = {
     errno.ENOSPC: "free some space",
     errno.EDQUOT: "free some space",
+    errno.EFBIG: "raise the limit on the size of a file",
     errno.EACCES: "check the permissions",
     errno.EPERM: "check the permissions",
     errno.EROFS: "choose a writable place",

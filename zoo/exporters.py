@@ -16,7 +16,6 @@ otherwise the files, the evidence and a new manifest are written together. This 
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -32,14 +31,15 @@ from zoo.artifact.weights import load_json, plain_name
 from zoo.config import Settings
 from zoo.contract import Exporter
 from zoo.errors import (
+    DISK,
     EXPORT_AGAIN,
     ArtifactError,
     IncomparableError,
     ParityError,
     PluginError,
-    StorageError,
     UsageError,
     argument,
+    storage_errors,
     values_of,
 )
 from zoo.plugins import Plugin
@@ -209,9 +209,12 @@ def _run(plugin: Plugin, exporter: Exporter, function: Callable[[Job], object], 
         try:
             evidence = function(job)
         except OSError as error:
-            if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO):  # not the plugin's fault
-                raise StorageError(f"cannot write ({error.strerror})", job.model.path) from error
-            raise
+            if error.errno not in DISK:
+                raise
+            place = error.filename2 or error.filename  # of both, the one that is written
+            ours = not isinstance(place, str) or Path(place).is_relative_to(job.folder)
+            with storage_errors(job.model.path if ours else place):
+                raise
         if not isinstance(evidence, Mapping) or type(evidence.get("verified")) is not bool:
             raise TypeError(f"evidence must be a mapping with a boolean 'verified', got {evidence!r:.200}")
         refused = exporter.verifies and not evidence["verified"]  # evidence that is not written may hold NaN

@@ -268,6 +268,26 @@ def test_faulty_exporters_are_reported_and_change_nothing(
     assert snapshot() == before
 
 
+@pytest.mark.parametrize(
+    ("body", "status", "message"),
+    [
+        (
+            "raise OSError(27, 'File too large', 'read', None, '/tmp/copy')",
+            6,
+            "cannot write (File too large): /tmp/copy",
+        ),
+        ("import torch; torch.empty(2**60, dtype=torch.uint8)", 1, "error: not enough memory\n"),
+    ],
+)
+def test_exporters_are_not_blamed_for_the_machine(
+    install: Callable[..., Path], copy_of: Build, zoo: Zoo, body: str, status: int, message: str
+) -> None:
+    """Their files and their tensors may be too large for it."""
+    plugin(install, body)
+    copy_of("gpt-tiny")
+    assert "plugin" not in zoo(*EXPORT).failed(status, message)
+
+
 @pytest.mark.parametrize("name", ["stray.bin", "model.safetensors"])
 def test_writing_outside_the_folder_is_detected(
     install: Callable[..., Path], copy_of: Build, zoo: Zoo, name: str

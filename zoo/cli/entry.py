@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import errno
 import gc
 import importlib
 import os
@@ -17,7 +18,7 @@ import click
 from zoo import memo, plugins, signals
 from zoo.cli import output
 from zoo.contract import Command
-from zoo.errors import PluginError, StorageError, UsageError, ZooError, missing_package
+from zoo.errors import DISK, PluginError, StorageError, UsageError, ZooError, missing_package
 from zoo.plugins.discovery import describe
 from zoo.terminal import one_line
 from zoo.version import __version__
@@ -172,9 +173,11 @@ def _guarded(plugin: plugins.Plugin, declared: Command) -> click.Command:
     def call(ctx: click.Context) -> None:
         try:
             invoke(ctx)
-        except (click.ClickException, click.Abort, click.exceptions.Exit, KeyboardInterrupt, BrokenPipeError, ZooError):
+        except (click.ClickException, click.Abort, click.exceptions.Exit, KeyboardInterrupt, MemoryError, ZooError):
             raise
         except BaseException as error:
+            if isinstance(error, OSError) and error.errno in (errno.EPIPE, *DISK):
+                raise
             if isinstance(error, SystemExit) and isinstance(error.code, int | None):
                 raise click.exceptions.Exit(error.code or 0) from error
             raise PluginError(f"{plugin} fails in zoo {declared.name} ({describe(error)})") from error
@@ -246,6 +249,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 return 1
             what = f"{error.strerror or error}: {error.filename or 'output'}"
             return _fail(error, what, StorageError.exit_code, arguments)
+        except MemoryError as error:
+            return _fail(error, "not enough memory", 1, arguments)
         except Exception as error:
             if (missing := missing_package(error)) is not None:
                 return _fail(missing, str(missing), missing.exit_code, arguments)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Literal
 
 from zoo.contract import Architecture, Command, Dataset, Engine, Exporter, Importer, Objective, Task, Tracker
-from zoo.errors import PluginError, ZooError, ZooWarning, missing_package
+from zoo.errors import DISK, PluginError, ZooError, ZooWarning, missing_package
 from zoo.plugins.presets import Preset
 
 __all__ = [
@@ -111,8 +111,9 @@ class Plugin:
         return f"plugin {self.name!r} ({self.distribution} {self.version})"
 
 
-_DISK = {errno.EDQUOT, errno.EIO, errno.ENOSPC, errno.EROFS}
 _FORBIDDEN = {errno.EACCES, errno.EPERM}
+_EXHAUSTED = "can't allocate memory"
+"""Part of the message of torch's RuntimeError for want of memory."""
 _responsible: ContextVar[Plugin | None] = ContextVar("_responsible", default=None)
 
 
@@ -121,6 +122,7 @@ def blame(plugin: Plugin, what: str, *, fault: type[ZooError] = PluginError, red
     """Run a plugin's code, converting its exceptions to :class:`PluginError` and redirecting its output to stderr.
 
     An ``OSError`` of a disk that is full or fails is passed on, and one of missing permission too from built-in ones.
+    Want of memory is a ``MemoryError``.
 
     Args:
         plugin: the plugin.
@@ -134,11 +136,13 @@ def blame(plugin: Plugin, what: str, *, fault: type[ZooError] = PluginError, red
     try:
         with contextlib.redirect_stdout(sys.stderr) if redirect else contextlib.nullcontext():
             yield
-    except (KeyboardInterrupt, ZooError):
+    except (KeyboardInterrupt, MemoryError, ZooError):
         raise
     except BaseException as error:
-        if isinstance(error, OSError) and error.errno in (_DISK | _FORBIDDEN if plugin.built_in else _DISK):
+        if isinstance(error, OSError) and error.errno in (DISK | _FORBIDDEN if plugin.built_in else DISK):
             raise
+        if isinstance(error, RuntimeError) and _EXHAUSTED in describe(error):
+            raise MemoryError(describe(error)) from error
         if (missing := missing_package(error)) is not None:
             raise missing from error
         if plugin.built_in and fault is not PluginError and isinstance(error, Exception):

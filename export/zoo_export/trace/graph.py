@@ -144,6 +144,8 @@ def _trace(spec: ModelSpec, graph: Graph, dtype: str, opset: int, *, blocks: boo
             model = translated.model
             _take_names(model, stored_names)
             cut_functions(model, outline, _simplify)
+    except MemoryError:
+        raise
     except Exception as error:
         branches.explain(error)
         raise _UntraceableError(what, _reason(error), _place(error, model_on_meta)) from error
