@@ -1,8 +1,10 @@
-"""A cache that cannot be written stops no command."""
+"""A cache that cannot be written stops no command, and a temporary folder that cannot be written is named."""
 
 from __future__ import annotations
 
 import os
+import resource
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -11,7 +13,10 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import Result
+from tests.exported import exported_build, exported_model, one_thread
 from zoo import memo, system
+
+__all__ = ["exported_build", "exported_model", "one_thread"]
 
 Zoo = Callable[..., Result]
 
@@ -48,3 +53,20 @@ def test_locks_are_not_among_temporary_files(monkeypatch: pytest.MonkeyPatch) ->
     (lock,) = Path("cache/locks").iterdir()
     release()
     assert not lock.exists()
+
+
+def test_full_temporary_folder_is_named(
+    exported_model: Callable[..., Path], zoo: Zoo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The folder of the model is not the one that lacks space for a copy of its weights."""
+    model = exported_model("gpt-tiny", "max_seq_len=32")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    monkeypatch.setenv(memo.VARIABLE, "off")
+    assert signal.getsignal(signal.SIGXFSZ) == signal.SIG_IGN  # so that a write fails instead
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
+    try:
+        result = zoo("verify", model, "-q")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    error = result.failed(6, "cannot write (File too large): ", "zoo-scratch-", "raise the limit on the size of a file")
+    assert str(model) not in error

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from zoo import system
+from zoo.errors import storage_errors
 from zoo.plugins.plain import read_plain
 from zoo.storage import scratch_folder
 from zoo.terminal import one_line
@@ -100,7 +101,10 @@ def _run_process(
     """Yield the outcomes of jobs run in one process, up to the first whose outcome it does not tell."""
     with scratch_folder() as folder:
         request, output = folder / "request", folder / "output"
-        request.write_text(json.dumps({"path": sys.path, "function": function, "jobs": dict(jobs)}), encoding="utf-8")
+        with storage_errors(folder):
+            request.write_text(
+                json.dumps({"path": sys.path, "function": function, "jobs": dict(jobs)}), encoding="utf-8"
+            )
         with request.open("rb") as source, output.open("wb") as stream:
             process = subprocess.Popen(
                 [*system.interpreter(), "-c", _START], env=environment, stdin=source, stdout=subprocess.PIPE,

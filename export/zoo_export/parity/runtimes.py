@@ -12,7 +12,7 @@ import onnx_ir as ir
 from onnx.reference import ReferenceEvaluator
 
 from zoo.artifact import ModelDirectory
-from zoo.errors import ArtifactError, ParityError, UsageError, argument
+from zoo.errors import ArtifactError, ParityError, UsageError, argument, storage_errors
 from zoo.exporters import Progress
 from zoo.probe.pipeline import Arrays
 from zoo.storage import scratch_folder
@@ -95,7 +95,8 @@ def _openvino() -> tuple[str, _Open]:
         inline(flat)  # OpenVINO does not read functions
         with scratch_folder() as folder:
             path = folder / "graph.onnx"
-            ir.save(flat, path, external_data="graph.data")  # one protobuf message holds at most 2 GB
+            with storage_errors(folder):
+                ir.save(flat, path, external_data="graph.data")  # one protobuf message holds at most 2 GB
             # The default precision is bfloat16 on processors that support it.
             compiled = openvino.compile_model(path, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
         return lambda feeds: _named(model, compiled(feeds).values())

@@ -15,7 +15,7 @@ from torch import nn
 
 from zoo.artifact import ModelDirectory
 from zoo.contract import Graph
-from zoo.errors import ArtifactError, ParityError, UnreadableError
+from zoo.errors import ArtifactError, ParityError, UnreadableError, storage_errors
 from zoo.models import persist
 from zoo.probe.inputs import Feeds, Point
 from zoo.probe.module import TorchExecutor, add_noise, declared_tensors, weights_of
@@ -190,7 +190,8 @@ class OnnxSubject(Subject):
     def open_perturbed(self) -> Iterator[dict[str, Executor]]:
         if not self._in_float32:
             self._scratch = self._opened.enter_context(scratch_folder())
-            self.models.move(self.stored, self._scratch)
+            with storage_errors(self._scratch):
+                self.models.move(self.stored, self._scratch)
         for level, _ in open_perturbed(self.models):
             self._weights_now = level
             yield {level: self._open(self.files, True)}

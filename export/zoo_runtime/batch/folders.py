@@ -212,5 +212,6 @@ class RemoteFolder:
         self._lines.append(line)
         with scratch_folder() as folder:
             path = folder / "part"
-            path.write_bytes(b"".join(self._lines))
+            with storage_errors(folder):
+                path.write_bytes(b"".join(self._lines))
             self._put(path, f"{MANIFEST}.{self._part:06d}")
