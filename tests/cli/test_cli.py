@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -537,3 +538,13 @@ def test_unwritable_output_is_a_storage_error(arguments: list[str]) -> None:
     assert done.returncode == 6
     assert done.stderr.startswith("error: ")
     assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("arguments", [["list"], ["build", "gpt-tiny"], ["export", "/m"], ["plugins", "list"]])
+def test_working_directory_that_was_removed_is_named(arguments: list[str], zoo) -> None:
+    """Python's errors have no file name then."""
+    Path("gone").mkdir()
+    with contextlib.chdir("gone"):
+        Path("../gone").rmdir()
+        zoo(*arguments).failed(6, "error: the working directory no longer exists: change to another one\n")
+        assert zoo("--version").status == 0

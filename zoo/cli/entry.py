@@ -102,6 +102,7 @@ class Commands(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         """Select the plugins before looking up the command, which may belong to one of them."""
         with _aborts():
+            _check_working_directory()
             _select(**ctx.params)
             return super().invoke(ctx)
 
@@ -153,6 +154,14 @@ def load_command(reference: str) -> click.Command:
 @click.option("--debug", is_flag=True, help="Show tracebacks and library warnings.")
 def cli(**_: Any) -> None:
     """Build transformers and export them to ONNX, verified against PyTorch."""
+
+
+def _check_working_directory() -> None:
+    """Raise :class:`StorageError` if it was removed: presets are looked for in it, and torch asks for its name."""
+    try:
+        os.getcwd()  # noqa: PTH109
+    except FileNotFoundError as error:
+        raise StorageError("the working directory no longer exists", None, "change to another one") from error
 
 
 def _select(no_plugins: bool, disabled: Sequence[str], debug: bool) -> None:
