@@ -73,9 +73,10 @@ class Results:
             raise UsageError("cannot continue a parquet file", path, "write .jsonl")
         if self.parquet:
             pyarrow_module("parquet")
-        if path.is_dir():
-            raise UsageError("is a directory", path, "name a file")
-        self._exists = path.is_symlink() or path.exists()
+        with storage_errors(path):
+            if path.is_dir():
+                raise UsageError("is a directory", path, "name a file")
+            self._exists = path.is_symlink() or path.exists()
         if self._exists and not (force or resume):
             raise UsageError("already exists", path, "continue it with --resume, or replace it with --force")
         if force:

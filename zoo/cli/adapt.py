@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from zoo.artifact import check_model_target
-from zoo.cli.options import json_option, quiet_option, seed_option, strict_option
+from zoo.cli.options import PATH, json_option, quiet_option, seed_option, strict_option
 from zoo.cli.progress import show_progress
 from zoo.cli.report import emit_json, say, say_head
 from zoo.errors import UsageError
@@ -15,11 +15,11 @@ from zoo.models.count import parameter_count
 
 
 @click.command("adapt")
-@click.argument("directory", type=click.Path(path_type=Path))
+@click.argument("directory", type=PATH)
 @click.option("--task", metavar="TASK", help="Keep the trunk, and give the model a head for this task.")
 @click.option("--set", "settings", metavar="KEY=VALUE", multiple=True, help="Change a configuration value.")
-@click.option("--merge", "adapter", type=click.Path(path_type=Path), metavar="ADAPTER", help="Merge low-rank adapters.")
-@click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="Directory to create.")
+@click.option("--merge", "adapter", type=PATH, metavar="ADAPTER", help="Merge low-rank adapters.")
+@click.option("-o", "--output", type=PATH, required=True, help="Directory to create.")
 @seed_option
 @strict_option
 @click.option("--force", is_flag=True, help="Replace an existing model directory.")

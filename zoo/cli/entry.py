@@ -18,7 +18,7 @@ import click
 from zoo import memo, plugins, signals
 from zoo.cli import output
 from zoo.contract import Command
-from zoo.errors import DISK, PluginError, StorageError, UsageError, ZooError, missing_package
+from zoo.errors import DISK, PluginError, StorageError, UnreadableError, UsageError, ZooError, missing_package
 from zoo.plugins.discovery import describe
 from zoo.terminal import one_line
 from zoo.version import __version__
@@ -256,6 +256,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             _discard_output()
             if isinstance(error, BrokenPipeError):  # the reader of the pipe has exited
                 return 1
+            if isinstance(error, PermissionError) and error.filename:  # whoever writes says so: see storage_errors
+                what = f"cannot read ({error.strerror}): {error.filename}"
+                return _fail(error, what, UnreadableError.exit_code, arguments)
             what = f"{error.strerror or error}: {error.filename or 'output'}"
             return _fail(error, what, StorageError.exit_code, arguments)
         except MemoryError as error:

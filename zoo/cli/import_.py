@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from zoo.artifact import check_model_target
-from zoo.cli.options import json_option, quiet_option, seed_option, strict_option
+from zoo.cli.options import PATH, json_option, quiet_option, seed_option, strict_option
 from zoo.cli.progress import show_progress
 from zoo.cli.report import emit_json, say, say_head
 from zoo.errors import UsageError
@@ -16,9 +16,7 @@ from zoo.models.count import parameter_count
 
 @click.command("import")
 @click.argument("source")
-@click.option(
-    "-o", "--output", type=click.Path(path_type=Path), help="Directory to create; named as SOURCE by default."
-)
+@click.option("-o", "--output", type=PATH, help="Directory to create; named as SOURCE by default.")
 @click.option(
     "--model-type", metavar="NAME", help="Model type of the checkpoint; by default model_type in its config.json."
 )

@@ -15,6 +15,7 @@ from zoo.system import MAX_THREADS
 __all__ = [
     "BYTES",
     "COUNT",
+    "PATH",
     "THREADS",
     "Command",
     "DataCommand",
@@ -32,6 +33,8 @@ __all__ = [
     "strict_option",
 ]
 
+PATH = click.Path(readable=False, path_type=Path)
+"""A path. click would refuse a file without read permission as wrong usage; whoever reads it says what is wrong."""
 _QUIET = "zoo.quiet"
 """The key in a context's ``meta`` that holds ``--quiet``."""
 
@@ -122,7 +125,7 @@ def is_quiet() -> bool:
 
 def output_option(help: str, *, metavar: str = "DIR") -> Callable[[Any], Any]:
     """Return the option ``-o/--output``, a path."""
-    return click.option("-o", "--output", type=click.Path(path_type=Path), metavar=metavar, help=help)
+    return click.option("-o", "--output", type=PATH, metavar=metavar, help=help)
 
 
 def force_option(help: str) -> Callable[[Any], Any]:
@@ -132,7 +135,7 @@ def force_option(help: str) -> Callable[[Any], Any]:
 
 def figure_option(help: str, *names: str) -> Callable[[Any], Any]:
     """Return the option ``--figure``, a file to plot the result to; ``names`` are older names of it."""
-    kind = click.Path(path_type=Path)
+    kind = PATH
     return click.option("--figure", *names, "figure", type=kind, metavar="FILE", help=f"{help} .svg or .png.")
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from zoo import plugins
-from zoo.cli.options import Group, json_option
+from zoo.cli.options import PATH, Group, json_option
 from zoo.cli.output import echo
 from zoo.cli.plugins_check import check_plugin
 from zoo.cli.report import columns, emit_json
@@ -77,7 +77,7 @@ def list_plugins(as_json: bool) -> None:
 
 @command.command("new")
 @click.argument("name")
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="Directory to create; NAME by default.")
+@click.option("-o", "--output", type=PATH, help="Directory to create; NAME by default.")
 @click.option("--force", is_flag=True, help="Replace a generated plugin without added or edited files.")
 @json_option
 def new_plugin(name: str, output: Path | None, force: bool, as_json: bool) -> None:

@@ -12,7 +12,7 @@ from zoo import plugins
 from zoo.artifact import ADAPTER, coverage_summary, find_records
 from zoo.cli import figures
 from zoo.cli.model_argument import find_model
-from zoo.cli.options import json_option
+from zoo.cli.options import PATH, json_option
 from zoo.cli.output import echo
 from zoo.cli.report import bytes_text, columns, emit_json
 from zoo.contract import Graph, KeyValues, States
@@ -149,9 +149,7 @@ def _facts(spec: ModelSpec, stored: ModelDirectory | None) -> dict[str, Any]:
 @click.argument("model")
 @click.argument("texts", nargs=-1, metavar="[TEXT]...")
 @click.option("--set", "settings", metavar="KEY=VALUE", multiple=True, help="Change a configuration value.")
-@click.option(
-    "--figure", type=click.Path(path_type=Path), metavar="FILE", help="Write a figure instead: .svg, or .png of a plot."
-)
+@click.option("--figure", type=PATH, metavar="FILE", help="Write a figure instead: .svg, or .png of a plot.")
 @click.option(
     "--of", "kind", type=click.Choice(list(figures.KINDS)), help=f"What the figure shows.  [default: {figures.MODULES}]"
 )
@@ -168,7 +166,7 @@ def _facts(spec: ModelSpec, stored: ModelDirectory | None) -> dict[str, Any]:
     is_flag=True,
     help="Write a page with the attention weights of TEXT, of a pair, or of an image or sound file and its text.",
 )
-@click.option("-o", "--output", type=click.Path(path_type=Path), metavar="FILE.html", help="The page to write.")
+@click.option("-o", "--output", type=PATH, metavar="FILE.html", help="The page to write.")
 @click.option(
     "--generate", type=click.IntRange(min=1), metavar="N", help="Generate N tokens first, and show each step."
 )

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from zoo.cli.options import COUNT, Group, json_option, parse_ids
+from zoo.cli.options import COUNT, PATH, Group, json_option, parse_ids
 from zoo.cli.output import echo
 from zoo.cli.progress import show_progress
 from zoo.cli.report import bytes_text, emit_json
@@ -39,7 +39,7 @@ def command() -> None:
 
 
 @command.command("train")
-@click.argument("files", type=click.Path(path_type=Path), nargs=-1, required=True)
+@click.argument("files", type=PATH, nargs=-1, required=True)
 @click.option(
     "--vocab-size",
     metavar="N",
@@ -54,7 +54,7 @@ def command() -> None:
 @click.option(
     "-o",
     "--output",
-    type=click.Path(path_type=Path),
+    type=PATH,
     default="tokenizer.json",
     show_default=True,
     help="File to create.",
@@ -111,7 +111,7 @@ def _check_output(output: Path, inputs: tuple[Path, ...], *, force: bool) -> Non
     from zoo.artifact.directory import listed_files
     from zoo.tokenizers.load import is_tokenizer_json
 
-    if output.exists() and any(path.exists() and path.samefile(output) for path in inputs):
+    if any(storage.is_same_file(path, output) for path in inputs):
         raise UsageError("input and output are the same file", f"--output {output}", "choose another name")
     storage.check_file_target(output, force=force)
     if not output.exists():

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from zoo.artifact import check_model_target
-from zoo.cli.options import DataCommand, force_option, is_quiet, json_option, option, quiet_option
+from zoo.cli.options import PATH, DataCommand, force_option, is_quiet, json_option, option, quiet_option
 from zoo.cli.output import echo
 from zoo.cli.progress import Progress, show_progress
 from zoo.cli.report import emit_json, say
@@ -71,7 +71,7 @@ def given_columns(options: Mapping[str, str | None]) -> dict[str, str]:
         help="Send metrics to a tracker: tensorboard, trackio, wandb, or one of a plugin.")  # fmt: skip
 @option("--fsdp/--no-fsdp", section="Training", default=None, help="Divide the weights among torchrun's processes.")
 @option("--resume", section="Training", is_flag=True, help="Continue the unfinished training in the directory MODEL.")
-@click.option("-o", "--output", type=click.Path(path_type=Path), metavar="DIR", help="Directory to create.")
+@click.option("-o", "--output", type=PATH, metavar="DIR", help="Directory to create.")
 @force_option("Replace an existing model directory.")
 @json_option
 @quiet_option

@@ -11,7 +11,7 @@ from zoo.errors import OTHER_PLACE, REPLACE, UsageError, storage_errors
 from zoo.storage.recovery import recover
 from zoo.storage.stages import STAGE, is_stage
 
-__all__ = ["Owned", "check_file_target", "check_target"]
+__all__ = ["Owned", "check_file_target", "check_target", "is_same_file"]
 
 Owned = Callable[[Path], Collection[str] | None]
 """Lists the files in a directory that zoo wrote, as relative paths; None if zoo did not write the directory."""
@@ -74,6 +74,14 @@ def check_file_target(target: Path, *, force: bool) -> None:
             raise UsageError("already exists", target, REPLACE)
         if target.is_symlink() or not target.is_file():
             raise UsageError("exists and is not a file", target, OTHER_PLACE)
+
+
+def is_same_file(one: Path, other: Path) -> bool:
+    """Return whether both paths lead to one file. False for one that cannot be looked up; its user will say so."""
+    try:
+        return one.samefile(other)
+    except OSError:
+        return False
 
 
 def _check_writable(folder: Path) -> None:

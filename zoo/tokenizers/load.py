@@ -239,7 +239,8 @@ def _read_json(path: Path) -> Tokenizer:
 
 def _read_wordpiece(path: Path) -> Tokenizer:
     settings = _settings(path, _BERT_CLASSES)
-    path.stat()  # raises if the file is missing, which the library does not report
+    with path.open("rb"):
+        pass  # an OSError, unlike the library's, tells why a file cannot be read
     vocabulary = models.WordPiece.read_file(str(path))
     names = {
         role: _content(settings.get(f"{role}_token")) or f"[{role.upper()}]"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from zoo.cli.options import DataCommand, json_option, option, quiet_option
+from zoo.cli.options import PATH, DataCommand, json_option, option, quiet_option
 from zoo.cli.progress import show_progress
 from zoo.cli.report import columns, emit_json
 from zoo.cli.train import column_options, given_columns
@@ -29,7 +29,7 @@ METRICS = (
 
 
 @click.command("evaluate", cls=DataCommand)
-@click.argument("directory", type=click.Path(path_type=Path), default=Path())
+@click.argument("directory", type=PATH, default=Path())
 @option("--data", section="Data", metavar="PATH", multiple=True, help="Files, directories, or the name of a data set.")
 @option("--recipe", section="Data", metavar="NAME", help="Use the data set of a recipe, and its settings.")
 @option("--split", section="Data", metavar="NAME", default="test", show_default=True, help="The part of a data set.")

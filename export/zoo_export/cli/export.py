@@ -12,7 +12,7 @@ import click
 from zoo.artifact import ADAPTERS, LOOP, PROFILES, SERVING, WEB, Export, ModelDirectory, check_model_target
 from zoo.artifact.provenance import base_name
 from zoo.cli.model_argument import find_preset
-from zoo.cli.options import Command, force_option, json_option, option, quiet_option
+from zoo.cli.options import PATH, Command, force_option, json_option, option, quiet_option
 from zoo.cli.output import message
 from zoo.cli.report import emit_json, say
 from zoo.errors import UsageError
@@ -87,7 +87,7 @@ _FORMAT, _GRAPHS, _MODEL = "Format", "ONNX graphs", "Model"
 @option(
     "-o",
     "--output",
-    type=click.Path(path_type=Path),
+    type=PATH,
     metavar="DIR",
     section=_MODEL,
     help="Directory to build a preset in, or to copy the model directory to.",

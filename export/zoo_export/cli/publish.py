@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from zoo.artifact.outputs import check_output_target
-from zoo.cli.options import BYTES, Command, force_option, json_option, option, quiet_option
+from zoo.cli.options import BYTES, PATH, Command, force_option, json_option, option, quiet_option
 from zoo.cli.report import emit_json, say
 from zoo.errors import UsageError
 from zoo_export.cli.options import sleep_when_idle
@@ -34,8 +34,8 @@ class Job:
 
 
 @click.command("publish", cls=Command)
-@click.argument("directory", type=click.Path(path_type=Path))
-@click.argument("target", metavar="OUT", type=click.Path(path_type=Path))
+@click.argument("directory", type=PATH)
+@click.argument("target", metavar="OUT", type=PATH)
 @option(
     "--layout",
     type=click.Choice(["hub", "standalone", "transformers-js", "web", "genai", "triton", "kserve"]),

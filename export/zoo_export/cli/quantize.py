@@ -9,7 +9,16 @@ from typing import Any
 import click
 
 from zoo.artifact import INT8_CACHE, INT8_CACHES, PRECISIONS
-from zoo.cli.options import Command, check_figure_option, figure_option, force_option, json_option, option, quiet_option
+from zoo.cli.options import (
+    PATH,
+    Command,
+    check_figure_option,
+    figure_option,
+    force_option,
+    json_option,
+    option,
+    quiet_option,
+)
 from zoo.cli.report import bytes_text, emit_json, say
 from zoo.errors import UsageError
 from zoo_export.cli.options import grid_option, model_directory, provider_option, sleep_when_idle
@@ -42,7 +51,7 @@ _PRECISION = "Precision"
 )
 @option(
     "--text",
-    type=click.Path(path_type=Path),
+    type=PATH,
     metavar="FILE",
     section=_PRECISION,
     help="Text to measure the divergence on; a built-in sample by default.",

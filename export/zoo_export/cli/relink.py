@@ -6,12 +6,12 @@ from pathlib import Path
 
 import click
 
-from zoo.cli.options import json_option, quiet_option
+from zoo.cli.options import PATH, json_option, quiet_option
 from zoo.cli.report import emit_json, say
 
 
 @click.command("relink")
-@click.argument("directory", type=click.Path(path_type=Path), default=Path())
+@click.argument("directory", type=PATH, default=Path())
 @json_option
 @quiet_option
 def command(directory: Path, as_json: bool) -> None:

@@ -6,7 +6,16 @@ from pathlib import Path
 
 import click
 
-from zoo.cli.options import Command, check_figure_option, figure_option, force_option, json_option, option, quiet_option
+from zoo.cli.options import (
+    PATH,
+    Command,
+    check_figure_option,
+    figure_option,
+    force_option,
+    json_option,
+    option,
+    quiet_option,
+)
 from zoo.cli.report import emit_json, say
 from zoo_export.cli.options import (
     VERIFICATION,
@@ -22,7 +31,7 @@ from zoo_export.cli.results import comparing, say_record, say_report, summary
 
 
 @click.command("verify", cls=Command)
-@click.argument("directory", type=click.Path(path_type=Path), default=Path())
+@click.argument("directory", type=PATH, default=Path())
 @format_option
 @variant_option
 @option(

@@ -10,11 +10,12 @@ from typing import Any
 import click
 
 from zoo.artifact import ADAPTERS
-from zoo.cli.options import THREADS, json_option
+from zoo.cli.options import PATH, THREADS, json_option
 from zoo.cli.output import echo
 from zoo.cli.progress import is_shown
 from zoo.cli.report import emit_json
 from zoo.errors import ArtifactError, UsageError
+from zoo.storage import is_same_file
 from zoo_runtime.chats import as_chat, parse_chat
 from zoo_runtime.cli.answers import Report, described, open_stream, print_answers, print_stream, show_counts
 from zoo_runtime.cli.batches import check_batch, is_batch, run_batches
@@ -33,7 +34,7 @@ GENERATION = (
     ("--num-beams", int, "Use beam search with this many beams."),
     ("--draft", str, "Exported model with the same tokenizer that drafts tokens, to need fewer calls."),
     ("--prompt-lookup", int, "Draft this many tokens from earlier places of the text, to need fewer calls."),
-    ("--json-schema", click.Path(path_type=Path), "Generate JSON that satisfies the schema in this file."),
+    ("--json-schema", PATH, "Generate JSON that satisfies the schema in this file."),
     ("--regex", str, "Generate a text that matches this regular expression."),
     ("--logprobs", int, "Add log-probabilities to results, of each new token and of this many likeliest ones."),
     ("--length-penalty", float, "Divide a beam's log-probability by its length to this power.  [default: 1]"),
@@ -49,7 +50,7 @@ def generation_options(command: Any) -> Any:
 
 
 @click.command("run")
-@click.argument("directory", type=click.Path(path_type=Path))
+@click.argument("directory", type=PATH)
 @click.argument("texts", metavar="[TEXT]...", nargs=-1)
 @click.option(
     "--input", "input_file", metavar="FILE",
@@ -62,15 +63,15 @@ def generation_options(command: Any) -> Any:
               help="Write results to a .jsonl or .parquet file; those of a batch to a folder.")  # fmt: skip
 @click.option("--engine", metavar="NAME", help="Engine that runs the files of a batch: local, ray.  [default: local]")
 @click.option("--workers", type=click.IntRange(min=1), help="Workers for a batch.  [default: as the cores allow]")
-@click.option("--training-data", metavar="FILE", type=click.Path(path_type=Path),
+@click.option("--training-data", metavar="FILE", type=PATH,
               help="For augment: write rows of inputs and variants to a .jsonl, .csv or .parquet file.")  # fmt: skip
-@click.option("--figure", type=click.Path(path_type=Path), metavar="FILE",
+@click.option("--figure", type=PATH, metavar="FILE",
               help="Plot the probabilities in the answers, as those of --task next-token: .svg or .png.")  # fmt: skip
 @click.option("--resume", is_flag=True, help="Continue an interrupted run with the same output, .jsonl or a folder.")
 @click.option("--force", is_flag=True, help="Replace an existing output once the new one is complete.")
 @click.option("--pair", "pairs", nargs=2, metavar="TEXT TEXT", multiple=True, help="An input of two texts.")
 @click.option("--ids", "id_lists", metavar="1,2,3", multiple=True, help="An input as token ids; a pair as 1,2/3,4.")
-@click.option("--tokenizer", type=click.Path(path_type=Path), help="Tokenizer or vocabulary file to use instead.")
+@click.option("--tokenizer", type=PATH, help="Tokenizer or vocabulary file to use instead.")
 @click.option("--special/--no-special", "special_tokens", default=True,
               help="Put the tokenizer's special tokens around texts.  [default: special]")  # fmt: skip
 @click.option("--truncate/--no-truncate", default=None,
@@ -182,7 +183,7 @@ def command(
         raise UsageError("nothing to continue or replace", "--resume, --force", "name a file with --output")
     if output is not None and as_json:
         raise UsageError("cannot write results to both a file and stdout", f"--output {output}", "leave out --json")
-    if input_file is not None and target is not None and _same(Path(input_file), target):
+    if input_file is not None and target is not None and is_same_file(Path(input_file), target):
         raise UsageError(
             "input and output are the same file",
             option,
@@ -281,7 +282,3 @@ def _parse_option(text: str) -> tuple[str, str]:
     if not separator:
         raise UsageError(f"{text!r} is not KEY=VALUE", "--provider-option")
     return key, value
-
-
-def _same(one: Path, other: Path) -> bool:
-    return one.exists() and other.exists() and one.samefile(other)

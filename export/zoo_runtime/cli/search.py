@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from zoo.cli.options import json_option
+from zoo.cli.options import PATH, json_option
 from zoo.cli.output import echo
 from zoo.cli.report import emit_json
 from zoo.terminal import printable
@@ -15,9 +15,9 @@ TASK = "sentence-embedding"
 
 
 @click.command("search")
-@click.argument("vectors", type=click.Path(path_type=Path))
+@click.argument("vectors", type=PATH)
 @click.argument("query")
-@click.option("--model", "directory", type=click.Path(path_type=Path), required=True,
+@click.option("--model", "directory", type=PATH, required=True,
               help="The exported model that made the vectors.")  # fmt: skip
 @click.option("--top-k", type=click.IntRange(min=1), default=10, show_default=True, help="Maximum number of rows.")
 @click.option("--column", default="embedding", show_default=True, help="Column of vectors.")

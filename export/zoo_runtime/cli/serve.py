@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from zoo.cli.options import THREADS
+from zoo.cli.options import PATH, THREADS
 from zoo.errors import MissingPackageError, UsageError, ZooWarning
 from zoo_runtime.server.config import OPTIONS, ServeConfig, read_config
 
@@ -21,11 +21,11 @@ _PACKAGES = ("jiter", "prometheus_client", "pydantic", "starlette", "uvicorn")
 
 
 @click.command("serve")
-@click.argument("directories", metavar="[DIRECTORY]...", nargs=-1, type=click.Path(path_type=Path))
-@click.option("--config", type=click.Path(path_type=Path), help="TOML file with models and settings; flags win.")
+@click.argument("directories", metavar="[DIRECTORY]...", nargs=-1, type=PATH)
+@click.option("--config", type=PATH, help="TOML file with models and settings; flags win.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="Port; 0 for a free one.")
-@click.option("--api-key-file", type=click.Path(),
+@click.option("--api-key-file", type=click.Path(readable=False),
               help=f"File with keys, one a line; requests must have one.  [default: the variable {_KEY}]")  # fmt: skip
 @click.option("--cors-origin", "cors_origins", metavar="ORIGIN", multiple=True,
               help="Pages in browsers that may use the server, such as https://example.org; * for all.")  # fmt: skip
