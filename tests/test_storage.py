@@ -315,8 +315,9 @@ def test_file_that_may_not_survive_a_power_failure_warns() -> None:
     assert names() == ["notes.json"]
 
 
-def test_read_only_folders_are_replaced() -> None:
-    """Their owner, here not root, may remove them after a change of their mode."""
+@contextlib.contextmanager
+def without_privileges(work: Callable[[], None]) -> Iterator[Path]:
+    """Run a function in a process that is not root's, in a folder that every user may enter. Yields the folder."""
     with tempfile.TemporaryDirectory() as place:  # others may not enter pytest's own
         Path(place).chmod(0o777)
         process = os.fork()
@@ -325,16 +326,44 @@ def test_read_only_folders_are_replaced() -> None:
                 os.chdir(place)
                 if os.geteuid() == 0:
                     os.setuid(65534)
-                for number in range(2):
-                    with new_directory(TARGET, force=True, owned=lambda folder: {"sub/a.txt"}) as stage:
-                        write(stage / "sub", {"a.txt": b"%d" % number})
-                    (TARGET / "sub").chmod(0o555)
+                work()
                 os._exit(0)
             finally:
                 os._exit(1)
         assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == 0
-        assert [path.name for path in Path(place).iterdir()] == ["target"]
-        assert read(Path(place, "target/sub")) == {"a.txt": b"1"}
+        yield Path(place)
+
+
+def test_read_only_folders_are_replaced() -> None:
+    """Their owner, here not root, may remove them after a change of their mode."""
+
+    def replace_twice() -> None:
+        for number in range(2):
+            with new_directory(TARGET, force=True, owned=lambda folder: {"sub/a.txt"}) as stage:
+                write(stage / "sub", {"a.txt": b"%d" % number})
+            (TARGET / "sub").chmod(0o555)
+
+    with without_privileges(replace_twice) as place:
+        assert [path.name for path in place.iterdir()] == ["target"]
+        assert read(place / "target/sub") == {"a.txt": b"1"}
+
+
+def test_no_stage_is_left_under_a_umask_that_forbids_everything() -> None:
+    """The directory itself follows the umask, so that it cannot be filled."""
+
+    def fail() -> None:
+        os.umask(0o777)
+        with (
+            pytest.raises(StorageError, match="Permission denied"),
+            new_directory(TARGET, force=True, owned=owned) as stage,
+        ):
+            write(stage, NEW)
+        tempfile.tempdir = str(Path.cwd())
+        with storage.scratch_folder() as folder:
+            (folder / "file").touch()
+
+    with without_privileges(fail) as place:
+        assert list(place.iterdir()) == []
 
 
 @pytest.mark.slow_after(9)

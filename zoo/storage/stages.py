@@ -35,6 +35,7 @@ def staged(parent: Path, prefix: str, prepare: Callable[[], None] = lambda: None
             _sweep(parent, prefix)
             prepare()
             stage.mkdir()
+            _open_to_owner(stage)  # its content follows the umask, even one with which nobody can write to it
             release = system.try_lock(stage)
             _fill(stage)
         yield stage / CONTENT
@@ -61,8 +62,10 @@ def scratch_folder() -> Iterator[Path]:
             while stage is None or release is None:  # another process may sweep the stage before it is locked
                 stage = Path(tempfile.mkdtemp(prefix=_SCRATCH, dir=parent))
                 with suppress(FileNotFoundError):
+                    _open_to_owner(stage)
                     release = system.try_lock(stage)
             _fill(stage)
+            _open_to_owner(stage / CONTENT)
         yield stage / CONTENT
     finally:
         with signals.deferred():
@@ -70,6 +73,11 @@ def scratch_folder() -> Iterator[Path]:
                 _remove(stage)
             if release is not None:
                 release()
+
+
+def _open_to_owner(folder: Path) -> None:
+    """Let the owner of a directory enter and change it, whatever the umask was."""
+    folder.chmod(folder.stat().st_mode & 0o777 | 0o700)
 
 
 def _temporary() -> Path:
@@ -115,16 +123,23 @@ def is_stage(path: Path) -> bool:
 def _remove(stage: Path) -> None:
     """Remove a stage, its marker last, so that the next sweep can continue an interrupted removal."""
     with suppress(OSError):
-        for entry in stage.iterdir():  # the content, and stages of its own
-            if entry.name == MARKER:
-                continue
-            for folder, _, _ in os.walk(entry):
-                with suppress(OSError):
-                    os.chmod(folder, 0o700)  # noqa: PTH101  (a directory that was replaced may have been read-only)
-            shutil.rmtree(entry, ignore_errors=True)
+        for entry in stage.iterdir():
+            if entry.name != MARKER:  # the content, or a stage of its own
+                _remove_tree(entry)
         if [path.name for path in stage.iterdir()] == [MARKER]:
             (stage / MARKER).unlink()
         stage.rmdir()
+
+
+def _remove_tree(place: Path) -> None:
+    with suppress(OSError):
+        _open_to_owner(place)
+    for folder, names, _ in os.walk(place):  # descends into directories after they can be entered
+        for path in (Path(folder, name) for name in names):
+            with suppress(OSError):
+                if not path.is_symlink():
+                    _open_to_owner(path)
+    shutil.rmtree(place, ignore_errors=True)
 
 
 def make_durable(stage: Path) -> None:
