@@ -9,19 +9,22 @@ import io
 import math
 import os
 import wave
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
-from zoo.errors import ArtifactError
+from zoo.errors import ArtifactError, ZooError
+from zoo.limits import SOUND_SAMPLES
+from zoo.reading import check_plain
 from zoo.spectrogram import DECADES, FLOOR, HOP, SAMPLING_RATE, WINDOW
 
 __all__ = ["DECADES", "FLOOR", "HOP", "SAMPLING_RATE", "WINDOW", "AudioReader", "log_mel", "mel_corners"]
 
 Array = np.ndarray[Any, Any]
+CheckSeconds = Callable[[float, str | None], None]
 
 _LOUDEST = 2.0
 """Resampled sound may exceed 1 a little; larger floats are integers that were not scaled."""
@@ -41,8 +44,13 @@ class AudioReader:
     sampling_rate: int = SAMPLING_RATE
     """Samples per second that the model reads."""
 
-    def read(self, value: Any, where: str | None = None) -> Array:
+    def read(self, value: Any, where: str | None = None, check: CheckSeconds | None = None) -> Array:
         """Return the samples, float32, (samples,).
+
+        Args:
+            value: the sound.
+            where: the input, for errors.
+            check: called with the length of a file in seconds, and its place, before it is decoded. It may raise.
 
         Raises:
             ArtifactError: it cannot be read, is empty, is an array of another shape or range, or needs a library that
@@ -60,7 +68,7 @@ class AudioReader:
         elif isinstance(value, str | bytes | os.PathLike):
             if not isinstance(value, bytes):
                 where = f"{where}, {os.fspath(value)!s}" if where else os.fspath(value)
-            samples, rate = _load(value, where)
+            samples, rate = _load(value, where, check)
         else:
             raise ArtifactError(f"expected a sound file or an array, got {type(value).__name__}", where)
         if not len(samples):
@@ -94,30 +102,47 @@ def _scale(integers: Array) -> Array:
     return ((integers.astype(np.float64) - offset) / half).astype(np.float32)
 
 
-def _load(source: str | bytes | os.PathLike[str], where: str | None) -> tuple[Array, int]:
+def _load(source: str | bytes | os.PathLike[str], where: str | None, check: CheckSeconds | None) -> tuple[Array, int]:
     """Return the average of a file's channels, and its sampling rate."""
     try:
-        content = source if isinstance(source, bytes) else _bytes_of(source)
-        return _read_pcm(content, where)
-    except (wave.Error, EOFError, RuntimeError) as error:  # a bare RuntimeError: a chunk that ends after the file
-        return _read_other(content, str(error) or "it ends too early", where)
+        with _opened(source) as file:
+            try:
+                return _read_pcm(file, where, check)
+            except (
+                wave.Error,
+                EOFError,
+                RuntimeError,
+            ) as error:  # RuntimeError: a chunk beyond the end
+                file.seek(0)
+                return _read_other(file, str(error) or "it ends too early", where, check)
     except OSError as error:
         raise ArtifactError(f"cannot be read ({error.strerror or error})", where) from error
 
 
-def _bytes_of(path: str | os.PathLike[str]) -> bytes:
+def _opened(source: str | bytes | os.PathLike[str]) -> BinaryIO:
+    if isinstance(source, bytes):
+        return io.BytesIO(source)
     try:
-        return Path(path).read_bytes()
+        check_plain(Path(source))
+        return Path(source).open("rb")
     except ValueError as error:  # a null byte in the name
         raise OSError(str(error)) from error
 
 
-def _read_pcm(content: bytes, where: str | None) -> tuple[Array, int]:
+def _check_length(count: int, channels: int, rate: int, where: str | None, check: CheckSeconds | None) -> None:
+    """Refuse a sound that is too long, before it is decoded."""
+    if check is not None:
+        check(count / rate, where)
+    SOUND_SAMPLES.check(count * channels, f"a sound of {count * channels:,} samples", where)
+
+
+def _read_pcm(source: BinaryIO, where: str | None, check: CheckSeconds | None) -> tuple[Array, int]:
     """Read integer PCM. Raises ``wave.Error`` or ``EOFError`` for other files."""
-    with wave.open(io.BytesIO(content)) as file:
+    with wave.open(source) as file:
         width, channels, rate, count = file.getsampwidth(), file.getnchannels(), file.getframerate(), file.getnframes()
         if width > 4 or rate < 1:
             raise wave.Error(f"{8 * width} bits at {rate} Hz")
+        _check_length(count, channels, rate, where, check)
         data = file.readframes(count)
     if len(data) < count * width * channels:
         what = f"is truncated: {len(data) // (width * channels)} of {count} samples"
@@ -133,7 +158,7 @@ def _read_pcm(content: bytes, where: str | None) -> tuple[Array, int]:
     return _average(samples.reshape(-1, channels)), rate
 
 
-def _read_other(content: bytes, reason: str, where: str | None) -> tuple[Array, int]:
+def _read_other(source: BinaryIO, reason: str, where: str | None, check: CheckSeconds | None) -> tuple[Array, int]:
     """Read a file that is not integer PCM with soundfile."""
     try:
         import soundfile
@@ -141,7 +166,11 @@ def _read_other(content: bytes, reason: str, where: str | None) -> tuple[Array, 
         what = f"cannot be read as a WAV file with integer samples ({reason})"
         raise ArtifactError(what, where, f"convert it, or {_EXTRA}") from None
     try:
-        samples, rate = soundfile.read(io.BytesIO(content), dtype="float32", always_2d=True)
+        with soundfile.SoundFile(source) as file:
+            _check_length(file.frames, file.channels, file.samplerate, where, check)
+            samples, rate = file.read(dtype="float32", always_2d=True), file.samplerate
+    except ZooError:
+        raise
     except Exception as error:  # soundfile raises its own classes, whose text names an object in memory
         reason = getattr(error, "error_string", str(error)).rstrip(".")
         raise ArtifactError(f"cannot be read as sound ({reason})", where) from error

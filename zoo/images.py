@@ -9,12 +9,14 @@ import math
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 
 from zoo.errors import ArtifactError, UsageError, ZooError
 from zoo.limits import IMAGE_PIXELS, IMAGE_SIDE
+from zoo.reading import check_plain
 
 __all__ = ["ImageReader", "white_of"]
 
@@ -25,6 +27,8 @@ _ROUNDING = 1e-6
 _SILENCE = logging.NullHandler()
 _MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 """Pillow's mode for each number of channels."""
+_FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
+"""Pillow has others, one of which runs Ghostscript on what it reads."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,7 +115,7 @@ class ImageReader:
             with (
                 contextlib.nullcontext(value)
                 if isinstance(value, Image.Image)
-                else Image.open(io.BytesIO(value) if isinstance(value, bytes) else value)
+                else Image.open(_source_of(value), formats=_FORMATS)
             ) as image:
                 IMAGE_PIXELS.check(math.prod(image.size), f"an image of {image.width} x {image.height} pixels", where)
                 IMAGE_SIDE.check(max(image.size), f"a side of {max(image.size)} pixels", where)
@@ -138,6 +142,13 @@ class ImageReader:
         what = f"{width} x {height} pixels would become {resized[0]} x {resized[1]}, so crop the image"
         IMAGE_PIXELS.check(math.prod(resized), what, where)
         return resized
+
+
+def _source_of(value: Any) -> Any:
+    if isinstance(value, bytes):
+        return io.BytesIO(value)
+    check_plain(Path(value))
+    return value
 
 
 def white_of(array: Array) -> int:

@@ -24,6 +24,7 @@ __all__ = [
     "LAYERS",
     "LIMITS",
     "MODEL_BYTES",
+    "SOUND_SAMPLES",
     "TEXT_CHARACTERS",
     "WORD_CHARACTERS",
     "Limit",
@@ -75,6 +76,7 @@ TEXT_CHARACTERS = Limit("ZOO_MAX_TEXT_CHARACTERS", 4_000_000, "characters", "one
 WORD_CHARACTERS = Limit("ZOO_MAX_WORD_CHARACTERS", 1000, "characters", "a word to train a tokenizer on: it is cut")
 IMAGE_PIXELS = Limit("ZOO_MAX_IMAGE_PIXELS", 2**26, "pixels", "an image file, and an image before it is cropped")
 IMAGE_SIDE = Limit("ZOO_MAX_IMAGE_SIDE", 2**16, "pixels", "a side of an image file; every row takes memory")
+SOUND_SAMPLES = Limit("ZOO_MAX_SOUND_SAMPLES", 2**27, "samples", "a sound file, those of all channels")
 BEAMS = Limit("ZOO_MAX_BEAMS", 1024, "beams", "beam search; their memory is checked too")
 CONSTRAINT_CHARACTERS = Limit(
     "ZOO_MAX_CONSTRAINT_CHARACTERS", 100_000, "characters", "a JSON schema, a regular expression or a grammar of texts"
@@ -91,6 +93,7 @@ LIMITS = (
     WORD_CHARACTERS,
     IMAGE_PIXELS,
     IMAGE_SIDE,
+    SOUND_SAMPLES,
     BEAMS,
     CONSTRAINT_CHARACTERS,
     CONSTRAINT_STEPS,

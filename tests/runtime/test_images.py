@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ import torch
 
 import zoo as library
 from zoo.errors import ArtifactError, UsageError
+from zoo.images import ImageReader
 from zoo_export import export_model
 from zoo_runtime import Session, load_session
 
@@ -334,3 +336,27 @@ def test_features_of_images(
             opened.run(digits[0], task="image-classification")
     Image.fromarray(digits[0]).save(tmp_path / "ring.png")
     assert zoo("run", folder, "ring.png").out == "'ring.png': 17 tokens x 64\n"
+
+
+def test_postscript_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pillow would give it to Ghostscript, whatever the name of the file."""
+    called, program = tmp_path / "called", tmp_path / "bin/gs"
+    program.parent.mkdir()
+    program.write_text(f"#!/bin/sh\ntouch {called}\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(program.parent), prepend=os.pathsep)
+    content = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n%%EndComments\nshowpage\n%%EOF\n"
+    (tmp_path / "image.png").write_bytes(content)
+    reader = ImageReader.of({}.get, 3, 8, 8)
+    with Image.open(tmp_path / "image.png") as image:
+        assert image.format == "EPS"
+    for value in (tmp_path / "image.png", content):
+        with pytest.raises(ArtifactError, match=r"cannot be read as an image \(cannot identify image file .*: input 1"):
+            reader.read(value, "input 1")
+    assert not called.exists()
+
+
+def test_device_is_no_image() -> None:
+    """It may have no end."""
+    with pytest.raises(ArtifactError, match="not a plain file"):
+        ImageReader.of({}.get, 3, 8, 8).read("/dev/zero", "input 1")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import wave
 from pathlib import Path
 
 import numpy as np
@@ -45,6 +46,27 @@ def test_other_formats_and_rates_are_read(tmp_path: Path) -> None:
         samples = AudioReader().read(tmp_path / name)
         assert (samples.shape, samples.dtype) == ((16_000,), np.float32)
         assert np.abs(samples - tone[16_000])[500:-500].max() < error
+
+
+@pytest.mark.parametrize("suffix", ["flac", "wav"])
+def test_long_file_is_refused_before_it_is_decoded(
+    suffix: str, exported_model: Builder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A few bytes of silence are hours of sound. The limit of a model comes first, then that of any file."""
+    soundfile = pytest.importorskip("soundfile")
+    path = tmp_path / f"silence.{suffix}"
+    soundfile.write(path, np.zeros((80_000, 2)), 8_000, subtype="PCM_16")
+    monkeypatch.setenv("ZOO_MAX_SOUND_SAMPLES", "159999")
+    for owner in (soundfile.SoundFile, wave.Wave_read):
+        monkeypatch.setattr(owner, "read" if owner is soundfile.SoundFile else "readframes", None)
+    for value in (path, path.read_bytes()):
+        with pytest.raises(ArtifactError, match=r"160,000 samples: at most 159,999 are allowed"):
+            AudioReader().read(value, "input 1")
+    with (
+        load_session(exported_model("whisper-test"), threads=1) as session,
+        pytest.raises(ArtifactError, match=r"10\.0 s of sound exceed the model's 1 s: input 1"),
+    ):
+        session.run(path)
 
 
 def test_wrong_float_sound_is_named(tmp_path: Path) -> None:

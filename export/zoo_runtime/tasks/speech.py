@@ -124,12 +124,15 @@ class SpeechRecognition(Generate):
     def read(self, value: Any, number: int) -> Sound:
         """Read a sound. Raises :class:`zoo.ArtifactError` if it is too long, unless windows are read."""
         where = f"input {number}"
-        samples = self.reader.read(value, where)
-        if len(samples) > self.longest and not (self.chosen.windows or self.chosen.timestamps):
-            lengths = f"{len(samples) / SAMPLING_RATE:.1f} s of sound exceed the model's"
-            what = f"{lengths} {self.longest / SAMPLING_RATE:g} s"
-            raise ArtifactError(what, where, "cut it, or set windows=true or timestamps=true")
+        samples = self.reader.read(value, where, self._check_seconds)
+        self._check_seconds(len(samples) / SAMPLING_RATE, where)
         return Sound(number, self.speech.tokens(), samples=samples)
+
+    def _check_seconds(self, seconds: float, where: str | None) -> None:
+        longest = self.longest / SAMPLING_RATE
+        if seconds > longest and not (self.chosen.windows or self.chosen.timestamps):
+            what = f"{seconds:.1f} s of sound exceed the model's {longest:g} s"
+            raise ArtifactError(what, where, "cut it, or set windows=true or timestamps=true")
 
     def size(self, item: Tokens) -> int:
         return 1  # all are padded to the same length
