@@ -67,7 +67,7 @@ class Limit:
         return f"see {self.variable}"
 
 
-FILE_BYTES = Limit("ZOO_MAX_FILE_BYTES", 100_000_000, "bytes", "a file of settings, or a vocabulary")
+FILE_BYTES = Limit("ZOO_MAX_FILE_BYTES", 100_000_000, "bytes", "a file of settings, a vocabulary, or a line of data")
 LAYERS = Limit("ZOO_MAX_LAYERS", 4096, "layers", "a configuration; also the channels of an image")
 MODEL_BYTES = Limit("ZOO_MAX_MODEL_BYTES", None, "bytes", "the parameters of a new model, in float32")
 GRAPH_NODES = Limit("ZOO_MAX_GRAPH_NODES", 200_000, "nodes", "an ONNX graph whose functions are expanded")

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from zoo.errors import ArtifactError, ZooError
 from zoo.limits import FILE_BYTES
 
-__all__ = ["check_plain", "parse_toml", "read_bytes", "read_text"]
+__all__ = ["check_plain", "lines", "parse_toml", "read_bytes", "read_text"]
 
 _PARTS = 64
 """Maximum number of parts of a key: ``tomllib`` takes memory by the square of their number."""
@@ -42,6 +43,15 @@ def read_bytes(path: Path, fault: type[ZooError] = ArtifactError) -> bytes:
 def read_text(path: Path) -> str:
     """Return the content of a UTF-8 file. Raises as :func:`read_bytes`, and ``ValueError`` for other encodings."""
     return read_bytes(path).decode()
+
+
+def lines(file: IO[bytes], where: object) -> Iterator[bytes]:
+    """Yield the lines of a file. Raises :class:`ArtifactError` for one of more than :data:`zoo.limits.FILE_BYTES`."""
+    limit = FILE_BYTES.value()
+    while line := file.readline(limit + 1):
+        if len(line) > limit:
+            raise ArtifactError(f"a line has more than {limit:,} bytes", where, FILE_BYTES.remedy)
+        yield line
 
 
 def parse_toml(text: str) -> dict[str, Any]:

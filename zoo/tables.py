@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from zoo.errors import ArtifactError
+from zoo.reading import check_plain
 
 __all__ = ["TABLES", "check_footer", "read_table"]
 
@@ -22,6 +23,7 @@ _BUFFER = 2**16
 def read_table(path: Path) -> Iterator[dict[str, Any] | str]:
     """Yield the rows of a CSV file with a header, or what is wrong with them."""
     csv.field_size_limit(_FIELD)
+    check_plain(path)
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             reader = csv.reader(file, delimiter=TABLES[path.suffix.lower()], strict=True)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from zoo.errors import ArtifactError, UsageError, ZooError, nearest
+from zoo.reading import lines
 from zoo.tables import TABLES, check_footer, read_table
 from zoo_runtime.runner import Answer, Pair
 
@@ -76,9 +77,9 @@ def count_rows(path: str) -> int | None:
             return int(file.metadata.num_rows)
     if Path(path).suffix.lower() in TABLES:
         return sum(1 for _ in read_table(Path(path)))
-    with open_input(path) as lines:
+    with open_input(path) as file:
         skip_blank = Path(path).suffix.lower() in LINES
-        return sum(1 for line in lines if not skip_blank or line.strip())
+        return sum(1 for line in lines(file, path) if not skip_blank or line.strip())
 
 
 def open_parquet(path: str) -> Any:
@@ -116,7 +117,7 @@ def open_input(path: str) -> IO[bytes]:
 
 def _read_lines(path: str, keep: bool) -> Iterator[Answer]:
     with open_input(path) as file:
-        for number, line in enumerate(file, 1):
+        for number, line in enumerate(lines(file, path), 1):
             try:
                 text = line.decode("utf-8-sig" if number == 1 else "utf-8")  # byte order mark
                 text = text.rstrip("\r\n")
@@ -136,7 +137,7 @@ def _read_json_lines(
 ) -> Iterator[Answer]:
     wanted = [name for name in (column, id_column, pair_column) if name is not None]
     with open_input(path) as file:
-        for number, line in enumerate(file, 1):
+        for number, line in enumerate(lines(file, path), 1):
             if not line.strip():
                 continue
             try:

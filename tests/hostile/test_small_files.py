@@ -8,11 +8,13 @@ import shutil
 import signal
 import subprocess
 import sys
+import tracemalloc
 import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.checkpoints.test_bad_configurations import save
@@ -20,9 +22,11 @@ from tests.checkpoints.test_pieces import SIZES
 from tests.exported import exported_build, exported_model, exported_with, one_thread
 from tests.hostile.conftest import Confined
 from zoo import limits
+from zoo.checkpoints.source import Checkpoint
 from zoo.errors import ArtifactError
 from zoo.reading import parse_toml, read_bytes
 from zoo.tokenizers.train import Lines, train_tokenizer
+from zoo_runtime.server.models import Place
 
 __all__ = ["exported_build", "exported_model", "exported_with", "one_thread"]
 
@@ -226,3 +230,48 @@ def test_limits_are_numbers(zoo, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(limit.variable, "7")
         assert limit.value() == 7
         monkeypatch.delenv(limit.variable)
+
+
+def test_devices_given_as_data(
+    confined: Confined, exported_model: Exported, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """They have no end."""
+    monkeypatch.setenv("ZOO_MAX_FILE_BYTES", "1000000")
+    model = exported_model("gpt-tiny")
+    for suffix in ("txt", "jsonl", "csv"):
+        (tmp_path / f"x.{suffix}").symlink_to("/dev/zero")
+    plain, table = tmp_path / "x.txt", tmp_path / "x.csv"
+    commands = (
+        ("run", model, "hi", "--json-schema", plain),
+        ("run", model, "--input", plain),
+        ("run", model, "--input", tmp_path / "x.jsonl"),
+        ("quantize", model, "--dtype", "int8", "--text", plain),
+        ("train", model, "--data", plain, "-o", "trained"),
+        ("train", model, "--data", table, "-o", "trained"),
+        ("evaluate", model, "--data", tmp_path / "x.jsonl"),
+        ("tokenizer", "train", plain, "--vocab-size", "300", "-o", "t.json"),
+    )
+    for command, result in zip(commands, confined(*commands, memory=6 * 2**30), strict=True):
+        assert result.status in (2, 3), (command, result)
+        assert result.err.startswith("error: "), (command, result)
+        assert result.err.count("\n") == 1, (command, result)
+        assert str(tmp_path / "x.") in result.err, (command, result)
+
+
+def test_link_to_a_device_in_place_of_a_manifest(exported_model: Exported, tmp_path: Path) -> None:
+    model = Path(shutil.copytree(exported_model("gpt-tiny"), tmp_path / "model"))
+    (model / "manifest.json").unlink()
+    (model / "manifest.json").symlink_to("/dev/zero")
+    assert Place("model", model).version == ""
+
+
+def test_arrays_of_a_small_file(tmp_path: Path) -> None:
+    """Their headers are read, and no values: a file of 100 kB has 100 MB of them."""
+    np.savez_compressed(tmp_path / "large.npz", weight=np.zeros((25_000_000,), np.float32))
+    tracemalloc.start()
+    found = Checkpoint.open(tmp_path / "large.npz").tensors
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert found["weight"].shape == (25_000_000,)
+    assert peak < 10**7
+    assert not found["weight"].read().any()

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import re
+import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
@@ -205,11 +208,28 @@ def _read_bytes(directory: Path, stored: StoredTensor) -> Tensor:
 
 
 def _arrays(path: Path) -> Iterator[tuple[str, SourceTensor]]:
+    """Yield the arrays of an .npz file. Only their headers are read: a small file may hold very large ones."""
+    with _plain_arrays(path), zipfile.ZipFile(path) as archive:
+        for entry in archive.infolist():
+            name = entry.filename.removesuffix(".npy")
+            with archive.open(entry) as file:
+                version = np.lib.format.read_magic(file)
+                read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+                shape, _, dtype = read(file)
+            if math.prod(shape) * dtype.itemsize > entry.file_size:
+                raise ValueError(f"{name} is truncated")
+            yield name, SourceTensor(shape, torch.from_numpy(np.empty(0, dtype)).dtype, partial(_array, path, name))
+
+
+def _array(path: Path, name: str) -> Tensor:
+    with _plain_arrays(path), np.load(path, allow_pickle=False) as arrays:
+        return torch.from_numpy(arrays[name])
+
+
+@contextmanager
+def _plain_arrays(path: Path) -> Iterator[None]:
     try:
-        with np.load(path, allow_pickle=False) as arrays:
-            for name in arrays.files:
-                tensor = torch.from_numpy(arrays[name])
-                yield name, SourceTensor(tuple(tensor.shape), tensor.dtype, tensor.clone)
+        yield
     except Exception as error:  # numpy raises zip's, zlib's and its own errors
         raise ArtifactError("not an archive of plain arrays", path) from error
 

@@ -17,6 +17,7 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 
 from zoo.errors import ArtifactError, UsageError, argument
 from zoo.limits import WORD_CHARACTERS
+from zoo.reading import lines
 from zoo.system import interruptible
 from zoo.terminal import is_unicode
 from zoo.tokenizers.load import END, bert_tokenizer, byte_level_tokenizer
@@ -71,7 +72,7 @@ class Lines:
         offset = 0
         try:
             with path.open("rb") as file:
-                for number, line in enumerate(file, 1):
+                for number, line in enumerate(lines(file, path), 1):
                     try:
                         text = line.decode()
                     except UnicodeDecodeError as error:

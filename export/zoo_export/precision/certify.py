@@ -29,6 +29,7 @@ from zoo.models import persist
 from zoo.probe.inputs import Feeds, Point, longest_length, make_feeds
 from zoo.probe.module import TorchExecutor
 from zoo.probe.pipeline import Executor, run_pipeline, token_input
+from zoo.reading import read_bytes
 from zoo.tokenizers.tokenizer import load_tokenizer
 from zoo_export.parity.again import compare_again
 from zoo_export.parity.evidence import check_evidence, stage_export
@@ -239,7 +240,7 @@ def sample(stored: ModelDirectory, text: Path | None = None) -> Sample:
         rows = rng.integers(0, ids.upper or 2, (min(TOKENS // longest, 8), longest))
         return Sample(rows.tolist(), RANDOM)
     try:
-        data = text.read_bytes() if text is not None else files("zoo_export.precision").joinpath(SAMPLE).read_bytes()
+        data = read_bytes(text) if text is not None else files("zoo_export.precision").joinpath(SAMPLE).read_bytes()
         content = data.decode("utf-8")
     except OSError as error:
         raise ArtifactError(f"cannot read the text ({error.strerror})", text) from error

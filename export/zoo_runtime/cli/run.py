@@ -15,6 +15,7 @@ from zoo.cli.output import echo
 from zoo.cli.progress import is_shown
 from zoo.cli.report import emit_json
 from zoo.errors import ArtifactError, UsageError
+from zoo.reading import read_text
 from zoo.storage import is_same_file
 from zoo_runtime.chats import as_chat, parse_chat
 from zoo_runtime.cli.answers import Report, described, open_stream, print_answers, print_stream, show_counts
@@ -272,7 +273,7 @@ def command(
 
 def _read_text(path: Path, option: str) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        return read_text(path)
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"cannot be read ({getattr(error, 'strerror', None) or error})", f"{option} {path}") from error
 

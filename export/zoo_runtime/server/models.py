@@ -13,6 +13,7 @@ from typing import Any
 
 from zoo.artifact import MANIFEST, SERVING, Export, ModelDirectory
 from zoo.errors import ArtifactError, MissingPackageError, UsageError, ZooError, nearest
+from zoo.reading import read_bytes
 from zoo.tokenizers.chat import ChatTemplate, read_chat_template
 from zoo.tokenizers.inputs import LongInputError, TextInputs
 from zoo.tokenizers.tokenizer import model_tokenizer
@@ -51,11 +52,11 @@ class Place:
     def version(self) -> str:
         """Digest of the manifest and of the times and sizes of all files; empty if there is no manifest."""
         try:
-            digest = hashlib.sha256((self.directory / MANIFEST).read_bytes())
+            digest = hashlib.sha256(read_bytes(self.directory / MANIFEST))
             for path in sorted(self.directory.glob("[!.]*")):
                 facts = path.stat()
                 digest.update(f"{path.name} {facts.st_size} {facts.st_mtime_ns} {facts.st_ino}\n".encode())
-        except OSError:
+        except (OSError, ArtifactError):
             return ""
         return digest.hexdigest()
 

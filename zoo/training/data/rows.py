@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from zoo.errors import ArtifactError, MissingPackageError, UsageError, nearest
+from zoo.reading import check_plain, lines
 from zoo.tables import TABLES, check_footer, read_table
 from zoo.terminal import is_unicode
 from zoo.training.data.saved import is_saved, read_saved
@@ -41,7 +42,7 @@ def data_files(paths: Sequence[Path]) -> list[Path]:
     """Return the files of some paths, those of directories in alphabetical order, and directories of saved data sets.
 
     Raises:
-        ArtifactError: a path does not exist, or a directory holds no data.
+        ArtifactError: a path does not exist or is no plain file, or a directory holds no data.
         UsageError: a file has an unknown type, or the files have several.
     """
     known = (*LINES, *TABLES, *TEXTS, PARQUET, *IMAGES)
@@ -57,6 +58,7 @@ def data_files(paths: Sequence[Path]) -> list[Path]:
         elif not path.exists():
             raise ArtifactError("no such file", path)
         else:
+            check_plain(path)  # it is read more than once
             files.append(path)
     for path in files:
         if path.suffix.lower() not in known and not is_saved(path):
@@ -163,7 +165,7 @@ def _read_lines(path: Path) -> Iterator[dict[str, Any] | str]:
     """Yield the objects of JSON lines, or what is wrong with them."""
     try:
         with path.open("rb") as file:
-            for line in filter(bytes.strip, file):
+            for line in filter(bytes.strip, lines(file, path)):
                 try:
                     row = json.loads(line, object_pairs_hook=_unique)
                     yield row if isinstance(row, dict) else "not a JSON object"
