@@ -232,7 +232,7 @@ BAD_LINES = [
     (b'{"text": []}', "empty input"),
     (b'{"text": "%s"}' % (b"y" * (POSITIONS + 1)), f"{POSITIONS + 1} tokens exceed"),
     (b'{"text": "%s"}' % (b"y" * POSITIONS), None),
-    (b'{"text": "\\ud800"}', "cannot be encoded"),
+    (b'{"text": "\\ud800"}', "is not valid Unicode"),
     (b'{"text": "\xff"}', "not JSON"),
     (b'{"txt": "x"}', "has no 'text'"),
     (b"[1, 2]", "has no 'text'"),
@@ -298,8 +298,9 @@ def test_bad_arguments_are_skipped(bert: Path, zoo: Zoo) -> None:
     found = result.json["results"]
     assert [item["text"] for item in found] == ["good", "\\udcff", "", None]
     assert ["error" in item for item in found] == [False, True, True, True]
-    zoo("run", bert, "\udcff").failed(3, "cannot be encoded", "input 1")
-    zoo("run", bert, "\udcff", *EMBED, "--output", "out.jsonl").failed(3, "cannot be encoded", "input 1")
+    message = "error: is not valid Unicode: input 1: correct the text, or set a UTF-8 locale\n"
+    zoo("run", bert, "\udcff").failed(3, message)
+    zoo("run", bert, "\udcff", *EMBED, "--output", "out.jsonl").failed(3, message)
 
 
 def test_ids_that_are_not_utf8_are_returned(bert: Path, zoo: Zoo) -> None:

@@ -14,6 +14,7 @@ import numpy as np
 from zoo.artifact import MANIFEST, TARGET_TOKENIZER, TOKENIZER, ModelDirectory
 from zoo.errors import ArtifactError, UsageError, Wording, ZooWarning
 from zoo.limits import TEXT_CHARACTERS
+from zoo.terminal import is_unicode
 from zoo.tokenizers.bounds import longest_token
 from zoo.tokenizers.chat import ChatTemplate, read_chat_template
 from zoo.tokenizers.inputs import Side, TextInputs, padded, require_tokens
@@ -272,6 +273,9 @@ class Tokenizer:
             # Unlike backend.encode, these let other threads run.
             return encode([texts if len(texts) > 1 else texts[0]], add_special_tokens=self.special_tokens)[0]
         except Exception as error:  # the library raises bare Exception, and TypeError for lone surrogates
+            if not all(is_unicode(text) for text in texts if isinstance(text, str)):
+                remedy = Wording("correct the text", "correct the text, or set a UTF-8 locale")
+                raise ArtifactError("is not valid Unicode", where, remedy) from error
             raise ArtifactError(f"cannot be encoded ({error})", where) from error
 
     def _rows(self, item: str | tuple[str, str], where: str) -> Iterator[tuple[Encoding, Sequence[int]]]:
