@@ -154,7 +154,11 @@ def _trace(spec: ModelSpec, graph: Graph, dtype: str, opset: int, *, blocks: boo
     branches.check(given, graph, allowed)
     returned = [outputs[number] for number in outline.kept_outputs]
     check_outputs(given, _shapes(program, returned, program.graph_signature.user_outputs), graph, allowed)
-    _simplify(model)
+    try:
+        _simplify(model)
+    except RuntimeError as error:  # of folding, which finds nodes that torch has translated wrongly
+        reason = f"torch cannot translate it to ONNX: {str(error).partition(chr(10))[0]}"
+        raise _UntraceableError(what, reason, _place(error, model_on_meta)) from error
     _declare(model, inputs, outputs, numpy_dtype(dtype))
     for name, value in model.graph.initializers.items():
         if value.const_value is None:
@@ -226,6 +230,7 @@ def _place(error: BaseException, model: nn.Module) -> str | None:
                 owner = candidate if id(candidate) in paths else owner
             node = frame.f_locals.get("node")
             read(node.stack_trace if isinstance(node, torch.fx.Node) else None)
+            read(node.metadata_props.get("pkg.torch.onnx.stack_trace") if isinstance(node, ir.Node) else None)
         read(str(cause))
     if line is None:
         return None
