@@ -21,6 +21,7 @@ from zoo.contract import Command
 from zoo.errors import DISK, PluginError, StorageError, UnreadableError, UsageError, ZooError, missing_package
 from zoo.plugins.discovery import describe
 from zoo.terminal import one_line
+from zoo.tokenizers.library import hide_reports
 from zoo.version import __version__
 
 __all__ = ["cli", "main", "run"]
@@ -199,6 +200,7 @@ def _guarded(plugin: plugins.Plugin, declared: Command) -> click.Command:
 def run() -> None:
     """Run the ``zoo`` console script."""
     _replace_closed_streams()
+    hide_reports()
     _keep_compiled_files()
     try:
         signals.interrupt()

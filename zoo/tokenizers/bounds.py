@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from tokenizers.pre_tokenizers import ByteLevel
+
+from zoo.tokenizers.library import description
 
 __all__ = ["longest_token"]
 
@@ -21,7 +22,7 @@ def longest_token(backend: Any) -> int | None:
     Args:
         backend: a tokenizer of the ``tokenizers`` library.
     """
-    facts = json.loads(backend.to_str())
+    facts = description(backend)
     model, divider, added = facts["model"], facts["pre_tokenizer"] or {}, facts["added_tokens"]
     dividers = divider.get("pretokenizers", [divider])
     kinds = [one.get("type") for one in dividers]

@@ -18,6 +18,7 @@ from zoo.artifact import MANIFEST, TOKENIZER, ModelDirectory
 from zoo.artifact.weights import load_json
 from zoo.errors import ArtifactError, UnreadableError, UsageError, ZooError
 from zoo.reading import check_plain, read_text
+from zoo.tokenizers.library import description, guarded
 from zoo.tokenizers.sentencepiece import KNOWN, M2M100, MARIAN, m2m100_tokenizer, marian_tokenizer, sentencepiece_file
 
 __all__ = [
@@ -128,7 +129,8 @@ def read_tokenizer(source: str | Path) -> Tokenizer:
         path = _file_of(path)
         what, read = _reader(path)
         check_plain(path)
-        tokenizer = read(path)
+        with guarded(path):
+            tokenizer = read(path)
     except ZooError:
         raise
     except FileNotFoundError as error:
@@ -142,7 +144,8 @@ def read_tokenizer(source: str | Path) -> Tokenizer:
 
 def parse_tokenizer(content: str) -> Tokenizer:
     """Return the tokenizer of a tokenizer.json's content, without its padding and truncation settings."""
-    return _plain(Tokenizer.from_str(content))
+    with guarded():
+        return _plain(Tokenizer.from_str(content))
 
 
 def _plain(tokenizer: Tokenizer) -> Tokenizer:
@@ -154,7 +157,8 @@ def _plain(tokenizer: Tokenizer) -> Tokenizer:
 def is_tokenizer_json(path: Path) -> bool:
     """Return whether a file is a tokenizer.json, whatever its name."""
     try:
-        _read_json(path)
+        with guarded(path):
+            _read_json(path)
     except OSError:
         raise
     except Exception:  # the library raises bare Exception
@@ -164,7 +168,7 @@ def is_tokenizer_json(path: Path) -> bool:
 
 def tokenizer_json(tokenizer: Tokenizer) -> str:
     """Return the content of a tokenizer.json."""
-    return json.dumps(json.loads(tokenizer.to_str()), ensure_ascii=False)
+    return json.dumps(description(tokenizer), ensure_ascii=False)
 
 
 def write_tokenizer(source: str | Path, target: Path, vocab_size: int | None) -> None:
@@ -190,7 +194,7 @@ def require_ids(tokenizer: Tokenizer, vocab_size: int | None, where: object) -> 
         count = tokenizer.get_vocab_size()
         has = f"{count} tokens" if count == needed else f"token {needed - 1}"
         raise UsageError(f"the tokenizer has {has}, the model {vocab_size}", where)
-    for name, number in _added_around(json.loads(tokenizer.to_str())["post_processor"]):
+    for name, number in _added_around(description(tokenizer, where)["post_processor"]):
         if number >= vocab_size:
             what = f"the tokenizer's post_processor adds {name} with the id {number}, the model has {vocab_size} tokens"
             raise UsageError(what, where)

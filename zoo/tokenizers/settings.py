@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from tokenizers import Tokenizer, normalizers, pre_tokenizers
 
 from zoo.errors import UsageError
+from zoo.tokenizers.library import description, guarded
 
 __all__ = ["apply_settings"]
 
@@ -42,7 +42,7 @@ def apply_settings(tokenizer: Tokenizer, settings: Mapping[str, Any], where: obj
     written_by = settings.get("tokenizer_class")
     if written_by in _GENERIC:
         return False
-    state = json.loads(tokenizer.to_str())
+    state = description(tokenizer, where)
     changes = [
         _set(tokenizer, "normalizer", normalizers.BertNormalizer, _NORMALIZER, settings),
         _set(tokenizer, "pre_tokenizer", pre_tokenizers.ByteLevel, {"add_prefix_space": "add_prefix_space"}, settings),
@@ -102,9 +102,15 @@ def _check_letters(tokenizer: Tokenizer, settings: Mapping[str, Any], where: obj
     if written_by == "AlbertTokenizer":
         checks.append(("keep_accents", False, "\u00e9", "\u00e9\u0301", ("keeps accents", "strips accents")))
     for key, means, given, kept, does in checks:
-        done = normalizer is not None and not set(kept) & set(normalizer.normalize_str(given))
+        done = normalizer is not None and not set(kept) & set(_normalized(normalizer, given, where))
         if isinstance(settings.get(key), bool) and done != (settings[key] is means):
             raise _contradiction(f"{key} {settings[key]}", does[done], where)
+
+
+def _normalized(normalizer: normalizers.Normalizer, text: str, where: object) -> str:
+    with guarded(where):
+        result: str = normalizer.normalize_str(text)
+    return result
 
 
 def _check_prefix(state: Mapping[str, Any], settings: Mapping[str, Any], where: object) -> None:

@@ -8,6 +8,8 @@ from typing import Any
 
 from tokenizers.decoders import DecodeStream
 
+from zoo.tokenizers.library import guarded
+
 __all__ = ["TextStream", "continuation"]
 
 _BYTE = re.compile("<0x[0-9A-F]{2}>")
@@ -68,7 +70,8 @@ class TextStream:
         """Return the text of the held tokens; None if its last character is incomplete."""
         if self._decoder is not None:
             fresh, self._decoded = self._held[self._decoded :], len(self._held)
-            piece: str | None = self._decoder.step(self._backend, fresh)
+            with guarded():
+                piece: str | None = self._decoder.step(self._backend, fresh)
             return piece
         text = continuation(self._backend, self._before, self._held)
         if text.endswith(_INCOMPLETE):
@@ -88,5 +91,6 @@ class TextStream:
 
 
 def _decode(backend: Any, ids: Sequence[int]) -> str:
-    text: str = backend.decode(list(ids), skip_special_tokens=True)
+    with guarded():
+        text: str = backend.decode(list(ids), skip_special_tokens=True)
     return text

@@ -18,6 +18,7 @@ from zoo.terminal import is_unicode
 from zoo.tokenizers.bounds import longest_token
 from zoo.tokenizers.chat import ChatTemplate, read_chat_template
 from zoo.tokenizers.inputs import Side, TextInputs, padded, require_tokens
+from zoo.tokenizers.library import guarded
 from zoo.tokenizers.load import read_tokenizer
 from zoo.tokenizers.stream import TextStream, continuation
 from zoo.tokenizers.truncation import text_limit, truncated_texts
@@ -255,7 +256,8 @@ class Tokenizer:
         if self.limit is None or (cutting is None and len(encoded) <= self.limit):
             return encoded
         if cutting is None:
-            cutting = type(self.backend).from_str(self.backend.to_str())
+            with guarded(where):
+                cutting = type(self.backend).from_str(self.backend.to_str())
             cutting.enable_truncation(self.limit, strategy=self.strategy, direction=self.side)
             self._cutting = cutting
             encoded = self._encode(cutting, texts, where, offsets)
@@ -268,15 +270,16 @@ class Tokenizer:
     def _encode(self, backend: Any, texts: tuple[str, ...], where: object, offsets: bool = True) -> Encoding:
         length = sum(len(text) for text in texts if isinstance(text, str))
         TEXT_CHARACTERS.check(length, f"a text of {length:,} characters", where)
-        try:
-            encode = backend.encode_batch if offsets else backend.encode_batch_fast
-            # Unlike backend.encode, these let other threads run.
-            return encode([texts if len(texts) > 1 else texts[0]], add_special_tokens=self.special_tokens)[0]
-        except Exception as error:  # the library raises bare Exception, and TypeError for lone surrogates
-            if not all(is_unicode(text) for text in texts if isinstance(text, str)):
-                remedy = Wording("correct the text", "correct the text, or set a UTF-8 locale")
-                raise ArtifactError("is not valid Unicode", where, remedy) from error
-            raise ArtifactError(f"cannot be encoded ({error})", where) from error
+        with guarded(where):
+            try:
+                encode = backend.encode_batch if offsets else backend.encode_batch_fast
+                # Unlike backend.encode, these let other threads run.
+                return encode([texts if len(texts) > 1 else texts[0]], add_special_tokens=self.special_tokens)[0]
+            except Exception as error:  # the library raises bare Exception, and TypeError for lone surrogates
+                if not all(is_unicode(text) for text in texts if isinstance(text, str)):
+                    remedy = Wording("correct the text", "correct the text, or set a UTF-8 locale")
+                    raise ArtifactError("is not valid Unicode", where, remedy) from error
+                raise ArtifactError(f"cannot be encoded ({error})", where) from error
 
     def _rows(self, item: str | tuple[str, str], where: str) -> Iterator[tuple[Encoding, Sequence[int]]]:
         """Yield the encoding of a text or a pair for each of its rows, with the places of the row's tokens in it."""
@@ -311,7 +314,8 @@ class Tokenizer:
             ZooError: Jinja is not installed.
         """
         prompt = self._template.render(messages, **values)
-        ids: list[int] = self.backend.encode(prompt, add_special_tokens=False).ids
+        with guarded(self.inputs.directory):
+            ids: list[int] = self.backend.encode(prompt, add_special_tokens=False).ids
         self.inputs.check(ids, (), self.inputs.directory, is_text=False)
         return ids
 
@@ -323,7 +327,8 @@ class Tokenizer:
 
     def decode(self, ids: Iterable[int], *, special_tokens: bool = False) -> str:
         """Return the text of token ids, by default without special tokens."""
-        text: str = self.backend.decode([int(token) for token in ids], skip_special_tokens=not special_tokens)
+        with guarded():
+            text: str = self.backend.decode([int(token) for token in ids], skip_special_tokens=not special_tokens)
         return text
 
     def continuation(self, prompt: Sequence[int], ids: Sequence[int]) -> str:

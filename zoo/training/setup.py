@@ -21,6 +21,7 @@ from zoo.models import create, persist
 from zoo.models.attachments import attachments
 from zoo.plugins import Plugin
 from zoo.registry import ModelSpec, load_reference, registry
+from zoo.tokenizers.library import guarded
 from zoo.tokenizers.load import parse_tokenizer, read_tokenizer
 from zoo.tokenizers.tokenizer import Tokenizer
 from zoo.training.cache import Data, Progress, prepare
@@ -113,7 +114,8 @@ def digest_of(tokenizer: Tokenizer | None) -> str:
     if tokenizer is None:
         return ""
     parts = [tokenizer] if tokenizer.target is tokenizer else [tokenizer, tokenizer.target]
-    return hashlib.sha256("".join(part.backend.to_str() for part in parts).encode()).hexdigest()
+    with guarded():
+        return hashlib.sha256("".join(part.backend.to_str() for part in parts).encode()).hexdigest()
 
 
 def data_digests(sources: tuple[Source, Source | None], tokenizer: Tokenizer | None) -> dict[str, str]:

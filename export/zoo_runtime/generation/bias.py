@@ -12,6 +12,7 @@ import numpy as np
 
 from zoo.errors import UsageError, argument
 from zoo.terminal import is_unicode
+from zoo.tokenizers.library import guarded
 
 if TYPE_CHECKING:
     from zoo.tokenizers.tokenizer import Tokenizer
@@ -112,7 +113,8 @@ def make_bias(settings: Sequence[str], tokenizer: Tokenizer | None, vocabulary: 
 def _encode(text: str, tokenizer: Tokenizer | None, where: object) -> tuple[int, ...]:
     if tokenizer is None:
         raise UsageError(f"the text {text!r} needs a tokenizer", where, "give a token id")
-    ids = tuple(tokenizer.target.backend.encode(text, add_special_tokens=False).ids)
+    with guarded(where):
+        ids = tuple(tokenizer.target.backend.encode(text, add_special_tokens=False).ids)
     if not ids:
         raise UsageError(f"the text {text!r} has no tokens", where)
     return ids

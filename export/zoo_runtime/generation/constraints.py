@@ -15,6 +15,7 @@ import numpy as np
 from zoo.artifact.weights import parse_json
 from zoo.errors import MissingPackageError, UsageError, argument
 from zoo.limits import CONSTRAINT_CHARACTERS, CONSTRAINT_STEPS
+from zoo.tokenizers.library import description, guarded
 from zoo.tokenizers.tokenizer import Tokenizer
 from zoo_runtime.generation.options import CONSTRAINTS, Generation
 
@@ -143,11 +144,11 @@ def _read_vocabulary(tokenizer: Tokenizer, vocabulary: int, ends: tuple[int, ...
 
     known = _VOCABULARIES.setdefault(tokenizer, {})
     if (vocabulary, ends) not in known:
-        description = json.loads(tokenizer.backend.to_str())
-        decoder = description.get("decoder") or {}
+        content = description(tokenizer.backend)
+        decoder = content.get("decoder") or {}
         if decoder.get("type") == "Metaspace":
             space = {"type": "Replace", "pattern": {"String": decoder["replacement"]}, "content": " "}
-            description["decoder"] = {
+            content["decoder"] = {
                 "type": "Sequence",
                 "decoders": [space, {"type": "ByteFallback"}, {"type": "Fuse"}],
             }
@@ -156,8 +157,10 @@ def _read_vocabulary(tokenizer: Tokenizer, vocabulary: int, ends: tuple[int, ...
         marks = [token for token in ends if token < count] or sorted(tokenizer.special_ids)[:1] or [count - 1]
         size = max(vocabulary, count)
         try:
-            known[vocabulary, ends] = llguidance.LLTokenizer(json.dumps(description), n_vocab=size, eos_token=marks)
+            with guarded():
+                table = llguidance.LLTokenizer(json.dumps(content), n_vocab=size, eos_token=marks)
         except ValueError as error:
             what = f"the bytes of the tokens are not known, so texts cannot be constrained ({error})"
             raise UsageError(what, "tokenizer") from error
+        known[vocabulary, ends] = table
     return known[vocabulary, ends]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ import numpy as np
 
 from zoo.config import Settings
 from zoo.errors import ArtifactError, UsageError
+from zoo.tokenizers.library import description
 from zoo_runtime.runner import Answer, Context, TextRunner, Tokens, finite, label
 from zoo_runtime.tasks.classification import class_names, classify, problem_type, softmax
 
@@ -172,7 +172,7 @@ class TokenClassification(TextRunner):
     def _marks(self) -> tuple[str | None, int | None]:
         """The prefix of tokens inside a word, and the unknown token."""
         tokenizer = self.tokenizer.backend
-        model = json.loads(tokenizer.to_str())["model"]
+        model = description(tokenizer)["model"]
         unknown = model.get("unk_token")
         number = model.get("unk_id") if unknown is None else tokenizer.token_to_id(unknown)
         return model.get("continuing_subword_prefix"), number

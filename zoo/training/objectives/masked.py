@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from zoo.tokenizers.library import guarded
 from zoo.training.criterion import IGNORED, Batch, Criterion, Ids, Loss, Row, is_list, listed_ids, padded, wide
 from zoo.training.data.examples import Example
 from zoo.training.objectives.causal import token_loss
@@ -43,7 +44,8 @@ class Corruption(Criterion):
         values = [value for name, value in self.config.to_dict().items() if name.endswith("_token_id")]
         special = {item for value in values for item in (value if is_list(value) else [value])}
         if self._tokenizer is not None:
-            words = self._tokenizer.backend.encode("a b", add_special_tokens=False).word_ids
+            with guarded():
+                words = self._tokenizer.backend.encode("a b", add_special_tokens=False).word_ids
             if self.settings.whole_word and len(set(words)) < 2:
                 raise ValueError("whole_word needs a tokenizer that divides texts into words")
             special |= self._tokenizer.special_ids | set(self._tokenizer.encode("").ids)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from zoo.tokenizers.library import guarded
 from zoo.training.criterion import Batch, Criterion, Loss, Row, is_list, wide
 from zoo.training.data.examples import Example
 
@@ -48,8 +49,9 @@ class QuestionAnswering(Criterion):
     def _check_question(self, row: Row) -> None:
         """Raise :class:`ValueError` if the question leaves no room for the context."""
         backend = self.tokenizer.backend
-        added = backend.num_special_tokens_to_add(True)
-        used = len(backend.encode(str(row["text"]), add_special_tokens=False).ids) + added
+        with guarded():
+            added = backend.num_special_tokens_to_add(True)
+            used = len(backend.encode(str(row["text"]), add_special_tokens=False).ids) + added
         if used >= self.max_length:
             raise ValueError(f"text has {used} tokens, so the pair has no room in max_length {self.max_length}")
 

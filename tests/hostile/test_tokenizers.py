@@ -1,0 +1,103 @@
+"""Tokenizers for which the ``tokenizers`` library panics, or makes texts of any size, are refused in one line."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from zoo.errors import ArtifactError
+from zoo.tokenizers.library import guarded
+from zoo.tokenizers.load import byte_tokenizer
+from zoo.tokenizers.tokenizer import Tokenizer, open_tokenizer
+
+
+def saved(path: Path, **parts: object) -> Path:
+    """Write the byte tokenizer, with other components."""
+    content: dict[str, Any] = json.loads(byte_tokenizer().to_str())
+    path.write_text(json.dumps({**content, **parts}))
+    return path
+
+
+def replace(pattern: dict[str, str], content: str) -> dict[str, Any]:
+    return {"type": "Replace", "pattern": pattern, "content": content}
+
+
+def template(*items: dict[str, Any], tokens: dict[str, Any]) -> dict[str, Any]:
+    sequence = {"Sequence": {"id": "A", "type_id": 0}}
+    single, pair = [sequence, *items], [sequence, {"Sequence": {"id": "B", "type_id": 1}}, *items]
+    return {"type": "TemplateProcessing", "single": single, "pair": pair, "special_tokens": tokens}
+
+
+MISSING = {"SpecialToken": {"id": "[X]", "type_id": 0}}
+STRIP = {"type": "Strip", "content": "o", "start": 2**60, "stop": 2**60}
+ENCODE, DECODE = ("encode", "hi there hi"), ("decode", "111,111")
+PANICS: dict[str, tuple[dict[str, Any], tuple[str, str], str]] = {
+    "charsmap": ({"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"}}, ENCODE, "t.json"),
+    "empty match": ({"normalizer": replace({"Regex": "^"}, "xx")}, ENCODE, "text 1"),
+    "missing token": ({"post_processor": template(MISSING, tokens={})}, ENCODE, "text 1"),
+    "strip": ({"decoder": STRIP}, DECODE, ""),
+}
+"""Components of a tokenizer, the command that panics, and the place in the error."""
+
+
+@pytest.mark.parametrize("case", PANICS)
+def test_panics_are_errors(case: str, tmp_path: Path) -> None:
+    """In commands, Rust's own lines are not printed either."""
+    parts, command, where = PANICS[case]
+    name, text = command
+    path = saved(tmp_path / "t.json", **parts)
+    with pytest.raises(ArtifactError, match=r"the tokenizer cannot be used \(.*: check its tokenizer.json") as caught:
+        tokenizer = open_tokenizer(path)
+        tokenizer.encode(text, where=where) if name == "encode" else tokenizer.decode([111, 111])
+    assert caught.value.exit_code == 3
+    arguments = [sys.executable, "-m", "zoo", "tokenizer", name, "t.json", text]
+    done = subprocess.run(arguments, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (3, "", 1), done.stderr
+    assert done.stderr.startswith("error: the tokenizer cannot be used (")
+    assert where in done.stderr
+
+
+USES: dict[str, Callable[[Tokenizer], object]] = {
+    "decode": lambda tokenizer: tokenizer.decode([111]),
+    "continuation": lambda tokenizer: tokenizer.continuation([111], [111]),
+    "stream": lambda tokenizer: list(tokenizer.stream([111, 111])),
+}
+
+
+@pytest.mark.parametrize("use", USES)
+def test_every_use_is_guarded(use: str, tmp_path: Path) -> None:
+    tokenizer = open_tokenizer(saved(tmp_path / "t.json", decoder=STRIP))
+    with pytest.raises(ArtifactError, match="cannot be used"):
+        USES[use](tokenizer)
+
+
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit, ValueError])
+def test_other_exceptions_pass(kind: type[BaseException]) -> None:
+    with pytest.raises(kind), guarded("t.json"):
+        raise kind
+
+
+def test_stderr_after_a_call() -> None:
+    """Commands print to stderr after calls that succeed, fail or are interrupted."""
+    program = """
+import os
+from zoo.tokenizers.library import guarded, hide_reports
+hide_reports()
+for kind in (None, ValueError, KeyboardInterrupt):
+    try:
+        with guarded():
+            os.write(2, b"hidden\\n")
+            if kind:
+                raise kind
+    except BaseException:
+        pass
+    os.write(2, b"shown\\n")
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stderr == "shown\n" * 3
