@@ -126,10 +126,11 @@ def open_session(
     for initializer, value in values.items():
         options.add_initializer(initializer, value)
     ort.set_default_logger_severity(_SILENT)
+    where = weights if isinstance(graph, bytes) else graph
     try:
         if provider == "cuda":
             _preload_libraries()
-        with loading(options):
+        with loading(options, where):
             session = ort.InferenceSession(
                 graph if isinstance(graph, bytes) else os.fspath(graph),
                 options,
@@ -144,7 +145,6 @@ def open_session(
         if provider != "cpu" and graph != _PROBE:
             open_session(_PROBE, provider=provider)  # raises if the provider itself does not load
             open_session(_PROBE, provider=provider, provider_options=provider_options)
-        where = None if isinstance(graph, bytes) else graph
         if failed := _SYSTEM_ERROR.search(str(error)):
             raise UnreadableError(
                 f"onnxruntime cannot read the weights ({os.strerror(int(failed[1]))})", where

@@ -100,6 +100,11 @@ class _Stoppable(ABC):
     def cancel(self) -> None:
         """Make what the block waits for raise an error, from any thread."""
 
+    @property
+    def where(self) -> object:
+        """The model or the file, for messages."""
+        return None if self.call is None else self.call.where
+
     def enter(self) -> None:
         """Let the block be ended by the calls that it belongs to, and by the limit on time."""
         self.call = call = _CALL.get()
@@ -128,11 +133,10 @@ class _Stoppable(ABC):
         if self.call is not None:
             for call in self.call.and_outer():
                 if (reason := call.reason) is not None:
-                    raise StoppedError(reason, self.call.where) from cause
+                    raise StoppedError(reason, self.where) from cause
         if time.monotonic() >= self._end:
-            where = None if self.call is None else self.call.where
             what = f"took longer than {self._limit} s"
-            raise StoppedError(what, where, f"raise {GRAPH_SECONDS.variable}") from cause
+            raise StoppedError(what, self.where, f"raise {GRAPH_SECONDS.variable}") from cause
 
 
 class _Watcher:
@@ -262,22 +266,27 @@ class running(_Stoppable):  # noqa: N801  (a function for its users)
     ) -> None:
         self.exit(error)
         if isinstance(error, Exception) and not isinstance(error, ZooError | MemoryError):
-            raise _as_zoo_error(error) from error
+            raise _as_zoo_error(error, self.where) from error
 
 
 class loading(_Stoppable):  # noqa: N801
     """A context manager in which a session with the given options is opened, so that it can be stopped.
 
-    Raises :class:`zoo.StoppedError` if it was ended, or took longer than it may.
+    ``graph`` is its file, for messages. Raises :class:`zoo.StoppedError` if it was ended, or took longer than it may.
     """
 
-    __slots__ = ("_options",)
+    __slots__ = ("_graph", "_options")
 
-    def __init__(self, options: ort.SessionOptions) -> None:
+    def __init__(self, options: ort.SessionOptions, graph: object = None) -> None:
         self._options = options
+        self._graph = graph
 
     def cancel(self) -> None:
         self._options.set_load_cancellation_flag(True)
+
+    @property
+    def where(self) -> object:
+        return self._graph or super().where
 
     def __enter__(self) -> None:
         self.enter()
@@ -288,11 +297,11 @@ class loading(_Stoppable):  # noqa: N801
         self.exit(error)
 
 
-def _as_zoo_error(error: Exception) -> ZooError:
+def _as_zoo_error(error: Exception, where: object) -> ZooError:
     """Convert an error of ONNX Runtime, which raises a dozen classes without a common base."""
     found = re.search(r"invalid dimensions for input: (\S+).*?Got: (\d+) Expected: (\d+)", str(error), re.DOTALL)
     if found is None:
-        return RunError(f"onnxruntime cannot run the graph ({error})")
+        return RunError(f"onnxruntime cannot run the graph ({error})", where)
     name, got, expected = found.groups()
     what = f"{name} has size {got} in a dimension that the export fixes at {expected}"
-    return UsageError(what, None, "give inputs of this size, or export without --fix")
+    return UsageError(what, where, "give inputs of this size, or export without --fix")

@@ -1,0 +1,79 @@
+"""Graphs that fail, or that ask for any amount of time or memory, end a command in one line with status 3."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import onnx.parser
+import pytest
+from onnx import numpy_helper
+from onnx.helper import make_node
+
+from tests.exported import exported_build, exported_model, exported_with, one_thread
+
+__all__ = ["exported_build", "exported_model", "exported_with", "one_thread"]
+
+Altered = Callable[..., Path]
+
+
+@pytest.fixture
+def altered(exported_model: Callable[..., Path], seal: Callable[[Path], None], tmp_path: Path) -> Altered:
+    """Copy a model, and add to its logits a result of more nodes, which read the ``old`` logits.
+
+    The result is the last output. ``constants`` are initialisers by name.
+    """
+
+    def alter(nodes: Sequence[onnx.NodeProto], **constants: np.ndarray) -> Path:
+        model = Path(shutil.copytree(exported_model("gpt-tiny"), tmp_path / "gpt-tiny"))
+        file = onnx.load(model / "model.onnx", load_external_data=False)
+        for node in file.graph.node:
+            node.output[:] = ["old" if name == "logits" else name for name in node.output]
+        least = make_node("ReduceMin", [nodes[-1].output[0]], ["least"], keepdims=0)
+        file.graph.node.extend([*nodes, least, make_node("Add", ["old", "least"], ["logits"])])
+        file.graph.initializer.extend(numpy_helper.from_array(value, name) for name, value in constants.items())
+        (model / "model.onnx").write_bytes(file.SerializeToString())
+        seal(model)
+        return model
+
+    return alter
+
+
+def command(model: Path) -> list[str]:
+    return [sys.executable, "-m", "zoo", "run", str(model), "hi", "--unverified", "--option", "max_new_tokens=1"]
+
+
+def refused(model: Path, *message: str, **variables: str) -> None:
+    """Run a model; check that its only line, which names the model, has these parts."""
+    done = subprocess.run(
+        command(model),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+        env={**os.environ, "OMP_NUM_THREADS": "1", **variables},
+    )
+    *warnings, line = done.stderr.splitlines()
+    assert done.returncode == 3, done.stderr
+    assert all(warning.startswith("warning: ") for warning in warnings)
+    for part in ("error: ", str(model), *message):
+        assert part in line
+
+
+def test_failing_node(altered: Altered) -> None:
+    pad = make_node("Pad", ["two", "sizes"], ["padded"])
+    refused(altered([pad], two=np.ones(2, np.float32), sizes=np.array([-50, -50])), "cannot run the graph")
+
+
+def test_endless_loop(altered: Altered) -> None:
+    body = onnx.parser.parse_graph(
+        "b (int64 i, bool go, float[a, b, c] x) => (bool more, float[a, b, c] y) { more = Identity(go) y = Sin(x) }"
+    )
+    loop = make_node("Loop", ["trips", "go", "old"], ["x"], body=body)
+    model = altered([loop], trips=np.array(2**62), go=np.array(True))
+    refused(model, "took longer than 2 s", "raise ZOO_MAX_GRAPH_SECONDS", ZOO_MAX_GRAPH_SECONDS="2")
