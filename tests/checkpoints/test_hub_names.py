@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -38,6 +39,13 @@ class Hub(ThreadingHTTPServer):
         """Bytes of each file that went out."""
         self.breaks_after: int | None = None
         """Bytes of weights after which a connection ends."""
+        self.listed_commit = self.commit = COMMIT
+        """The commit in the list of files, and the one that is sent with each file."""
+        self.tag = ""
+        """The tag of each file, if it is not its digest."""
+        self.stalls = False
+        """Whether only the first bytes of weights are sent."""
+        self.stalled = threading.Event()
 
     @property
     def url(self) -> str:
@@ -76,7 +84,11 @@ class Handler(BaseHTTPRequestHandler):
                 for name, file in zip(names, files, strict=True)
             ]
         else:
-            entries = {"id": NAME, "sha": COMMIT, "siblings": [{"rfilename": name} for name in names]}
+            entries = {
+                "id": NAME,
+                "sha": self.server.listed_commit,
+                "siblings": [{"rfilename": name} for name in names],
+            }
         self.send(200, json.dumps(entries).encode(), {"Content-Type": "application/json"})
 
     def send_file(self, name: str, body: bool) -> None:
@@ -88,7 +100,8 @@ class Handler(BaseHTTPRequestHandler):
         total = len(data)
         if wanted := re.fullmatch(r"bytes=(\d+)-\d*", self.headers.get("Range", "")):
             start = int(wanted[1])
-        headers = {"ETag": f'"{digest(file)}"', "X-Repo-Commit": COMMIT, "Accept-Ranges": "bytes"}
+        tag = self.server.tag or digest(file)
+        headers = {"ETag": f'"{tag}"', "X-Repo-Commit": self.server.commit, "Accept-Ranges": "bytes"}
         if start:
             headers["Content-Range"] = f"bytes {start}-{total - 1}/{total}"
         limit = self.server.breaks_after if name.endswith(".safetensors") and body else None
@@ -103,6 +116,11 @@ class Handler(BaseHTTPRequestHandler):
             self.send_header(key, value)
         self.send_header("Content-Length", str(len(data) if length is None else length))
         self.end_headers()
+        if self.server.stalls and len(data) > 10_000:
+            self.wfile.write(data[:100])
+            self.wfile.flush()
+            self.server.stalled.set()
+            time.sleep(60)
         self.wfile.write(data)
 
 
@@ -132,15 +150,19 @@ def run(server: Hub, folder: Path, *arguments: str, offline: bool = False) -> su
 def run_python(
     server: Hub, folder: Path, program: str, *arguments: str, offline: bool = False
 ) -> subprocess.CompletedProcess[str]:
-    environment = os.environ | {
+    command = [sys.executable, "-c", program, *arguments]
+    environment = settings(server, folder, offline=offline)
+    return subprocess.run(
+        command, capture_output=True, text=True, cwd=folder, env=environment, timeout=120, check=False
+    )
+
+
+def settings(server: Hub, folder: Path, *, offline: bool = False) -> dict[str, str]:
+    return os.environ | {
         "HF_ENDPOINT": server.url, "HF_HOME": str(folder / "home"), "HF_HUB_OFFLINE": "1" if offline else "0",
         "HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "PYTHONWARNINGS": "ignore",
         "ZOO_CACHE": str(folder / "cache"),
     }  # fmt: skip
-    command = [sys.executable, "-c", program, *arguments]
-    return subprocess.run(
-        command, capture_output=True, text=True, cwd=folder, env=environment, timeout=120, check=False
-    )
 
 
 @pytest.mark.slow
@@ -177,6 +199,40 @@ def test_interrupted_download_is_resumed(hub: Hub, tmp_path: Path) -> None:
     assert run(hub, tmp_path, NAME, "-o", "ours", "--no-verify").returncode == 0
     again = {name: sent - before.get(name, 0) for name, sent in hub.sent.items()}
     assert again == {name: size if name == "model.safetensors" else 0 for name in again}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["tag", "commit", "listed_commit"])
+@pytest.mark.parametrize("text", ["../../../../../planted", "/tmp/planted", ".."])
+def test_hub_does_not_choose_places_of_files(hub: Hub, tmp_path: Path, kind: str, text: str) -> None:
+    """The library makes paths of what it announces."""
+    setattr(hub, kind, text)
+    failed = run(hub, tmp_path, NAME, "-o", "ours", "--no-verify")
+    assert failed.returncode == 3, failed.stderr
+    (line,) = failed.stderr.splitlines()
+    assert line.startswith("error: the hub announced ")
+    assert f"which is no {'ETag' if kind == 'tag' else 'commit'}: {NAME}" in line
+    assert not list(tmp_path.rglob("*planted*"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_signal_ends_a_slow_download(hub: Hub, tmp_path: Path, number: int, status: int) -> None:
+    """The first one."""
+    hub.stalls = True
+    command = [sys.executable, "-m", "zoo", "import", NAME, "-o", "ours", "--no-verify"]
+    environment = settings(hub, tmp_path)
+    with subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert hub.stalled.wait(60)
+            time.sleep(0.5)
+            process.send_signal(number)
+            _, err = process.communicate(timeout=20)
+        finally:
+            process.kill()
+    assert process.returncode == status, err
+    assert err.count("\n") == 1
+    assert not (tmp_path / "ours").exists()
 
 
 PRESETS = f"""

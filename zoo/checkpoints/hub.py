@@ -5,7 +5,11 @@ from __future__ import annotations
 import logging
 import re
 import sys
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import Any
 
 from zoo.checkpoints.files import FILES, LEGACY_WEIGHTS, WEIGHTS, require_announced_digests
 from zoo.errors import ArtifactError, UsageError
@@ -14,6 +18,8 @@ __all__ = ["fetch", "is_hub_name"]
 
 SECONDS = 5.0
 """Time limit for the first answer of the hub."""
+_COMMIT = re.compile("[0-9a-f]{40}|[0-9a-f]{64}")
+_TAG = re.compile(r'(?:W/)?"?[\w+=-][\w.+=-]{0,127}"?', re.ASCII)
 
 
 def is_hub_name(source: str) -> bool:
@@ -49,21 +55,37 @@ def fetch(name: str, *, revision: str | None = None, offline: bool = False) -> P
         disable_progress_bars()
     offline = offline or constants.HF_HUB_OFFLINE
 
-    def snapshot(weights: tuple[str, ...]) -> Path:
+    def cached(weights: tuple[str, ...]) -> Path:
         wanted = [*FILES, *weights]
-        found = Path(hub.snapshot_download(name, revision=revision, allow_patterns=wanted, local_files_only=offline))
+        found = Path(hub.snapshot_download(name, revision=revision, allow_patterns=wanted, local_files_only=True))
         require_announced_digests(found, wanted)
         return found
+
+    def download(listed: Collection[str], commit: str, weights: tuple[str, ...]) -> Path:
+        # One file after another in this thread, since the library's own threads cannot be interrupted.
+        wanted = [*FILES, *weights]
+        folders = set()
+        for file in sorted(file for file in listed if any(fnmatchcase(file, pattern) for pattern in wanted)):
+            found = Path(hub.hf_hub_download(name, file, revision=revision))
+            folders.add(found.parents[file.count("/")])
+        if len(folders) != 1 or next(iter(folders)).name != commit:
+            what = "has no files that zoo reads" if not folders else "has changed while it was downloaded"
+            raise ArtifactError(what, name, "check the name" if not folders else "retry")
+        (folder,) = folders
+        require_announced_digests(folder, wanted)
+        return folder
 
     verbosity = hub_logging.get_verbosity()
     hub_logging.set_verbosity(logging.ERROR)  # each retry would print two lines
     try:
         if offline:
-            found = snapshot(WEIGHTS)
-            return found if any((found / file).exists() for file in WEIGHTS) else snapshot(LEGACY_WEIGHTS)
-        known = hub.HfApi().model_info(name, revision=revision, timeout=SECONDS)  # one attempt, unlike downloads
-        listed = {file.rfilename for file in known.siblings or ()}
-        return snapshot(WEIGHTS if listed.intersection(WEIGHTS) else LEGACY_WEIGHTS)
+            found = cached(WEIGHTS)
+            return found if any((found / file).exists() for file in WEIGHTS) else cached(LEGACY_WEIGHTS)
+        with _checked_headers(hub.get_session(), name):
+            known = hub.HfApi().model_info(name, revision=revision, timeout=SECONDS)  # one attempt, unlike downloads
+            _check(_COMMIT, known.sha or "", name)
+            listed = {file.rfilename for file in known.siblings or ()}
+            return download(listed, known.sha or "", WEIGHTS if listed.intersection(WEIGHTS) else LEGACY_WEIGHTS)
     except ArtifactError:
         raise
     except (errors.GatedRepoError, errors.RepositoryNotFoundError, errors.RevisionNotFoundError) as error:
@@ -78,3 +100,29 @@ def fetch(name: str, *, revision: str | None = None, offline: bool = False) -> P
         raise ArtifactError(f"cannot be downloaded ({type(error).__name__}: {reason})", name, remedy) from error
     finally:
         hub_logging.set_verbosity(verbosity)
+
+
+@contextmanager
+def _checked_headers(session: Any, name: str) -> Iterator[None]:
+    """Check what huggingface_hub makes file names of, in every answer: the commit, and the tags of files."""
+
+    def check(response: Any) -> None:
+        headers = response.headers
+        if (commit := headers.get("X-Repo-Commit")) is not None:
+            _check(_COMMIT, commit, name)
+        if response.request.method == "HEAD":
+            for key in ("ETag", "X-Linked-Etag"):
+                _check(_TAG, headers.get(key, "none"), name)
+
+    before = session.event_hooks
+    session.event_hooks = {**before, "response": [*before.get("response", ()), check]}
+    try:
+        yield
+    finally:
+        session.event_hooks = before
+
+
+def _check(pattern: re.Pattern[str], text: str, name: str) -> None:
+    if not pattern.fullmatch(text):
+        kind = "commit" if pattern is _COMMIT else "ETag"
+        raise ArtifactError(f"the hub announced {text!r:.80}, which is no {kind}", name, "do not use this hub")
