@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import resource
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from zoo.errors import ArtifactError
+from zoo.tokenizers import sandbox
 from zoo.tokenizers.chat import ChatTemplate, read_chat_template
 from zoo.tokenizers.load import byte_tokenizer
 
@@ -168,6 +170,7 @@ def test_places_of_templates(tmp_path: Path, file: str | None) -> None:
         ({"chat_template": None}, "the model has no chat template"),
         ({"chat_template": [{"name": "rag", "template": "x"}]}, "the model has no chat template"),
         ({"chat_template": 3}, "chat_template must be a text, got int"),
+        ({"chat_template": "{{ 1 }}" * 10**5}, "not a chat template .700,000 characters: at most 500,000 are allowed"),
         ({"chat_template": "a\n{% for %}"}, r"not a chat template \(Expected an expression, .* in line 2\)"),
         ({"chat_template": "{{ x | no_such }}"}, "not a chat template .No filter named 'no_such'"),
     ],
@@ -203,6 +206,83 @@ def test_bad_templates(tmp_path: Path, content: object, error: str) -> None:
 def test_sandbox(source: str) -> None:
     with pytest.raises(ArtifactError, match=r"^the chat template refuses it \(.*\): input 1$"):
         ChatTemplate(source).render([USER], where="input 1")
+
+
+BIG = "{% set big = 'a' * 9999990 %}"
+LIST = "{% set big = ['a' * 10**5] * 99 %}"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% macro m(n) %}{% if n %}{{ m(n-1) }}{{ m(n-1) }}{% endif %}{% endmacro %}{{ m(60) }}",
+        "{% macro m(n) %}{% if n %}{% set a = m(n-1) ~ m(n-1) %}{% endif %}{% endmacro %}{{ m(60) }}",
+        "{% macro m(n) %}{% if n %}{% call m(n-1) %}{% endcall %}{% call m(n-1) %}{% endcall %}{% endif %}"
+        "{{ caller() if caller }}{% endmacro %}{{ m(60) }}",
+        "{% for x in [[1, 1]] * 9 recursive %}{{ loop([1]) if loop.depth < 60 }}{{ loop([1]) if loop.depth < 60 }}"
+        "{% endfor %}",
+        "{{ lipsum(n=100000) }}",
+        BIG + "{% set ns = namespace(x=big) %}{% for i in range(40) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}",
+        BIG + "{% set ns = namespace(x=big) %}{% for i in range(40) %}{% set ns.x = ns.x + ns.x %}{% endfor %}",
+        BIG + "{% for i in range(99999) %}{% set x = big[1:] + 'a' %}{% endfor %}",
+        BIG + "{% for i in range(99999) %}{% if big[1:] in big %}{% endif %}{% endfor %}",
+        BIG + "{% for i in range(99999) %}{{ big }}{% endfor %}",
+        BIG + "{% set x %}{% for i in range(99999) %}{{ big }}{% endfor %}{% endset %}",
+        BIG + "{% filter upper %}{% for i in range(99999) %}{{ big }}{% endfor %}{% endfilter %}",
+        BIG + "{% macro m() %}{% for i in range(99999) %}{{ big }}{% endfor %}{% endmacro %}{% set x = m() %}",
+        "{% set x %}{% for i in range(99999) %}{% for j in range(99999) %}" + "x" * 10**4 + "{% endfor %}{% endfor %}"
+        "{% endset %}",
+        "{% for i in range(99999) %}{% for j in range(99999) %}{{ i - j }}{% endfor %}{% endfor %}",
+        BIG + "{% for i in range(99999) %}{% set x = big[i:] %}{% endfor %}",
+        "{% set ns = namespace(x=[1]) %}{% for i in range(60) %}{% set ns.x = [ns.x, ns.x] %}{% endfor %}",
+        "{% set ns = namespace(x=(1,)) %}{% for i in range(60) %}{% set ns.x = {1: ns.x, 2: ns.x} %}{% endfor %}",
+        "{% set ns = namespace(x=[1]) %}{% for i in range(60) %}{% set ns.x = ns.x + ns.x %}{% endfor %}",
+        "{% set ns = namespace(x=9) %}{% for i in range(60) %}{% set ns.x = ns.x * ns.x %}{% endfor %}",
+        "{% macro m(n) %}{{ m(varargs, varargs, n) }}{% endmacro %}{{ m(1, 2) }}",
+        LIST + "{{ ('a' * 10**6).join(big) }}",
+        LIST + "{{ big | join('a' * 10**6) }}",
+        "{{ range(9999) | map('string') | join('a' * 10**6) }}",
+        "{{ ('a' * 10**6).join(range(9999) | map('string')) }}",
+        "{{ ('a' * 10**6).replace('a', 'b' * 10**6) }}",
+        "{{ ('a' * 10**6) | replace('', 'b' * 10**6) }}",
+        "{{ ('{0}' * 10**4).format('a' * 10**6) }}",
+        "{{ ('{a}' * 10**4).format(a='a' * 10**6) }}",
+        "{{ ('{a}' * 10**4).format_map({'a': 'a' * 10**6}) }}",
+        "{{ '{:999999999}'.format(1) }}",
+        "{{ '{:{}}'.format(1, 999999999) }}",
+        "{{ ('%s' * 10**4) % (['a' * 10**6],) }}",
+        "{{ ('%(a)s' * 10**4) | format(a='a' * 10**6) }}",
+        "{{ '%999999999d' % 1 }}",
+        "{{ '%*d' | format(999999999, 1) }}",
+        "{{ 'a'.ljust(999999999) }}",
+        "{{ 'a'.rjust(999999999) }}",
+        "{{ 'a'.center(999999999) }}",
+        "{{ 'a'.zfill(999999999) }}",
+        "{{ ('\\t' * 10**4).expandtabs(999999) }}",
+        "{{ 'ab'.translate({97: 'a' * 10**6}) }}",
+        "{{ 'a'.encode() }}",
+        "{{ (1).to_bytes(999999999) }}",
+        "{{ 'a' | center(999999999) }}",
+        "{{ ('\\na' * 10**4) | indent(999999) }}",
+        "{{ ('\\na' * 10**4) | indent('a' * 10**6) }}",
+        "{{ ('aa ' * 10**4) | wordwrap(2, wrapstring='a' * 10**6) }}",
+        "{{ ('a' * 10**6) | wordwrap(1) }}",
+        "{{ [1] | batch(999999999, 0) | list }}",
+        "{{ [1] | slice(999999999) | list }}",
+        "{{ 1.5 | round(999999999, 'ceil') }}",
+        "{{ [[1]] | tojson(indent=999999999) }}",
+        "{{ ([1] * 10**4) | tojson(separators=('a' * 10**6, ':')) }}",
+        "{{ range(99999) | map('center', 10**6) | list }}",
+        "{{ ([['a' * 10**4] * 99] * 9999) | sum(start=[]) }}",
+    ],
+)  # fmt: skip
+def test_templates_that_take_the_machine(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sandbox, "_MAX_STEPS", 10**6)  # of 10**7, to be quick
+    start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    refusal = r"longer than|more than|wider than|template cannot call|is undefined"
+    with pytest.raises(ArtifactError, match=rf"^the chat template refuses it \(.*({refusal}).*\): input 1$"):
+        ChatTemplate(source).render([USER], where="input 1")
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - start < 10**6  # kilobytes
 
 
 @pytest.mark.parametrize(

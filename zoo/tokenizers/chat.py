@@ -16,6 +16,8 @@ from zoo.reading import read_text
 
 __all__ = ["ChatTemplate", "read_chat_template"]
 
+_MAX_SOURCE = 500_000
+"""Characters of a template: compiling takes seconds for a million."""
 _TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 """The special tokens that templates know by name."""
 
@@ -82,6 +84,9 @@ class ChatTemplate:
         except ImportError as error:
             raise MissingPackageError("chat templates need Jinja", where, "pip install attention-zoo[chat]") from error
         self.source, self.tokens, self.where = source, dict(tokens or {}), where
+        if len(source) > _MAX_SOURCE:
+            what = f"not a chat template ({len(source):,} characters: at most {_MAX_SOURCE:,} are allowed)"
+            raise ArtifactError(what, where)
         try:
             self._template = compile_template(source, now=lambda form: datetime.now().strftime(form))
         except TemplateSyntaxError as error:
@@ -116,7 +121,8 @@ class ChatTemplate:
         try:
             return render(self._template, known | {"messages": chat, "add_generation_prompt": add_generation_prompt})
         except Exception as error:  # a template can raise any exception
-            raise ArtifactError(f"the chat template refuses it ({error})", where) from error
+            reason = str(error) or type(error).__name__
+            raise ArtifactError(f"the chat template refuses it ({reason})", where) from error
 
 
 def _checked(messages: object, where: object) -> list[dict[str, Any]]:
