@@ -7,6 +7,7 @@ import ctypes
 import os
 import subprocess
 import sys
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -282,3 +283,17 @@ with system.computing_apart(own) as result:
     assert int(lines[0].split()[0]) > 0
     assert lines[0].endswith("False")
     assert lines[1:] == ["None False", "None False", "0 False", "10000000 False", "None"]
+
+
+def test_native_code_is_left_alone() -> None:
+    """When the caller gives up, or is interrupted; the process then has to end without waiting for it."""
+    go = threading.Event()
+    with pytest.raises(TimeoutError):
+        system.call_in_thread(go.wait, lambda: True)
+    assert system.has_abandoned_threads()
+    go.set()
+    while system.has_abandoned_threads():
+        time.sleep(0.01)
+    assert system.call_in_thread(lambda: 7, lambda: False) == 7
+    with pytest.raises(ZeroDivisionError):
+        system.call_in_thread(lambda: 1 / 0, lambda: False)

@@ -28,9 +28,11 @@ if sys.platform != "win32":
 __all__ = [
     "MAX_THREADS",
     "Release",
+    "call_in_thread",
     "computing_apart",
     "end_tree",
     "free_memory",
+    "has_abandoned_threads",
     "has_parent",
     "interpreter",
     "interruptible",
@@ -55,6 +57,8 @@ MAX_THREADS = 1024
 _NOTICE, _LIMIT = 1.5, 60.0
 """Seconds to wait for a lock before a warning, and before an error."""
 _POLL = 0.05
+_PATIENCE = 0.5
+"""Seconds between questions whether to wait on for a thread."""
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
@@ -241,6 +245,14 @@ def interruptible(function: Callable[[], T]) -> T:
     """
     if threading.current_thread() is not threading.main_thread():
         return function()
+    return call_in_thread(function, lambda: False)
+
+
+def call_in_thread(function: Callable[[], T], give_up: Callable[[], bool]) -> T:
+    """Call a function in another thread and wait for it, but raise ``TimeoutError`` once ``give_up`` returns True.
+
+    The thread then goes on until the function or the process ends; see :func:`has_abandoned_threads`.
+    """
     results: list[T] = []
     errors: list[BaseException] = []
 
@@ -249,13 +261,33 @@ def interruptible(function: Callable[[], T]) -> T:
             results.append(function())
         except BaseException as error:
             errors.append(error)
+        done.set()
 
+    done = threading.Event()
     thread = threading.Thread(target=call, daemon=True)
     thread.start()
+    try:
+        while not done.wait(_PATIENCE):  # Thread.join forgets a thread when it is interrupted
+            if give_up():
+                raise TimeoutError
+    except BaseException:
+        _abandoned.append(done)
+        raise
     thread.join()
     if errors:
         raise errors[0]
     return results[0]
+
+
+_abandoned: list[threading.Event] = []
+
+
+def has_abandoned_threads() -> bool:
+    """Return whether a thread of :func:`call_in_thread` runs that nobody waits for.
+
+    Native code may crash when it runs while the process is torn down, so ``os._exit`` has to end it.
+    """
+    return not all(done.is_set() for done in _abandoned)
 
 
 @contextmanager

@@ -22,7 +22,7 @@ from zoo.errors import ArtifactError, StoppedError, UnreadableError, UsageError,
 from zoo_runtime.arguments import check_count
 from zoo_runtime.functions import check_functions
 from zoo_runtime.onnx_runtime import ort
-from zoo_runtime.stopping import loading
+from zoo_runtime.stopping import load
 from zoo_runtime.values import to_value
 
 __all__ = [
@@ -127,16 +127,21 @@ def open_session(
         options.add_initializer(initializer, value)
     ort.set_default_logger_severity(_SILENT)
     where = weights if isinstance(graph, bytes) else graph
+
+    def create() -> ort.InferenceSession:
+        session = ort.InferenceSession(
+            graph if isinstance(graph, bytes) else os.fspath(graph),
+            options,
+            providers=[(name, {**defaults, **provider_options})],
+            enable_fallback=0,
+        )
+        weakref.finalize(session, values.clear)  # keeps them as long as the session
+        return session
+
     try:
         if provider == "cuda":
             _preload_libraries()
-        with loading(options, where):
-            session = ort.InferenceSession(
-                graph if isinstance(graph, bytes) else os.fspath(graph),
-                options,
-                providers=[(name, {**defaults, **provider_options})],
-                enable_fallback=0,
-            )
+        session = load(options, where, create)
     except StoppedError:
         raise
     except Exception as error:  # the runtime raises a dozen classes without a common base
@@ -154,7 +159,6 @@ def open_session(
             raise ArtifactError(what, where, "choose another dtype or provider") from error
         raise ArtifactError(f"onnxruntime cannot load the graph ({error})", where) from error
     _check_names(session, graph)
-    weakref.finalize(session, values.clear)  # keeps them as long as the session
     _OPEN.add(session)
     if session.get_providers()[0] != name:
         raise UsageError(f"{name} does not load ({_missing_library(name)})", argument("provider", provider), _REMEDY)

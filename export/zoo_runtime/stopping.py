@@ -16,21 +16,25 @@ import socket
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from contextvars import ContextVar, Token
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeVar
 
-from zoo import signals
+from zoo import signals, system
 from zoo.errors import ArtifactError, StoppedError, UsageError, ZooError
 from zoo.limits import GRAPH_SECONDS
 from zoo_runtime.onnx_runtime import ort
 
-__all__ = ["Call", "RunError", "loading", "running"]
+__all__ = ["Call", "RunError", "load", "running"]
 
 _SLEEP = 3600.0
 """Longest sleep of the watcher, in seconds."""
+_GRACE = 2.0
+"""Seconds in which a load has to end that was cancelled."""
+
+T = TypeVar("T")
 
 
 class Call:
@@ -116,7 +120,7 @@ class _Stoppable(ABC):
         self._receives = call is None and watcher.receive()
         if call is not None:
             try:
-                self._check()
+                self.check()
             except StoppedError:
                 watcher.remove(self)
                 raise
@@ -127,9 +131,10 @@ class _Stoppable(ABC):
         if self._receives:
             signal.set_wakeup_fd(-1)
         if isinstance(error, Exception) and not isinstance(error, StoppedError):
-            self._check(error)
+            self.check(error)
 
-    def _check(self, cause: Exception | None = None) -> None:
+    def check(self, cause: Exception | None = None) -> None:
+        """Raise :class:`zoo.StoppedError` if the block has to end."""
         if self.call is not None:
             for call in self.call.and_outer():
                 if (reason := call.reason) is not None:
@@ -269,31 +274,57 @@ class running(_Stoppable):  # noqa: N801  (a function for its users)
             raise _as_zoo_error(error, self.where) from error
 
 
-class loading(_Stoppable):  # noqa: N801
-    """A context manager in which a session with the given options is opened, so that it can be stopped.
+def load(options: ort.SessionOptions, graph: object, function: Callable[[], T]) -> T:
+    """Call a function that opens a session with the given options, so that it can be stopped.
 
-    ``graph`` is its file, for messages. Raises :class:`zoo.StoppedError` if it was ended, or took longer than it may.
+    ONNX Runtime looks at the flag of a load between its steps. One step may take hours if there are tens of thousands
+    of nodes, so the function runs in another thread, which is left alone if it does not end soon.
+
+    Args:
+        options: the options of the session.
+        graph: its file, for messages.
+        function: opens it.
+
+    Raises:
+        StoppedError: it was ended, or took longer than it may.
     """
+    with _Loading(options, graph) as block:
+        try:
+            return system.call_in_thread(function, block.is_deaf)
+        except TimeoutError as error:
+            block.check(error)
+            raise StoppedError("interrupted", block.where) from error
 
-    __slots__ = ("_graph", "_options")
 
-    def __init__(self, options: ort.SessionOptions, graph: object = None) -> None:
+class _Loading(_Stoppable):
+    __slots__ = ("_cancelled", "_graph", "_options")
+
+    def __init__(self, options: ort.SessionOptions, graph: object) -> None:
         self._options = options
         self._graph = graph
+        self._cancelled = math.inf
 
     def cancel(self) -> None:
+        self._cancelled = min(self._cancelled, time.monotonic())
         self._options.set_load_cancellation_flag(True)
+
+    def is_deaf(self) -> bool:
+        """Return whether ONNX Runtime has ignored the flag for some seconds."""
+        return time.monotonic() > self._cancelled + _GRACE
 
     @property
     def where(self) -> object:
         return self._graph or super().where
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> Self:
         self.enter()
+        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if error is not None:
+            self.cancel()
         self.exit(error)
 
 

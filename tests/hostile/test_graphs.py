@@ -6,7 +6,10 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -77,3 +80,29 @@ def test_endless_loop(altered: Altered) -> None:
     loop = make_node("Loop", ["trips", "go", "old"], ["x"], body=body)
     model = altered([loop], trips=np.array(2**62), go=np.array(True))
     refused(model, "took longer than 2 s", "raise ZOO_MAX_GRAPH_SECONDS", ZOO_MAX_GRAPH_SECONDS="2")
+
+
+@pytest.fixture
+def slow(altered: Altered) -> Path:
+    """A model that ONNX Runtime loads for minutes without looking at the flag that ends a load."""
+    names = ["old", *map("x{}".format, range(30_000))]
+    return altered([make_node("Neg", [old], [new]) for old, new in pairwise(names)])
+
+
+def test_load_without_end(slow: Path) -> None:
+    refused(slow, "took longer than 2 s", "model.onnx: raise ZOO_MAX_GRAPH_SECONDS", ZOO_MAX_GRAPH_SECONDS="2")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks at the files that a process has mapped")
+def test_signal_during_a_load(slow: Path) -> None:
+    with subprocess.Popen(command(slow), stderr=subprocess.PIPE, text=True) as process:
+        while process.poll() is None and "onnxruntime" not in Path(f"/proc/{process.pid}/maps").read_text():
+            time.sleep(0.1)
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(4)
+        process.terminate()
+        timer = threading.Timer(60, process.kill)
+        timer.start()
+        _, err = process.communicate()
+        timer.cancel()
+    assert (process.returncode, err) == (143, "terminated\n")

@@ -20,6 +20,7 @@ from zoo.cli import output
 from zoo.contract import Command
 from zoo.errors import DISK, PluginError, StorageError, UnreadableError, UsageError, ZooError, missing_package
 from zoo.plugins.discovery import describe
+from zoo.system import has_abandoned_threads
 from zoo.terminal import one_line
 from zoo.tokenizers.library import hide_reports
 from zoo.version import __version__
@@ -209,6 +210,11 @@ def run() -> None:
     except KeyboardInterrupt:  # just after the command ended
         signals.end_at_once()
         status = signals.status() or 130
+    if has_abandoned_threads():
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError):
+                stream.flush()
+        os._exit(status)
     gc.freeze()  # skips a search for cycles at exit among millions of traced objects
     sys.exit(status)
 
