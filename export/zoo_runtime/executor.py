@@ -25,6 +25,8 @@ __all__ = ["LOGITS_TO_KEEP", "OnnxExecutor", "check_feeds", "check_past", "run_k
 LOGITS_TO_KEEP = "logits_to_keep"
 """Optional graph input: the number of last positions to compute logits for; 0 means all."""
 
+Array = np.ndarray[Any, Any]
+
 _LARGE = 2**22
 """Number of elements of a large output."""
 
@@ -110,7 +112,12 @@ def run_keeping(graph: Graph, run: Callable[[Arrays], Arrays], arrays: Arrays, *
 
 
 def check_feeds(graph: Graph, feeds: Feeds) -> None:
-    """Raise :class:`UsageError` for a missing input, and :class:`ArtifactError` for sizes that the graph excludes."""
+    """Check inputs.
+
+    Raises:
+        UsageError: an input is missing.
+        ArtifactError: an input has sizes or values that the graph excludes, such as ids outside the vocabulary.
+    """
     check_past(graph, feeds)
     where, past = f"graph {graph.name}", graph.past_tensors()
     begins = bool(past) and past[0].name not in feeds
@@ -131,10 +138,22 @@ def check_feeds(graph: Graph, feeds: Feeds) -> None:
             if dim_names(dim) == (dim,) and sizes.setdefault(str(dim), size) != size:
                 what = f"{dim} of {tensor.name} is {size}, but {sizes[str(dim)]} in another input"
                 raise ArtifactError(what, where)
+        _check_values(tensor, np.asarray(feeds[tensor.name]), where)
     for tensor, shape in shapes.items():
         known = all(name in sizes for dim in tensor.dims for name in dim_names(dim))
         if known and tensor.shape(sizes) != shape:
             raise ArtifactError(f"{tensor.name} must have the shape {tensor.shape(sizes)}, got {shape}", where)
+
+
+def _check_values(tensor: TensorSpec, value: Array, where: str) -> None:
+    """Raise :class:`ArtifactError` for values that the runtime would convert, or count from the end."""
+    kinds = "biu" if not tensor.is_float else "biufV"  # bfloat16 is V
+    if value.dtype.kind not in kinds:
+        wanted = "numbers" if tensor.is_float else "integers"
+        raise ArtifactError(f"{tensor.name} must have {wanted}, got {value.dtype}", where)
+    upper = 2 if tensor.is_mask else tensor.upper
+    if upper is not None and value.size and not 0 <= value.min() <= value.max() < upper:
+        raise ArtifactError(f"{tensor.name} must have integers from 0 to {upper - 1}", where)
 
 
 def check_past(graph: Graph, feeds: Feeds) -> None:
