@@ -26,6 +26,7 @@ __all__ = [
     "MODEL_BYTES",
     "SOUND_SAMPLES",
     "TEXT_CHARACTERS",
+    "TEXT_GROWTH",
     "WORD_CHARACTERS",
     "Limit",
 ]
@@ -73,6 +74,7 @@ MODEL_BYTES = Limit("ZOO_MAX_MODEL_BYTES", None, "bytes", "the parameters of a n
 GRAPH_NODES = Limit("ZOO_MAX_GRAPH_NODES", 200_000, "nodes", "an ONNX graph whose functions are expanded")
 GRAPH_SECONDS = Limit("ZOO_MAX_GRAPH_SECONDS", 3600, "seconds", "one run of an ONNX graph, or loading it")
 TEXT_CHARACTERS = Limit("ZOO_MAX_TEXT_CHARACTERS", 4_000_000, "characters", "one text to encode")
+TEXT_GROWTH = Limit("ZOO_MAX_TEXT_GROWTH", 256, "times", "what a tokenizer may multiply the length of a text by")
 WORD_CHARACTERS = Limit("ZOO_MAX_WORD_CHARACTERS", 1000, "characters", "a word to train a tokenizer on: it is cut")
 IMAGE_PIXELS = Limit("ZOO_MAX_IMAGE_PIXELS", 2**26, "pixels", "an image file, and an image before it is cropped")
 IMAGE_SIDE = Limit("ZOO_MAX_IMAGE_SIDE", 2**16, "pixels", "a side of an image file; every row takes memory")
@@ -90,6 +92,7 @@ LIMITS = (
     GRAPH_NODES,
     GRAPH_SECONDS,
     TEXT_CHARACTERS,
+    TEXT_GROWTH,
     WORD_CHARACTERS,
     IMAGE_PIXELS,
     IMAGE_SIDE,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 from zoo.errors import ArtifactError
+from zoo.tokenizers.growth import _growth
 from zoo.tokenizers.library import guarded
 from zoo.tokenizers.load import byte_tokenizer
 from zoo.tokenizers.tokenizer import Tokenizer, open_tokenizer
@@ -75,6 +77,44 @@ def test_every_use_is_guarded(use: str, tmp_path: Path) -> None:
     tokenizer = open_tokenizer(saved(tmp_path / "t.json", decoder=STRIP))
     with pytest.raises(ArtifactError, match="cannot be used"):
         USES[use](tokenizer)
+
+
+LONG = replace({"String": "a"}, "a" * 1000)
+PREPEND = {"type": "Prepend", "prepend": "aaaaaaaaaa"}
+BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+TOKENS = {"[X]": {"id": "[X]", "ids": [1] * 10**5, "tokens": ["a"] * 10**5}}
+CHARSMAP = base64.b64encode((1024).to_bytes(4, "little") + bytes(1024) + b"a" * 1000 + b"\0").decode()
+BOMBS: dict[str, dict[str, Any]] = {
+    "1,000,000,000,000": {"normalizer": {"type": "Sequence", "normalizers": [LONG] * 4}},
+    "1,000": {"normalizer": {"type": "Sequence", "normalizers": [{"type": "Sequence", "normalizers": [LONG]}]}},
+    "1,001": {"normalizer": replace({"Regex": "b*"}, "a" * 1000)},
+    "1,331": {"normalizer": {"type": "Sequence", "normalizers": [PREPEND] * 3}},
+    "4,096": {"pre_tokenizer": {"type": "Sequence", "pretokenizers": [BYTES] * 6}},
+    "100,002": {"post_processor": template(MISSING, tokens=TOKENS)},
+    "502": {"post_processor": template(*[{"Sequence": {"id": "A", "type_id": 0}}] * 500, tokens={})},
+    "1,000,000": {"decoder": {"type": "Sequence", "decoders": [LONG] * 2}},
+}
+"""Components by the factor in the error."""
+
+
+@pytest.mark.parametrize("factor", BOMBS)
+def test_growing_texts(factor: str, zoo, tmp_path: Path) -> None:
+    path = saved(tmp_path / "t.json", **BOMBS[factor])
+    result = zoo("tokenizer", "encode", path, "a")
+    (name,) = BOMBS[factor]
+    message = f"error: the {name} may make a text {factor} times as long: at most 256 are allowed: {path}"
+    assert (result.status, result.err) == (3, f"{message}: see ZOO_MAX_TEXT_GROWTH\n")
+
+
+def test_character_maps_with_long_texts(tmp_path: Path) -> None:
+    """The library accepts no such map yet, so the check runs on the description."""
+    assert _growth({"type": "Precompiled", "precompiled_charsmap": CHARSMAP}) == 1000
+
+
+def test_growth_can_be_allowed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("ZOO_MAX_TEXT_GROWTH", "2000")
+    tokenizer = open_tokenizer(saved(tmp_path / "t.json", normalizer=LONG))
+    assert len(tokenizer.encode("a").ids) == 1000
 
 
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit, ValueError])

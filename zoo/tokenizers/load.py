@@ -18,6 +18,7 @@ from zoo.artifact import MANIFEST, TOKENIZER, ModelDirectory
 from zoo.artifact.weights import load_json
 from zoo.errors import ArtifactError, UnreadableError, UsageError, ZooError
 from zoo.reading import check_plain, read_text
+from zoo.tokenizers.growth import check_growth
 from zoo.tokenizers.library import description, guarded
 from zoo.tokenizers.sentencepiece import KNOWN, M2M100, MARIAN, m2m100_tokenizer, marian_tokenizer, sentencepiece_file
 
@@ -131,6 +132,7 @@ def read_tokenizer(source: str | Path) -> Tokenizer:
         check_plain(path)
         with guarded(path):
             tokenizer = read(path)
+        check_growth(tokenizer, path)
     except ZooError:
         raise
     except FileNotFoundError as error:
@@ -145,7 +147,9 @@ def read_tokenizer(source: str | Path) -> Tokenizer:
 def parse_tokenizer(content: str) -> Tokenizer:
     """Return the tokenizer of a tokenizer.json's content, without its padding and truncation settings."""
     with guarded():
-        return _plain(Tokenizer.from_str(content))
+        tokenizer = Tokenizer.from_str(content)
+    check_growth(tokenizer, TOKENIZER)
+    return _plain(tokenizer)
 
 
 def _plain(tokenizer: Tokenizer) -> Tokenizer:

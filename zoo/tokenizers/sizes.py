@@ -14,7 +14,7 @@ MAX_LENGTH = 10**7
 """Maximum number of characters of a text, and of all texts in a list or a dictionary."""
 _ITEM = 16
 """What an item of a list adds to its size."""
-_CONTAINERS: tuple[type, ...] = (list, tuple, type({}.keys()), type({}.values()), type({}.items()))
+_CONTAINERS: Any = (list, tuple, type({}.keys()), type({}.values()), type({}.items()))
 _WIDTH = 9999
 _WIDER = re.compile(r"\d{5}|\*|:[^{}]*\{")
 """A width or a precision of more than :data:`_WIDTH`, or one that is an argument."""
