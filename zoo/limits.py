@@ -17,6 +17,7 @@ __all__ = [
     "CONSTRAINT_CHARACTERS",
     "CONSTRAINT_STEPS",
     "FILE_BYTES",
+    "GRAPH_BYTES",
     "GRAPH_NODES",
     "GRAPH_SECONDS",
     "IMAGE_PIXELS",
@@ -73,6 +74,9 @@ LAYERS = Limit("ZOO_MAX_LAYERS", 4096, "layers", "a configuration; also the chan
 MODEL_BYTES = Limit("ZOO_MAX_MODEL_BYTES", None, "bytes", "the parameters of a new model, in float32")
 GRAPH_NODES = Limit("ZOO_MAX_GRAPH_NODES", 200_000, "nodes", "an ONNX graph whose functions are expanded")
 GRAPH_SECONDS = Limit("ZOO_MAX_GRAPH_SECONDS", 3600, "seconds", "one run of an ONNX graph, or loading it")
+GRAPH_BYTES = Limit(
+    "ZOO_MAX_GRAPH_BYTES", None, "bytes", "memory that a command allocates to run an ONNX graph, or to load it"
+)
 TEXT_CHARACTERS = Limit("ZOO_MAX_TEXT_CHARACTERS", 4_000_000, "characters", "one text to encode")
 TEXT_GROWTH = Limit("ZOO_MAX_TEXT_GROWTH", 256, "times", "what a tokenizer may multiply the length of a text by")
 WORD_CHARACTERS = Limit("ZOO_MAX_WORD_CHARACTERS", 1000, "characters", "a word to train a tokenizer on: it is cut")
@@ -91,6 +95,7 @@ LIMITS = (
     MODEL_BYTES,
     GRAPH_NODES,
     GRAPH_SECONDS,
+    GRAPH_BYTES,
     TEXT_CHARACTERS,
     TEXT_GROWTH,
     WORD_CHARACTERS,

@@ -16,13 +16,15 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-__all__ = ["Interrupted", "catch", "deferred", "end_at_once", "interrupt", "interrupts", "status"]
+__all__ = ["Interrupted", "catch", "deferred", "end_at_once", "in_command", "interrupt", "interrupts", "status"]
 
 _received: list[int] = []
 _waiting: list[int] = []
 """For each block of :func:`deferred` that the main thread is in, the number of signals before it."""
 _caught: list[int] = []
 """The signals that are caught: none in a process that uses zoo as a library, nor those that its parent ignores."""
+
+_command = False
 
 
 class Interrupted(KeyboardInterrupt):
@@ -35,11 +37,18 @@ class Interrupted(KeyboardInterrupt):
 
 def catch() -> None:
     """Catch the signals, unless the parent process ignores them, and end the process at once on one."""
+    global _command
+    _command = True
     for name in ("SIGINT", "SIGTERM", "SIGHUP"):
         number = getattr(signal, name, None)  # Windows has no SIGHUP
         if number is not None and signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
             _caught.append(number)
     end_at_once()
+
+
+def in_command() -> bool:
+    """Return whether this process is the command ``zoo``, not one that uses zoo as a library."""
+    return _command
 
 
 def end_at_once() -> None:

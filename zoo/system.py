@@ -38,6 +38,7 @@ __all__ = [
     "interruptible",
     "is_own",
     "library_file",
+    "limit_memory",
     "lock",
     "release_large_blocks",
     "release_memory",
@@ -342,6 +343,29 @@ def free_memory() -> float:
         limit, used = ((group / name).read_text(encoding="ascii") for name in ("memory.max", "memory.current"))
         free = min(free, float(limit) - float(used))
     return free
+
+
+def limit_memory(size: float | None) -> None:
+    """Let this process allocate at most ``size`` more bytes from now on, or as many as at its start for None.
+
+    Linux counts private writable mappings, whether they are used or not, and of files too. No-op elsewhere.
+    """
+    global _data_limit
+    if sys.platform == "linux":
+        import resource
+
+        soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+        if _data_limit is None:
+            _data_limit = soft
+        limits = [limit for limit in (_data_limit, hard) if limit != resource.RLIM_INFINITY]
+        if size is not None:
+            pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[5])
+            limits.append(pages * resource.getpagesize() + int(size))
+        resource.setrlimit(resource.RLIMIT_DATA, (min(limits, default=resource.RLIM_INFINITY), hard))
+
+
+_data_limit: int | None = None
+"""The soft limit at the start of the process."""
 
 
 def release_memory() -> None:

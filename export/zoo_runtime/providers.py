@@ -19,10 +19,11 @@ import numpy as np
 
 from zoo import system
 from zoo.errors import ArtifactError, StoppedError, UnreadableError, UsageError, Wording, argument, nearest
+from zoo_runtime import memory as memory_limit
 from zoo_runtime.arguments import check_count
 from zoo_runtime.functions import check_functions
 from zoo_runtime.onnx_runtime import ort
-from zoo_runtime.stopping import load
+from zoo_runtime.stopping import load, memory_error
 from zoo_runtime.values import to_value
 
 __all__ = [
@@ -116,6 +117,8 @@ def open_session(
         options.add_session_config_entry("session.disable_prepacking", "1")
     if placements:
         options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
+    folder = weights if isinstance(graph, bytes) else Path(graph).parent
+    memory_limit.limit_load(provider, options.intra_op_num_threads, folder)
     if weights is not None:
         options.add_session_config_entry(
             "session.model_external_initializers_file_folder_path", str(Path(weights).resolve())
@@ -150,6 +153,8 @@ def open_session(
         if provider != "cpu" and graph != _PROBE:
             open_session(_PROBE, provider=provider)  # raises if the provider itself does not load
             open_session(_PROBE, provider=provider, provider_options=provider_options)
+        if (lack := memory_error(error, where)) is not None:
+            raise lack from error
         if failed := _SYSTEM_ERROR.search(str(error)):
             raise UnreadableError(
                 f"onnxruntime cannot read the weights ({os.strerror(int(failed[1]))})", where

@@ -25,14 +25,17 @@ from typing import Self, TypeVar
 from zoo import signals, system
 from zoo.errors import ArtifactError, StoppedError, UsageError, ZooError
 from zoo.limits import GRAPH_SECONDS
+from zoo_runtime import memory
 from zoo_runtime.onnx_runtime import ort
 
-__all__ = ["Call", "RunError", "load", "running"]
+__all__ = ["Call", "OutOfMemoryError", "RunError", "load", "memory_error", "running"]
 
 _SLEEP = 3600.0
 """Longest sleep of the watcher, in seconds."""
 _GRACE = 2.0
 """Seconds in which a load has to end that was cancelled."""
+_LACK = re.compile(r"bad_alloc|bad allocation|Failed to allocate memory|out of memory")
+"""Parts of messages about a lack of memory."""
 
 T = TypeVar("T")
 
@@ -241,6 +244,10 @@ class RunError(ArtifactError):
     """ONNX Runtime cannot run a graph, or refuses its inputs. The cause is its own error."""
 
 
+class OutOfMemoryError(RunError):
+    """A graph needs more memory than there is."""
+
+
 class running(_Stoppable):  # noqa: N801  (a function for its users)
     """A context manager that gives the options for a run of a graph, by default new ones, so that it can be stopped.
 
@@ -263,6 +270,7 @@ class running(_Stoppable):  # noqa: N801  (a function for its users)
         self._options.terminate = True
 
     def __enter__(self) -> ort.RunOptions:
+        memory.limit_run()
         self.enter()
         return self._options
 
@@ -270,7 +278,7 @@ class running(_Stoppable):  # noqa: N801  (a function for its users)
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.exit(error)
-        if isinstance(error, Exception) and not isinstance(error, ZooError | MemoryError):
+        if isinstance(error, Exception) and not isinstance(error, ZooError):
             raise _as_zoo_error(error, self.where) from error
 
 
@@ -328,8 +336,19 @@ class _Loading(_Stoppable):
         self.exit(error)
 
 
+def memory_error(error: Exception, where: object) -> OutOfMemoryError | None:
+    """Return the error to raise for one of ONNX Runtime or Python about a lack of memory, or None for another error."""
+    if not isinstance(error, MemoryError) and not _LACK.search(str(error)):
+        return None
+    found = re.search(r"requested buffer of size (\d+)", str(error))
+    size = f" (for {int(found[1]):,} bytes at once)" if found else ""
+    return OutOfMemoryError(f"the graph ran out of memory{size}", where, memory.remedy())
+
+
 def _as_zoo_error(error: Exception, where: object) -> ZooError:
     """Convert an error of ONNX Runtime, which raises a dozen classes without a common base."""
+    if (lack := memory_error(error, where)) is not None:
+        return lack
     found = re.search(r"invalid dimensions for input: (\S+).*?Got: (\d+) Expected: (\d+)", str(error), re.DOTALL)
     if found is None:
         return RunError(f"onnxruntime cannot run the graph ({error})", where)

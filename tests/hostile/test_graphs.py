@@ -106,3 +106,24 @@ def test_signal_during_a_load(slow: Path) -> None:
         _, err = process.communicate()
         timer.cancel()
     assert (process.returncode, err) == (143, "terminated\n")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the limit is that of Linux")
+@pytest.mark.parametrize("kind", ["shape", "doubled", "text", "constant"])
+def test_memory(altered: Altered, kind: str) -> None:
+    """One large tensor, one that doubles, a string that does, and constants that the optimiser computes on loading."""
+    constants = {
+        "shape": {"s": np.array([60000, 60000])},
+        "doubled": {},
+        "text": {"s": np.array(["1" * 10], object)},
+        "constant": {"s": np.ones(1000, np.float32)},
+    }[kind]
+    names = [next(iter(constants), "old"), *map("x{}".format, range(30))]
+    if kind == "shape":
+        nodes = [make_node("ConstantOfShape", ["s"], ["large"])]
+    elif kind == "text":
+        nodes = [make_node("StringConcat", [old, old], [new]) for old, new in pairwise(names)]
+        nodes.append(make_node("Cast", [names[-1]], ["number"], to=1))
+    else:
+        nodes = [make_node("Concat", [old, old], [new], axis=0) for old, new in pairwise(names)]
+    refused(altered(nodes, **constants), "out of memory", "see ZOO_MAX_GRAPH_BYTES", ZOO_MAX_GRAPH_BYTES=str(2**28))

@@ -43,7 +43,7 @@ from zoo_export.parity.reference import SEED
 from zoo_export.parity.references import References
 from zoo_export.parity.rule import WIDE, Findings, Judges
 from zoo_export.parity.subject import FAINT, Subject
-from zoo_runtime.stopping import RunError
+from zoo_runtime.stopping import OutOfMemoryError, RunError
 
 __all__ = ["Magnitude", "Sweep", "in_order", "running", "smallest_points", "typical_point"]
 
@@ -548,6 +548,8 @@ def running(where: str, path: Path) -> Iterator[None]:
     """Raise errors of the runtime as :class:`ParityError`."""
     try:
         yield
+    except OutOfMemoryError as error:
+        raise IncomparableError(f"too little memory {where} ({error.what})", path) from error
     except RunError as error:
         raise ParityError(f"the graph fails {where} ({_short(error.__cause__)})", path) from error
     except ZooError:
