@@ -17,7 +17,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar, Token
 from types import TracebackType
 from typing import Self, TypeVar
@@ -28,7 +28,7 @@ from zoo.limits import GRAPH_SECONDS
 from zoo_runtime import memory
 from zoo_runtime.onnx_runtime import ort
 
-__all__ = ["Call", "OutOfMemoryError", "RunError", "load", "memory_error", "running"]
+__all__ = ["Call", "OutOfMemoryError", "RunError", "load", "memory_error", "named", "running"]
 
 _SLEEP = 3600.0
 """Longest sleep of the watcher, in seconds."""
@@ -94,8 +94,19 @@ class Call:
 
 
 _CALL: ContextVar[Call | None] = ContextVar("_CALL", default=None)
+_MODEL: ContextVar[object] = ContextVar("_MODEL", default=None)
 _WAKE = b"\0"
 _MAIN = threading.main_thread().ident
+
+
+@contextmanager
+def named(model: object) -> Iterator[None]:
+    """Name the model in errors of the block's runs."""
+    token = _MODEL.set(model)
+    try:
+        yield
+    finally:
+        _MODEL.reset(token)
 
 
 class _Stoppable(ABC):
@@ -110,7 +121,7 @@ class _Stoppable(ABC):
     @property
     def where(self) -> object:
         """The model or the file, for messages."""
-        return None if self.call is None else self.call.where
+        return _MODEL.get() if self.call is None else self.call.where
 
     def enter(self) -> None:
         """Let the block be ended by the calls that it belongs to, and by the limit on time."""

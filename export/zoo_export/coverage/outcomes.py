@@ -7,6 +7,7 @@ random numbers.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -43,6 +44,8 @@ _ALL_LENGTHS, _SPREAD = 64, 32
 _ROUNDING = {"Cast", "Ceil", "Floor", "Round"}
 _FEW = 4
 """Largest number of elements of a small constant."""
+_SILENCE = logging.NullHandler()
+"""Keeps warnings of a library from stderr."""
 Array = np.ndarray[Any, Any]
 Outcome = tuple[int, str, str]
 """The number of a condition, what happened, and in which kind of call."""
@@ -71,6 +74,7 @@ def _infer_shapes(model: ir.Model) -> None:
     places = [value.const_value for value in stored]
     for value in stored:
         value.const_value = None
+    logging.getLogger("onnx_ir").addHandler(_SILENCE)  # what fails to be inferred is left out
     passes.ShapeInferencePass()(model)
     for value, place in zip(stored, places, strict=True):
         value.const_value = place

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -25,6 +26,7 @@ from zoo_export.parity.serving import ServingSubject, is_serving
 from zoo_export.parity.subject import OnnxSubject
 from zoo_export.parity.sweep import Sweep
 from zoo_runtime.providers import Provider, check_dtype
+from zoo_runtime.stopping import named
 
 if TYPE_CHECKING:
     from torch import nn
@@ -87,14 +89,12 @@ def check_fixed(model: nn.Module, stored: ModelDirectory, graphs: Mapping[str, b
 def judge(sweep: Sweep, *, full_grid: bool = False, progress: Progress | None = None, run_tasks: bool = True) -> Report:
     """Run a sweep and, unless ``run_tasks`` is false, the model's tasks, and report what they found."""
     subject = sweep.subject
-    try:
+    with closing(subject), named(subject.stored.path):
         questions = Questions(subject, sweep.runtimes) if run_tasks else None
         sweep.prepare(full_grid)
         answers = questions.compare() if questions else Answers()  # before the sweep, which leaves weights perturbed
         sweep.run(full_grid, progress)
         failures = [*sweep.failures(), *answers.failures]
-    finally:
-        subject.close()
     names = not_perturbed(subject.models.yardstick.model)
     evidence = {**evidence_of(sweep, verified=not failures), "not_perturbed": names, "answers": answers.evidence}
     return Report(evidence, failures)
