@@ -419,6 +419,10 @@ class Session:
 
     def runner(self, task: str | None = None, **options: Any) -> Runner[Any]:
         """Create the runner of a task with the given options."""
+        return self.runner_with(task, options)
+
+    def runner_with(self, task: str | None, options: Mapping[str, Any]) -> Runner[Any]:
+        """Like :meth:`runner`, with options of any names, which another program has chosen."""
         self._check_open()
         name = task or self.task
         plugin, cls = runner_class(name, self.stored.spec.task)

@@ -263,7 +263,7 @@ class Served:
         with self._lock:
             found = self._runners.get(key)
         if found is None:
-            found = self.session.runner(task, **options)  # without the lock, which the event loop takes
+            found = self.session.runner_with(task, options)  # without the lock, which the event loop takes
         with self._lock:
             found = self._runners.pop(key, found)
             self._runners[key] = found  # the latest is last

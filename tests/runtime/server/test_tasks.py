@@ -61,8 +61,9 @@ def test_results_equal_the_session(
         found = http.post(url, json=body)
         assert found.status_code == 200, found.text
         assert (found.json()["data"], found.json()["task"]) == (wanted, task)
-        for change, param in (({"inputs": [{"base64": "?"}]}, "inputs[0]"), ({"options": {"x": 1}}, "options"),
-                              ({"inputs": [None]}, "inputs[0]"), ({"inputs": []}, "inputs")):  # fmt: skip
+        wrong = [({"options": {name: 1}}, "options") for name in ("x", "task", "self")]
+        wrong += [({"inputs": value}, "inputs[0]") for value in ([{"base64": "?"}], [None])]
+        for change, param in (*wrong, ({"inputs": []}, "inputs")):
             refused = http.post(url, json=body | change)
             assert (refused.status_code, refused.json()["error"]["param"]) == (400, param), change
         for name in ("nope", "speech-recognition"):
