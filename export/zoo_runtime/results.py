@@ -108,7 +108,11 @@ class Results:
         with new_file(self.path, force=replaces) if staged else nullcontext(self.path) as place:
             with storage_errors(self.path):
                 place.parent.mkdir(parents=True, exist_ok=True)
-                self._file = place.open("r+b" if self._resume else "xb")
+                try:
+                    self._file = place.open("r+b" if self._resume else "xb")
+                except FileExistsError as error:
+                    what = "another command has created this file meanwhile"
+                    raise UsageError(what, self.path, "wait for that command, or choose another place") from error
             try:
                 with storage_errors(self.path):
                     self._file.truncate(self._end)

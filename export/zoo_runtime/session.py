@@ -490,6 +490,7 @@ class Session:
     @contextmanager
     def _stoppable(self, seconds: float | None = None) -> Iterator[None]:
         """Let the block be ended by :meth:`interrupt`, or after a time."""
+        self._check_open()
         self.check_weights()
         call = Call(seconds, self.path)
         self._calls.add(call)

@@ -614,3 +614,13 @@ def test_limit_of_texts_applies_to_rows(bert: Path, zoo: Zoo, name: str) -> None
     assert ran.status == 3
     assert "a text of 4,000,001 characters: at most 4,000,000 are allowed" in ran.err
     assert [row["id"] for row in lines("out.jsonl")] == [1, 2]
+
+
+def test_two_commands_with_one_output() -> None:
+    """The second one to begin to write ends, and leaves the file of the first one."""
+    first, second = Results(Path("out.jsonl")), Results(Path("out.jsonl"))
+    with first.writing() as results:
+        results.write(1, {"text": "mine"})
+        with pytest.raises(UsageError, match=r"another command has created this file meanwhile: out\.jsonl"):
+            second.writing().__enter__()
+    assert Path("out.jsonl").read_text() == '{"id": 1, "text": "mine"}\n'

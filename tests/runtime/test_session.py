@@ -221,6 +221,15 @@ def test_closed_session_cannot_run(exported_model: Exported) -> None:
             use()
 
 
+def test_stream_ends_with_its_session(exported_model: Exported) -> None:
+    session = load_session(exported_model("gpt-tiny"), threads=1)
+    pieces = session.stream("hello", max_new_tokens=20)
+    next(pieces)
+    session.close()
+    with pytest.raises(UsageError, match="the session is closed"):
+        next(pieces)
+
+
 def test_threads_share_a_session(exported_with: Exported, exported_model: Exported) -> None:
     """Each thread has the results of a single thread, and stdout is unchanged."""
     stdout, texts = sys.stdout, [f"time flies {n}" for n in range(24)]
