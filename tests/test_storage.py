@@ -666,3 +666,18 @@ def test_file_that_appears_meanwhile_is_kept() -> None:
         path.write_text("new")
         Path("notes.json").write_text("theirs")
     assert Path("notes.json").read_text() == "theirs"
+
+
+@pytest.mark.parametrize("kind", ["directory", "addition", "file"])
+def test_errors_name_the_target(kind: str) -> None:
+    """Not the stage, of which the user does not know."""
+    if kind == "addition":
+        write(TARGET, OLD)
+    managers = {
+        "directory": lambda: new_directory(TARGET, force=False, owned=owned),
+        "addition": lambda: add_to_directory(TARGET),
+        "file": lambda: new_file(TARGET, force=False),
+    }
+    with pytest.raises(ArtifactError) as caught, managers[kind]() as place:
+        raise ArtifactError("is wrong", place, f"correct {place}")
+    assert str(caught.value) == "is wrong: target: correct target"

@@ -75,6 +75,8 @@ class AudioReader:
             raise ArtifactError("has no samples", where)
         if not np.isfinite(samples).all():
             raise ArtifactError("samples contain NaN or infinity", where)
+        count = len(samples) * self.sampling_rate // int(rate)
+        SOUND_SAMPLES.check(count, f"a sound of {count:,} samples at {self.sampling_rate} Hz", where)
         return samples if rate == self.sampling_rate else _resample(samples, int(rate), self.sampling_rate, where)
 
 

@@ -211,7 +211,7 @@ def test_texts_are_those_that_the_model_reads(zoo) -> None:
     assert done.out == "2,5,6,3\n[CLS] a b [SEP]\n"
     assert "1 text truncated to 4 tokens" in done.err
     assert zoo("tokenizer", "encode", "short", "a b", "--no-special").out == "5,6\na b\n"
-    zoo("tokenizer", "encode", "short", "\udcff").failed(3, "text 1", "cannot be encoded")
+    zoo("tokenizer", "encode", "short", "\udcff").failed(3, "text 1", "is not valid Unicode")
 
 
 def test_tokenizer_of_an_altered_model_is_rejected(copy_of, zoo) -> None:

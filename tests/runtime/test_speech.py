@@ -69,6 +69,17 @@ def test_long_file_is_refused_before_it_is_decoded(
         session.run(path)
 
 
+def test_low_rate_asks_for_many_samples(tmp_path: Path) -> None:
+    """A second of a file at 1 Hz is 16,000 samples."""
+    with wave.open(str(tmp_path / "slow.wav"), "wb") as file:
+        file.setnchannels(1)
+        file.setsampwidth(2)
+        file.setframerate(1)
+        file.writeframes(bytes(20_000))
+    with pytest.raises(ArtifactError, match=r"a sound of 160,000,000 samples at 16000 Hz: at most 134,217,728"):
+        AudioReader().read(tmp_path / "slow.wav")
+
+
 def test_wrong_float_sound_is_named(tmp_path: Path) -> None:
     soundfile = pytest.importorskip("soundfile")
     loud, broken = tmp_path / "loud.wav", tmp_path / "broken.wav"

@@ -277,6 +277,8 @@ def _require_problem_type(config: Config, stated: str | None, where: object) -> 
 def _dtype(checkpoint: Checkpoint) -> str:
     dtypes = {tensor.dtype for tensor in checkpoint.tensors.values() if tensor.dtype.is_floating_point}
     names = {dtype_name(dtype) for dtype in dtypes}
+    if not names:
+        raise ArtifactError("none of the weights has a floating-point dtype", checkpoint.where)
     if len(names) != 1 or not names <= set(DTYPES):
         raise UsageError(
             f"the weights have dtypes {', '.join(sorted(names))}",

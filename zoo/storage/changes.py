@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from zoo import signals, system
-from zoo.errors import REPLACE, UsageError, ZooWarning, storage_errors
+from zoo.errors import REPLACE, UsageError, ZooError, ZooWarning, storage_errors
 from zoo.storage.recovery import COMMIT, aside_of, move_committed, recover, restore, settled
 from zoo.storage.stages import STAGE, locked, make_durable, staged
 from zoo.storage.targets import Owned, check_file_target, check_target
@@ -25,11 +25,15 @@ def new_directory(target: Path, *, force: bool, owned: Owned, kind: str = "a mod
 
     Raises :class:`UsageError` as :func:`check_target` does, and ``StorageError`` when the file system refuses.
     """
+    given = target
     with storage_errors(target):
         target = Path(os.path.abspath(target))  # noqa: PTH100  (resolve() would follow links)
         check_target(target, force=force, owned=owned, kind=kind)
         target.parent.mkdir(parents=True, exist_ok=True)
-        with staged(target.parent, f".{target.name}{STAGE}", partial(restore, target)) as stage:
+        with (
+            staged(target.parent, f".{target.name}{STAGE}", partial(restore, target)) as stage,
+            _named(stage, given),
+        ):
             yield stage
             make_durable(stage)
             with settled(target) if target.is_dir() and not target.is_symlink() else nullcontext():
@@ -44,11 +48,12 @@ def new_file(target: Path, *, force: bool) -> Iterator[Path]:
     Raises :class:`UsageError` when ``target`` exists and ``force`` is false, or is not a plain file, and
     ``StorageError`` when the file system refuses.
     """
+    given = target
     with storage_errors(target):
         target = Path(os.path.abspath(target))  # noqa: PTH100
         check_file_target(target, force=force)
         target.parent.mkdir(parents=True, exist_ok=True)
-        with staged(target.parent, f".{target.name}{STAGE}") as stage:
+        with staged(target.parent, f".{target.name}{STAGE}") as stage, _named(stage / target.name, given):
             yield stage / target.name
             make_durable(stage)
             check_file_target(target, force=force)
@@ -65,7 +70,7 @@ def add_to_directory(directory: Path, finish: Callable[[Path], Collection[str]] 
     into account what other writers have added meanwhile. It returns the names of files to remove.
     """
     recover(directory)
-    with storage_errors(directory), staged(directory, STAGE) as stage:
+    with storage_errors(directory), staged(directory, STAGE) as stage, _named(stage, directory):
         yield stage
         make_durable(stage)  # before locking, so that other writers wait less
         with settled(directory):
@@ -78,6 +83,16 @@ def add_to_directory(directory: Path, finish: Callable[[Path], Collection[str]] 
                 for name in removed:
                     with _warns(f"{directory / name} is no longer used, but cannot be removed"):
                         (directory / name).unlink(missing_ok=True)
+
+
+@contextmanager
+def _named(stage: Path, target: Path) -> Iterator[None]:
+    """Let errors name the target, since the user does not know of the stage."""
+    try:
+        yield
+    except ZooError as error:
+        error.rename(stage, target)
+        raise
 
 
 @contextmanager

@@ -17,7 +17,7 @@ import numpy as np
 from zoo import plugins
 from zoo.artifact import SERVING, Export
 from zoo.contract import Graph, Task
-from zoo.errors import UnreadableError, UsageError, ZooError
+from zoo.errors import IncomparableError, UnreadableError, UsageError, ZooError
 from zoo.plugins import Plugin
 from zoo.probe.dtypes import BFLOAT16, epsilon
 from zoo.probe.errors import allowed_error
@@ -64,6 +64,8 @@ class Questions:
             return _Comparison(self.subject, runtimes[self.level], plugin, task, self._known)
         except ZooError as error:
             return error
+        except MemoryError as error:
+            return IncomparableError(f"too little memory for the task {task.name} ({error})", self.subject.stored.path)
 
     def compare(self) -> Answers:
         """Compare the answers with those of the module and of the formulas. To be called once."""
