@@ -65,7 +65,7 @@ def test_folder_is_removed_after_an_error(temporary: Path) -> None:
 
 
 def test_folders_of_killed_processes_are_removed(temporary: Path) -> None:
-    """Those of living processes, and other folders, are not."""
+    """Folders of living processes, and folders that zoo did not make, are kept."""
     process = run(DIE)
     process.wait(60)
     (left,) = temporary.iterdir()

@@ -110,11 +110,7 @@ def _load(source: str | bytes | os.PathLike[str], where: str | None, check: Chec
         with _opened(source) as file:
             try:
                 return _read_pcm(file, where, check)
-            except (
-                wave.Error,
-                EOFError,
-                RuntimeError,
-            ) as error:  # RuntimeError: a chunk beyond the end
+            except (wave.Error, EOFError, RuntimeError) as error:  # RuntimeError for a chunk beyond the end
                 file.seek(0)
                 return _read_other(file, str(error) or "it ends too early", where, check)
     except OSError as error:

@@ -357,6 +357,6 @@ def test_postscript_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_device_is_no_image() -> None:
-    """It may have no end."""
+    """A device may have no end, so it is refused before it is read."""
     with pytest.raises(ArtifactError, match="not a plain file"):
         ImageReader.of({}.get, 3, 8, 8).read("/dev/zero", "input 1")

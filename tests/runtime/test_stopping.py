@@ -211,7 +211,7 @@ def test_messages_about_odd_values_are_short(value: object, exported_model: Expo
 
 @pytest.mark.parametrize("name", ["a" * 5000, "a/" * 5000])
 def test_names_that_no_file_can_have(name: str, exported_model: Exported) -> None:
-    """What cannot be looked up cannot be read."""
+    """A name that is too long is an error of the artefact."""
     with pytest.raises(ArtifactError, match=r"cannot read \(File name too long\): a") as caught:
         load_session(name)
     assert len(str(caught.value)) <= 4000

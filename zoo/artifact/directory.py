@@ -19,7 +19,7 @@ from zoo.artifact.layout import ADAPTER, CONFIG, MANIFEST, SCHEMA, is_own, is_we
 from zoo.artifact.manifest import check_file, entries_of, read_manifest, write_manifest
 from zoo.artifact.provenance import Origin
 from zoo.artifact.weights import INDEX, SINGLE, StoredTensor, read_header, read_if_valid, read_shards
-from zoo.errors import ArtifactError, PluginError, UnreadableError, UsageError
+from zoo.errors import DISK, ArtifactError, PluginError, UnreadableError, UsageError
 from zoo.registry import ModelSpec, config_class
 
 __all__ = ["ModelDirectory", "check_model_target", "listed_files", "new_model"]
@@ -49,6 +49,8 @@ class ModelDirectory:
             try:
                 return cls._open(path, weights, rehash)
             except OSError as error:
+                if error.errno in DISK:
+                    raise
                 raise UnreadableError(f"cannot read ({error.strerror})", error.filename or path) from error
             except ArtifactError:
                 storage.recover(path)  # waits for a writer that has moved its files but not yet its manifest

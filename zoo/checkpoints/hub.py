@@ -64,14 +64,13 @@ def fetch(name: str, *, revision: str | None = None, offline: bool = False) -> P
     def download(listed: Collection[str], commit: str, weights: tuple[str, ...]) -> Path:
         # One file after another in this thread, since the library's own threads cannot be interrupted.
         wanted = [*FILES, *weights]
-        folders = set()
-        for file in sorted(file for file in listed if any(fnmatchcase(file, pattern) for pattern in wanted)):
-            found = Path(hub.hf_hub_download(name, file, revision=revision))
-            folders.add(found.parents[file.count("/")])
-        if len(folders) != 1 or next(iter(folders)).name != commit:
-            what = "has no files that zoo reads" if not folders else "has changed while it was downloaded"
-            raise ArtifactError(what, name, "check the name" if not folders else "retry")
-        (folder,) = folders
+        files = sorted(file for file in listed if any(fnmatchcase(file, pattern) for pattern in wanted))
+        if not files:
+            raise ArtifactError("has no files that zoo reads", name, "check the name")
+        folders = {Path(hub.hf_hub_download(name, file, revision=revision)).parents[file.count("/")] for file in files}
+        folder = folders.pop()
+        if folders or folder.name != commit:
+            raise ArtifactError("has changed while it was downloaded", name, "retry")
         require_announced_digests(folder, wanted)
         return folder
 
@@ -83,9 +82,10 @@ def fetch(name: str, *, revision: str | None = None, offline: bool = False) -> P
             return found if any((found / file).exists() for file in WEIGHTS) else cached(LEGACY_WEIGHTS)
         with _checked_headers(hub.get_session(), name):
             known = hub.HfApi().model_info(name, revision=revision, timeout=SECONDS)  # one attempt, unlike downloads
-            _check(_COMMIT, known.sha or "", name)
+            commit = known.sha or ""
+            _check(_COMMIT, commit, name)
             listed = {file.rfilename for file in known.siblings or ()}
-            return download(listed, known.sha or "", WEIGHTS if listed.intersection(WEIGHTS) else LEGACY_WEIGHTS)
+            return download(listed, commit, WEIGHTS if listed.intersection(WEIGHTS) else LEGACY_WEIGHTS)
     except ArtifactError:
         raise
     except (errors.GatedRepoError, errors.RepositoryNotFoundError, errors.RevisionNotFoundError) as error:

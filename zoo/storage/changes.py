@@ -1,4 +1,4 @@
-"""Atomic changes."""
+"""Atomic creation and replacement of directories and files, and additions to directories."""
 
 from __future__ import annotations
 

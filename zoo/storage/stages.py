@@ -123,23 +123,17 @@ def is_stage(path: Path) -> bool:
 def _remove(stage: Path) -> None:
     """Remove a stage, its marker last, so that the next sweep can continue an interrupted removal."""
     with suppress(OSError):
-        for entry in stage.iterdir():
-            if entry.name != MARKER:  # the content, or a stage of its own
-                _remove_tree(entry)
-        if [path.name for path in stage.iterdir()] == [MARKER]:
-            (stage / MARKER).unlink()
-        stage.rmdir()
-
-
-def _remove_tree(place: Path) -> None:
-    with suppress(OSError):
-        _open_to_owner(place)
-    for folder, names, _ in os.walk(place):  # descends into directories after they can be entered
+        _open_to_owner(stage / CONTENT)
+    for folder, names, _ in os.walk(stage / CONTENT):  # descends into directories after they can be entered
         for path in (Path(folder, name) for name in names):
             with suppress(OSError):
                 if not path.is_symlink():
                     _open_to_owner(path)
-    shutil.rmtree(place, ignore_errors=True)
+    shutil.rmtree(stage / CONTENT, ignore_errors=True)
+    with suppress(OSError):
+        if [path.name for path in stage.iterdir()] == [MARKER]:
+            (stage / MARKER).unlink()
+        stage.rmdir()
 
 
 def make_durable(stage: Path) -> None:

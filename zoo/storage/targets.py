@@ -1,4 +1,4 @@
-"""What may be written to or replaced."""
+"""Checks that a target is free, or may be replaced."""
 
 from __future__ import annotations
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Container, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -89,7 +90,8 @@ def model_directory(
     else:
         target = output or Path(spec.name)
     with new_directory(target, force=force, owned=listed_files) as stage:
-        place = stage / "new"  # the stage itself is locked
+        work = stage / ".new"  # holds the stages of what is made, which may stay behind if they cannot be removed
+        place = work / "model"
         try:
             if spec is None:
                 copy_model(source, place, force=False)
@@ -101,6 +103,6 @@ def model_directory(
         except ZooError as error:
             error.rename(place, target)
             raise
-        place = place.rename(stage.parent / "new")
-        stage.rmdir()
-        place.rename(stage)
+        for path in list(place.iterdir()):
+            path.rename(stage / path.name)
+        shutil.rmtree(work)

@@ -79,7 +79,7 @@ CASES: dict[Callable[[Tensor], Tensor], tuple[str, str]] = {
 
 
 TRANSLATED = (operator_missing_in_onnx, pieces_of_a_length)
-"""Those that fail after the trace."""
+"""Functions whose trace succeeds and whose translation fails."""
 
 
 class Inner(nn.Module):

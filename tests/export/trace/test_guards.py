@@ -36,6 +36,16 @@ def trace(install: Install, branch: str) -> bytes:
     return trace_graph(spec, spec.graphs[0], "float32", opset=23)
 
 
+def refusal(install: Install, branch: str) -> str:
+    """Return the error about a statement after the embedding, which names its line."""
+    with pytest.raises(ParityError) as refused:
+        trace(install, branch)
+    message = str(refused.value)
+    line = MODEL[: MODEL.index(PLACE)].count("\n") + 1
+    assert f"zoo_small_model.py:{line}, in forward" in message
+    return message
+
+
 @pytest.mark.parametrize(
     ("branch", "sizes"),
     [
@@ -48,13 +58,9 @@ def trace(install: Install, branch: str) -> bytes:
     ],
 )
 def test_branch_on_a_free_size_is_refused(install: Install, branch: str, sizes: str) -> None:
-    with pytest.raises(ParityError) as refused:
-        trace(install, branch)
-    message = str(refused.value)
+    message = refusal(install, branch)
     assert "the model branches on a size that is declared free" in message
     assert sizes in message
-    line = MODEL[: MODEL.index(PLACE)].count("\n") + 1
-    assert f"zoo_small_model.py:{line}, in forward" in message
 
 
 @pytest.mark.parametrize(
@@ -75,13 +81,9 @@ def test_branch_on_a_free_size_is_refused(install: Install, branch: str, sizes: 
 )  # fmt: skip
 def test_branch_at_a_size_of_0_or_1_is_refused(install: Install, branch: str, sizes: str) -> None:
     """The tracer decides it without a record, and so leaves out the other half of the condition."""
-    with pytest.raises(ParityError) as refused:
-        trace(install, branch)
-    message = str(refused.value)
+    message = refusal(install, branch)
     assert "declared free" in message
     assert sizes in message
-    line = MODEL[: MODEL.index(PLACE)].count("\n") + 1
-    assert f"zoo_small_model.py:{line}, in forward" in message
 
 
 @pytest.mark.parametrize(
@@ -93,7 +95,7 @@ def test_branch_at_a_size_of_0_or_1_is_refused(install: Install, branch: str, si
     ],
 )
 def test_branch_on_sizes_of_0_and_1_alone_is_left_to_the_comparison(install: Install, branch: str) -> None:
-    """It contains each of them, and they can be exported."""
+    """The comparison contains each of these sizes, so the trace succeeds."""
     assert trace(install, branch)
 
 
