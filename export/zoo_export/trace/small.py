@@ -92,8 +92,10 @@ def _run(spec: ModelSpec, graph: Graph, dtype: str, fixed: Mapping[str, int], br
     with quiet(), torch.no_grad(), fake:
         groups = tensor_groups(model)
         persist.fill(model, ((name, torch.empty_like(tensor, device="cpu")) for name, (tensor, _) in groups.items()))
+    with FakeTensorMode():  # the examples of a large model's keys and values take gigabytes
+        examples = example_tensors(tensors, sizes, dtype, "cpu")
     inputs = []
-    for tensor, example in zip(tensors, example_tensors(tensors, sizes, dtype, "cpu"), strict=True):
+    for tensor, example in zip(tensors, examples, strict=True):
         kinds = [
             DimDynamic.DYNAMIC if isinstance(dim, str) and not fixed.keys() >= {*dim_names(dim)} else DimDynamic.STATIC
             for dim in tensor.dims
