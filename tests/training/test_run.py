@@ -144,6 +144,36 @@ def test_interrupted_run_continues(zoo: Zoo, corpus: Path, monkeypatch: pytest.M
     assert "holds no unfinished training" in zoo("train", "part", "--resume").failed(3)
 
 
+@pytest.mark.parametrize("failing", [5, 8, 9])
+def test_interrupted_run_continues_after_evaluations(
+    zoo: Zoo, corpus: Path, monkeypatch: pytest.MonkeyPatch, failing: int
+) -> None:
+    """The best evaluation and the number of worse ones are kept: patience ends both runs at the same step."""
+    from zoo.training.loop import Trainer
+
+    Path("other.txt").write_text("QWXZ" * 60)  # its loss grows soon
+    arguments = ("gpt-tiny", "--data", str(corpus), "--validation", "other.txt", *FAST, "--max-steps", "40",
+                 "--set", "schedule=constant", "--set", "evaluate_every=1", "--set", "checkpoint_every=2",
+                 "--set", "patience=4", "--set", "ema=0.5", "--set", "dropout=0.2")  # fmt: skip
+    whole = zoo("train", *arguments, "-o", "whole", "--json").json
+    assert 10 <= whole["steps"] < 40, "patience did not end the run"
+    step = Trainer._step
+
+    def stopping(self: Trainer, number: int, parts: Any) -> object:
+        if number == failing:
+            raise KeyboardInterrupt
+        return step(self, number, parts)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "_step", stopping)
+        assert zoo("train", *arguments, "-o", "part").status == 130
+    assert json.loads(Path("part/training.json").read_text())["progress"]["best"] is not None
+    assert zoo("train", "part", "--resume", "--json").json == {**whole, "directory": "part"}
+    assert equal(weights("whole"), weights("part"))
+    records = [json.loads(Path(name, "training.json").read_text()) for name in ("whole", "part")]
+    assert records[0]["best"] == records[1]["best"]
+
+
 def test_changed_data_is_refused(zoo: Zoo, corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from zoo.training.loop import Trainer
 
@@ -254,7 +284,9 @@ def test_no_token_of_a_corpus_is_lost(zoo: Zoo, corpus: Path) -> None:
         ("training.json", "columns", {"text": None}),
         ("training.json", "settings", 3),
         ("training.json", "lora", 3),
+        ("training.json", "options", []),
         ("metrics.jsonl", "", "[1]"),
+        ("metrics.jsonl", "", '{"step": 1}'),
     ],
 )
 def test_malformed_run_is_not_continued(

@@ -22,7 +22,8 @@ from zoo.training.plan import make_plan
 from zoo.training.settings import LowRankSettings
 
 if TYPE_CHECKING:
-    from zoo.training.loop import Evaluation, Step
+    from zoo.training.loop import Step
+    from zoo.training.progress import Evaluation
     from zoo.training.run import Run
 
 _COLUMNS = ("text", "pair", "negative", "target", "image", "label")

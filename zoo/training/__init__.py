@@ -17,6 +17,7 @@ from zoo.training.options import (
     SequenceToSequenceOptions,
     TokenClassificationOptions,
 )
+from zoo.training.progress import Evaluation
 from zoo.training.settings import LowRankSettings, TrainingSettings
 from zoo.training.tracking import TrackedRun, Tracking
 
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from zoo.training.criterion import Batch, Criterion, Loss, Row, mask_of, padded, wide
     from zoo.training.data.examples import Example
     from zoo.training.launch import train
-    from zoo.training.loop import Evaluation, Step, TrainingError
+    from zoo.training.loop import Step, TrainingError
     from zoo.training.run import Outcome
 
 __all__ = [
@@ -56,7 +57,7 @@ __all__ = [
 
 _HOMES = {
     **dict.fromkeys(("Batch", "Criterion", "Loss", "Row", "mask_of", "padded", "wide"), "zoo.training.criterion"),
-    **dict.fromkeys(("Evaluation", "Step", "TrainingError"), "zoo.training.loop"),
+    **dict.fromkeys(("Step", "TrainingError"), "zoo.training.loop"),
     "Outcome": "zoo.training.run",
     "train": "zoo.training.launch",
     "Example": "zoo.training.data.examples",

@@ -132,7 +132,7 @@ def resume(
     if changed:
         raise ArtifactError(f"changed since training began: {changed}", directory, "restore it, or start anew")
     with values_of(directory / PLAN):
-        origin = Origin.from_dict(so_far["origin"])
+        origin = Origin.from_dict(so_far.origin)
         options_of(plan, plugin, objective)
     parts = (plugin, objective, sources, tokenizer, origin, adapters, processes, progress, trackers, release)
     run = _make(plan, stored.spec, model, directory, *parts)

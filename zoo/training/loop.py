@@ -39,11 +39,12 @@ from zoo.training.data.examples import Examples
 from zoo.training.finite import find_non_finite
 from zoo.training.optimizer import freeze, learning_rate, make_optimizer
 from zoo.training.processes import ALONE, Processes
+from zoo.training.progress import Evaluation
 from zoo.training.settings import TrainingSettings
 from zoo.training.sharding import shard, whole
 from zoo.training.speed import batch_elements, count_flops, peak_flops
 
-__all__ = ["Evaluation", "Step", "Trainer", "TrainingError"]
+__all__ = ["Step", "Trainer", "TrainingError"]
 
 _EPOCHS = 3
 """The default number of epochs."""
@@ -73,15 +74,6 @@ class Step:
     utilization: float
     """Floating-point operations of this process per second as a share of the peak of its device, where a step is
     counted as three forward passes (Chowdhery et al. 2022, appendix B)."""
-
-
-@dataclass(frozen=True, slots=True)
-class Evaluation:
-    """Means over all targets of the examples for evaluation."""
-
-    loss: float
-    accuracy: float | None
-    targets: int
 
 
 class Trainer:

@@ -15,9 +15,11 @@ from zoo.artifact import ModelDirectory
 from zoo.artifact.weights import load_json
 from zoo.config import Settings
 from zoo.errors import ArtifactError, UsageError, argument, nearest
+from zoo.plugins.plain import read_plain
 from zoo.registry import load_reference, registry
 from zoo.registry.recipes import Recipe
 from zoo.terminal import is_unicode
+from zoo.training.progress import Progress
 from zoo.training.settings import LowRankSettings, TrainingSettings
 
 __all__ = ["PLAN", "Plan", "make_plan"]
@@ -25,15 +27,6 @@ __all__ = ["PLAN", "Plan", "make_plan"]
 PLAN = "training.json"
 """The plan of an unfinished run, or the record of a finished one."""
 _SCHEMA = 1
-_KINDS: Mapping[str, Any] = {
-    "model": str, "config": dict, "task": str | None, "tokenizer": str | None, "objective": str, "options": dict,
-    "data": list, "validation": list, "columns": dict, "skip_bad": int, "trackers": list, "identity": str,
-    "digests": dict, "settings": dict, "lora": dict | None,
-}  # fmt: skip
-"""The types of the fields of a stored plan."""
-_TEXTS = ("data", "validation", "columns", "trackers", "digests")
-"""Fields whose values are texts."""
-_PROGRESS: Mapping[str, Any] = {"step": int, "best": int | float | None, "worse": int, "origin": dict}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,13 +68,13 @@ class Plan:
             if not is_unicode(name):
                 raise UsageError("the name of the file is not UTF-8", name, "rename it")
 
-    def write(self, file: Path, progress: Mapping[str, Any]) -> None:
+    def write(self, file: Path, progress: Progress) -> None:
         """Write the plan and what is known of the run so far."""
-        content = {"schema": _SCHEMA, "plan": asdict(self), "progress": dict(progress)}
+        content = {"schema": _SCHEMA, "plan": asdict(self), "progress": asdict(progress)}
         file.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
     @classmethod
-    def read(cls, file: Path) -> tuple[Self, dict[str, Any]]:
+    def read(cls, file: Path) -> tuple[Self, Progress]:
         """Return the plan of an unfinished run and what :meth:`write` was given.
 
         Raises :class:`ArtifactError` if the file is malformed.
@@ -90,29 +83,12 @@ class Plan:
         try:
             if content["schema"] != _SCHEMA:
                 raise ValueError(f"schema {content['schema']} is unknown")
-            stored: dict[str, Any] = dict(content["plan"])
-            _check(stored, _KINDS)
-            settings = TrainingSettings.from_dict(stored.pop("settings"), file)
-            if stored.get("lora") is not None:
-                stored["lora"] = LowRankSettings.from_dict(stored["lora"], file)
-            stored |= {key: tuple(stored.get(key, ())) for key in ("data", "validation", "trackers")}
-            if not stored["data"]:
+            plan = read_plain(cls, content["plan"], "the plan")
+            if not plan.data:
                 raise ValueError("data is empty")
-            progress = {name: content["progress"][name] for name in _PROGRESS}
-            _check(progress, _PROGRESS)
-            return cls(settings=settings, **stored), progress
+            return plan, read_plain(Progress, content["progress"], "the progress")
         except (KeyError, TypeError, ValueError, UsageError) as error:
             raise ArtifactError(f"not the plan of a training run ({error})", file) from error
-
-
-def _check(values: Mapping[str, Any], kinds: Mapping[str, Any]) -> None:
-    """Raise ``ValueError`` for a field of the wrong type."""
-    for name, value in values.items():
-        if name in kinds and not isinstance(value, kinds[name]):
-            raise ValueError(f"{name} is {value!r:.80}")
-        items = value.values() if isinstance(value, dict) else value
-        if name in _TEXTS and not all(isinstance(item, str) for item in items):
-            raise ValueError(f"{name} must have texts, got {value!r:.80}")
 
 
 def make_plan(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -21,12 +21,14 @@ from zoo.artifact.provenance import Origin, Training, base_name
 from zoo.errors import ArtifactError
 from zoo.models import persist
 from zoo.models.attachments import attach, attachments
+from zoo.plugins.plain import read_plain
 from zoo.registry import ModelSpec
 from zoo.training.adapters.low_rank import Adapters
 from zoo.training.cache import Data
 from zoo.training.curve import CURVE, draw_curve, training_section
-from zoo.training.loop import Evaluation, Step, Trainer
+from zoo.training.loop import Step, Trainer
 from zoo.training.plan import PLAN, Plan
+from zoo.training.progress import Best, Evaluation, Progress
 from zoo.training.sharding import Collector
 from zoo.training.state import STATE, read_state, write_state
 from zoo.training.tracking import TrackedRun, Trackers, metrics_of
@@ -90,27 +92,27 @@ class Run:
         self._trackers = trackers or Trackers(())
         self.release = release
         self.metrics: list[dict[str, Any]] = []
-        self.best: dict[str, Any] | None = None
-        """The step, the loss and the accuracy of the best evaluation so far."""
+        self.best: Best | None = None
         self._worse = 0
         self._collector = Collector(trainer.processes, trainer.tensors)
 
     # Checkpoints
 
-    def restore(self, so_far: Mapping[str, Any]) -> None:
+    def restore(self, so_far: Progress) -> None:
         """Continue from what the directory's checkpoint holds, the result of :meth:`progress` included."""
         read_state(self.trainer, self.directory / STATE)
-        self.best, self._worse = so_far["best"], so_far["worse"]
+        self.best, self._worse = so_far.best, so_far.worse
         metrics = self.directory / METRICS
         try:
-            self.metrics = [dict(json.loads(line)) for line in metrics.read_bytes().splitlines()]
-        except (OSError, TypeError, ValueError, RecursionError) as error:
+            self.metrics = [_read_row(line) for line in metrics.read_bytes().splitlines()]
+        except (OSError, ValueError, RecursionError) as error:
             raise ArtifactError(f"not the metrics of a training run ({error})", metrics) from error
         self._track()
 
-    def progress(self) -> dict[str, Any]:
+    def progress(self) -> Progress:
         """Return what a checkpoint says of the run so far, apart from tensors."""
-        return {"step": self.trainer.done, "best": self.best, "worse": self._worse, "origin": self._origin.to_dict()}
+        origin = self._origin.to_dict()
+        return Progress(step=self.trainer.done, best=self.best, worse=self._worse, origin=origin)
 
     def _read(self, name: str) -> Tensor:
         """Return the values of one of the model's tensors, averaged if it has an average."""
@@ -177,7 +179,7 @@ class Run:
     def _write_checkpoint(self, stage: Path) -> dict[str, Any]:
         """Write the model and the state of the run to a stage. Returns the content of config.json."""
         description = self._write_model(stage, self.trainer.done, self._read)
-        if self.best is not None and self.best["step"] == self.trainer.done:
+        if self.best is not None and self.best.step == self.trainer.done:
             persist.write_tensors(stage / BEST, dict(self.trainer.trained()), self._read, {})
         write_state(self.trainer, stage / STATE, self._collector.read, alone=self._adapters is not None)
         self.plan.write(stage / PLAN, self.progress())
@@ -243,7 +245,7 @@ class Run:
             if last or stopping or evaluation is not None or step.number % settings.log_every == 0:
                 self._log(step, evaluation)
                 report(self, step, evaluation)
-            improved = evaluation is not None and self.best is not None and self.best["step"] == step.number
+            improved = evaluation is not None and self.best is not None and self.best.step == step.number
             if last or stopping or improved or step.number % checkpoint_every == 0:
                 self.checkpoint()
             if stopping:
@@ -252,17 +254,17 @@ class Run:
 
     def _evaluate(self) -> Evaluation:
         evaluation = self.trainer.evaluate()
-        if self.best is None or self._is_better(asdict(evaluation), self.best):
-            self.best, self._worse = {"step": self.trainer.done, **asdict(evaluation)}, 0
+        if self.best is None or self._is_better(evaluation, self.best):
+            self.best, self._worse = Best(**asdict(evaluation), step=self.trainer.done), 0
         else:
             self._worse += 1
         return evaluation
 
-    def _is_better(self, one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    def _is_better(self, one: Evaluation, other: Evaluation) -> bool:
         """Return whether an evaluation is better than another; equal accuracies are compared by loss."""
         if self.plan.settings.monitor == "loss":
-            return bool(one["loss"] < other["loss"])
-        return bool((one["accuracy"], -one["loss"]) > (other["accuracy"], -other["loss"]))
+            return one.loss < other.loss
+        return (one.accuracy or 0.0, -one.loss) > (other.accuracy or 0.0, -other.loss)
 
     def _log(self, step: Step, evaluation: Evaluation | None) -> None:
         row = {"step": step.number, **{key: value for key, value in asdict(step).items() if key != "number"}}
@@ -275,12 +277,11 @@ class Run:
         """Put the weights to keep into the directory, and remove the state."""
         self._collector.run(self._complete)
         best = self._kept_evaluation()
-        kept = best["step"] if best is not None else self.trainer.done
+        kept = best.step if best is not None else self.trainer.done
         loss = step.loss if step is not None else self.metrics[-1]["loss"] if self.metrics else float("nan")
-        evaluation = Evaluation(**{key: best[key] for key in ("loss", "accuracy", "targets")}) if best else None
-        return Outcome(self.directory, self.trainer.done, kept, loss, evaluation)
+        return Outcome(self.directory, self.trainer.done, kept, loss, best)
 
-    def _kept_evaluation(self) -> dict[str, Any] | None:
+    def _kept_evaluation(self) -> Best | None:
         """Return the evaluation whose weights are kept; None if the last weights are, whatever it says."""
         return self.best if self.plan.settings.keep == "best" else None
 
@@ -289,14 +290,14 @@ class Run:
         directory = ModelDirectory.open(self.directory, weights=False)
         removed = [name for name in (STATE, BEST) if name in directory.files]
         with directory.adding(removed=removed, action="trained") as stage:
-            if best is not None and best["step"] != self.trainer.done:
+            if best is not None and best.step != self.trainer.done:
                 with safe_open(self.directory / BEST, framework="pt") as reader:
                     held = set(reader.keys())
 
                     def read(name: str) -> Tensor:
                         return reader.get_tensor(name) if name in held else self._read(name)
 
-                    description = self._write_model(stage, best["step"], read)
+                    description = self._write_model(stage, best.step, read)
             else:
                 description = self._write_model(stage, self.trainer.done, self._read)
             write_json(stage / CONFIG, description)
@@ -327,13 +328,25 @@ class Run:
             "lora": plan.lora and plan.lora.to_dict(),
             "steps": self.trainer.done,
             "loss": self.metrics[-1]["loss"] if self.metrics else None,
-            "best": self.best,
+            "best": self.best and asdict(self.best),
             "targets_per_second": self._speed(),
             "zoo": __version__,
             "torch": torch.__version__,
             "python": platform.python_version(),
             "machine": f"{platform.machine()}, {torch.get_num_threads()} threads",
         }
+
+
+def _read_row(line: bytes) -> dict[str, Any]:
+    """Return a record of metrics.jsonl. Raises ``ValueError`` unless :meth:`Run._log` can have written it."""
+    row: dict[str, Any] = json.loads(line)
+    if not isinstance(row, dict):
+        raise ValueError("a record is not an object")
+    values = {"number" if key == "step" else key: value for key, value in row.items() if key != "evaluation"}
+    read_plain(Step, values, "a record")
+    if "evaluation" in row:
+        read_plain(Evaluation, row["evaluation"], "the evaluation of a record")
+    return row
 
 
 def remove_leftovers(stored: ModelDirectory) -> None:
