@@ -42,11 +42,14 @@ MODELS: dict[str, Callable[[], PreTrainedModel]] = {
     ),
     "bert": lambda: BertForSequenceClassification(BertConfig(**SIZES, num_labels=3)),
     "llama": lambda: LlamaForCausalLM(LlamaConfig(**SIZES, num_key_value_heads=2, max_position_embeddings=24)),
+    "tied llama": lambda: LlamaForCausalLM(
+        LlamaConfig(**SIZES, num_key_value_heads=2, max_position_embeddings=24, tie_word_embeddings=True)
+    ),
     "t5": lambda: T5ForConditionalGeneration(
         T5Config(vocab_size=60, d_model=16, d_kv=4, d_ff=20, num_layers=2, num_heads=4, decoder_start_token_id=0)
     ),
 }
-LIMITS = {"gpt2": 1e-9, "bert": 1e-9, "llama": 1e-5, "t5": 1e-5}
+LIMITS = {"gpt2": 1e-9, "bert": 1e-9, "llama": 1e-5, "tied llama": 1e-5, "t5": 1e-5}
 """Largest error in float64; transformers computes the norms of Llama and T5 in float32."""
 IDS = torch.randint(5, 60, (3, 9), generator=torch.Generator().manual_seed(0))
 
@@ -64,14 +67,14 @@ def make(name: str) -> PreTrainedModel:
     return theirs
 
 
-def add(theirs: PreTrainedModel, **options: Any) -> nn.Module:
-    """Add a random adapter to a model, and write it."""
+def add(theirs: PreTrainedModel, *, save: str | bool = False, **options: Any) -> nn.Module:
+    """Add a random adapter to a model, and write it, with copies of embeddings if ``save`` says so."""
     adapted = peft.get_peft_model(theirs, peft.LoraConfig(**options)).eval()
     with torch.no_grad():
         for parameter in adapted.parameters():
             if parameter.requires_grad:
                 parameter.copy_(0.3 * torch.randn(parameter.shape))
-    adapted.save_pretrained("adapter", save_embedding_layers=False)
+    adapted.save_pretrained("adapter", save_embedding_layers=save)
     return adapted
 
 
@@ -262,3 +265,89 @@ def test_weights_in_half_precision_are_rounded_once(zoo: Zoo) -> None:
     expected = merged_in_double("half").state_dict()
     for name, value in library.load("merged").state_dict().items():
         assert torch.equal(value, expected[name].bfloat16()), name
+
+
+LAYERS = {
+    "a copy of the head": {"target_modules": ["q_proj", "lm_head"]},
+    "factors of the embedding": {"target_modules": ["embed_tokens"], "alpha_pattern": {"embed_tokens": 5}},
+    "both": {"target_modules": ["embed_tokens", "lm_head"], "use_rslora": True},
+    "a trained embedding": {"target_modules": ["q_proj", "lm_head"], "modules_to_save": ["embed_tokens"]},
+    "a trained head": {"target_modules": ["q_proj"], "modules_to_save": ["embed_tokens", "lm_head"]},
+    "rows of the embedding": {"target_modules": ["q_proj"], "trainable_token_indices": [7, 5, 58]},
+    "rows of both": {"target_modules": ["q_proj"], "trainable_token_indices": {"embed_tokens": [7, 5], "lm_head": [6]}},
+}  # fmt: skip
+"""Options of PEFT that change the embedding or the head."""
+
+
+@pytest.mark.parametrize("kind", LAYERS)
+@pytest.mark.parametrize("save", [True, pytest.param("auto", marks=pytest.mark.slow)])
+def test_embeddings_and_heads_of_adapters_are_merged(kind: str, save: str | bool, zoo: Zoo) -> None:
+    """PEFT adds copies of the embedding and the head to the file, which the model has already."""
+    theirs = make("llama")
+    plain = theirs_says(theirs)
+    adapted = add(theirs.float(), save=save, r=3, **LAYERS[kind])
+    expected = theirs_says(adapted)
+    assert (expected - plain).abs().max() > 0.1
+    assert_close(ours_says(merged_in_double()), expected, rtol=1e-5, atol=1e-5)
+    assert_close(theirs_says(adapted.merge_and_unload()), expected, rtol=1e-5, atol=1e-5)
+    said = zoo("adapt", "base", "--merge", "adapter", "-o", "merged", "--json").json
+    copies = [name for name in load_file("adapter/adapter_model.safetensors") if ".base_layer." in name]
+    assert bool(copies) <= bool(said["equal"])
+    changes = ModelDirectory.open("merged", rehash=True).origin.changes
+    assert any("left out, equal to the model's" in change for change in changes) == bool(said["equal"])
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"target_modules": ["q_proj"], "trainable_token_indices": [7, 5]},
+        {"target_modules": ["q_proj", "embed_tokens"], "ensure_weight_tying": True},
+        {"target_modules": ["q_proj"], "modules_to_save": ["embed_tokens"], "ensure_weight_tying": True},
+        {"target_modules": ["q_proj"]},
+    ],
+)
+@pytest.mark.parametrize("save", [True, pytest.param("auto", marks=pytest.mark.slow)])
+def test_equal_changes_of_a_tied_head_and_its_embedding_are_merged(save: str | bool, options: dict[str, Any]) -> None:
+    theirs = make("tied llama")
+    plain = theirs_says(theirs)
+    adapted = add(theirs.float(), save=save, r=3, **options)
+    expected = theirs_says(adapted)
+    assert (expected - plain).abs().max() > 0.1
+    assert_close(ours_says(merged_in_double()), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"target_modules": ["embed_tokens"]},
+        {"target_modules": ["lm_head"]},
+        {"target_modules": ["embed_tokens", "lm_head"]},
+        {"target_modules": ["q_proj"], "modules_to_save": ["embed_tokens", "lm_head"]},
+        {"target_modules": ["q_proj"], "trainable_token_indices": {"embed_tokens": [7, 5], "lm_head": [6]}},
+    ],
+)
+def test_different_changes_of_a_tied_head_and_its_embedding_are_refused(options: dict[str, Any], zoo: Zoo) -> None:
+    add(make("tied llama"), save="auto", **options)
+    said = zoo("adapt", "base", "--merge", "adapter", "-o", "merged").failed(2)
+    assert "token_embedding.weight is also head.weight" in said
+
+
+def test_copy_of_another_head_is_refused(zoo: Zoo) -> None:
+    add(make("llama"), save="auto", target_modules=["lm_head"])
+    file = Path("adapter/adapter_model.safetensors")
+    tensors = load_file(file)
+    tensors["base_model.model.lm_head.base_layer.weight"][3, 1] += 1
+    save_file(tensors, file)
+    said = zoo("adapt", "base", "--merge", "adapter", "-o", "merged").failed(3)
+    assert "lm_head.base_layer.weight differs from the model's lm_head.weight" in said
+
+
+@pytest.mark.parametrize(
+    ("tokens", "message"),
+    [([5], "rows of shape (2, 16) for 1 tokens"), ([5, 60], "for 2 tokens of (60, 16)"), ("5", "lists of token ids")],
+)
+def test_rows_of_other_tokens_are_refused(tokens: Any, message: str, zoo: Zoo) -> None:
+    add(make("llama"), target_modules=["q_proj"], trainable_token_indices=[5, 7])
+    file = Path("adapter/adapter_config.json")
+    file.write_text(json.dumps({**json.loads(file.read_text()), "trainable_token_indices": tokens}))
+    assert message in zoo("adapt", "base", "--merge", "adapter", "-o", "merged").failed(3)

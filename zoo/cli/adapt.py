@@ -88,9 +88,11 @@ def _merge(directory: Path, adapter: Path, output: Path, force: bool, as_json: b
         merged = merge_directory(directory, adapter, output, force=force, progress=progress)
     parameters = parameter_count(merged.spec)
     if as_json:
-        facts = {"updated": list(merged.updated), "replaced": list(merged.replaced)}
+        facts = {"updated": list(merged.updated), "replaced": list(merged.replaced), "equal": list(merged.equal)}
         emit_json("adapt", {"directory": str(output), "parameters": parameters, **facts})
         return
     say(f"{output}: {parameters:,} parameters; {len(merged.updated)} weights updated")
     for name in merged.replaced:
         say(f"{name}: from the adapter")
+    for name in merged.equal:
+        say(f"{name}: the adapter holds a copy equal to the model's, left out")

@@ -11,11 +11,12 @@ from typing import Any
 from torch import nn
 
 from zoo.artifact import ADAPTER, MANIFEST, ModelDirectory, check_model_target
-from zoo.artifact.provenance import Origin, base_name
+from zoo.artifact.provenance import Origin, base_name, fold_names
 from zoo.artifact.weights import digest_layout
 from zoo.checkpoints.exporting import layout_names
 from zoo.checkpoints.importing import find_layout
-from zoo.checkpoints.peft import AdapterNames, Changes, read_adapter
+from zoo.checkpoints.peft import AdapterNames, Changes
+from zoo.checkpoints.peft_reading import read_adapter
 from zoo.errors import ArtifactError, UsageError
 from zoo.models import persist
 from zoo.models.attachments import attach
@@ -51,6 +52,8 @@ class Merged:
     """Weights to which an update was added."""
     replaced: tuple[str, ...]
     """Tensors that the adapter holds whole."""
+    equal: tuple[str, ...] = ()
+    """Tensors that the adapter holds as they are in the model."""
 
 
 def merge_adapter(
@@ -102,13 +105,15 @@ def merge(stored: ModelDirectory, model: nn.Module, adapter: Path) -> Merged:
     _apply(found.model, changes, adapter)
     updated, replaced = tuple(changes.updates), tuple(changes.whole)
     if own is None:
-        done = f"adapter {base_name(adapter)} merged"
-        origin = stored.origin.derive("adapted", source=stored.spec.name, changes=(done,))
-        return Merged(stored.spec, model, origin, updated, replaced)
+        done = [f"adapter {base_name(adapter)} merged"]
+        if changes.equal:
+            done.append(f"its copy of {', '.join(fold_names(changes.equal))} left out, equal to the model's")
+        origin = stored.origin.derive("adapted", source=stored.spec.name, changes=tuple(done))
+        return Merged(stored.spec, model, origin, updated, replaced, changes.equal)
     attach(found.model, persist.read_companions(own))
     origin = replace(own.origin, changes=(*own.origin.changes, "low-rank adapters merged"))
     spec = replace(found.spec, description=own.spec.description, tokenizer=own.spec.tokenizer)
-    return Merged(spec, found.model, origin, updated, replaced)
+    return Merged(spec, found.model, origin, updated, replaced, changes.equal)
 
 
 def read_changes(stored: ModelDirectory, model: nn.Module, adapter: Path) -> Found:
@@ -133,7 +138,7 @@ def _read_own(stored: ModelDirectory, model: nn.Module, adapter: ModelDirectory)
         raise ArtifactError(what, adapter.path, f"give their model instead of {stored.path}")
     found = retask(stored.spec, model, adapter.spec.config.to_dict(), 0)
     changes = read_adapter(adapter.path, _names(record.get("layout"), found.spec, found.model, adapter.path))
-    missing = ", ".join(sorted(set(found.head.new) - changes.whole.keys()))
+    missing = ", ".join(sorted(set(found.head.new) - {*changes.whole, *changes.equal}))
     if missing:
         raise ArtifactError(f"lacks {missing}", adapter.path)
     return Found(found.spec, found.model, changes, adapter)
@@ -158,10 +163,13 @@ def _read_foreign(stored: ModelDirectory, model: nn.Module, adapter: Path) -> Ch
 
 
 def _apply(model: nn.Module, changes: Changes, where: Path) -> None:
-    """Change the weights of a model. Raises :class:`UsageError` if another layer shares one of them."""
+    """Change the weights of a model.
+
+    Raises :class:`UsageError` if another layer shares one of them and the adapter does not change it there too.
+    """
     for name in (*changes.updates, *changes.whole):
         others = other_owners(model, name)
-        if others:
+        if others and name not in changes.shared:
             raise UsageError(f"{name} is also {others[0]}, so the adapter cannot be merged into it", where)
     for name, update in changes.updates.items():
         parameter = model.get_parameter(name)
