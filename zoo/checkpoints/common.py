@@ -8,6 +8,7 @@ from typing import Any
 
 from zoo.artifact import GENERATION
 from zoo.artifact.generation_config import chosen_values
+from zoo.checkpoints.sentences import stated_activation
 from zoo.checkpoints.source import Checkpoint
 from zoo.checkpoints.tokens import CheckpointTokenizer
 from zoo.classes import ImageConfig
@@ -244,21 +245,18 @@ def _labels(hub: Mapping[str, Any], checkpoint: Checkpoint) -> tuple[str, ...]:
 
 def _problem_type(checkpoint: Checkpoint, *, one_class: bool) -> str | None:
     """Return ``problem_type``, or the one that follows from the activation of a cross-encoder, or None."""
-    hub, newer = checkpoint.config, checkpoint.config.get("sentence_transformers")
-    stated: str | None = hub.get("problem_type")
-    activation = hub.get("sbert_ce_default_activation_function")
-    if isinstance(newer, dict):
-        activation = newer.get("activation_fn", activation)
+    stated: str | None = checkpoint.config.get("problem_type")
+    activation, where = stated_activation(checkpoint, one_class=one_class)
     name = str(activation).rpartition(".")[2]
     if activation is None or (name == "Identity" and not one_class):  # the default for several classes of any kind
         return stated
     implied = _ACTIVATIONS.get(name)
     if implied is None:
         known = ", ".join(_ACTIVATIONS)
-        raise UsageError(f"activation {activation!r} is not supported", checkpoint.config_file, f"known: {known}")
+        raise UsageError(f"activation {activation!r} is not supported", where, f"known: {known}")
     if stated not in (None, implied):
         what = f"problem_type {stated!r} disagrees with activation {activation!r}"
-        raise UsageError(what, checkpoint.config_file, "correct config.json")
+        raise UsageError(what, where, "correct one of the two")
     return implied
 
 

@@ -14,15 +14,16 @@ import torch
 from torch import Tensor, nn
 
 from zoo import plugins
-from zoo.artifact import CARD, COMPANIONS, TOKENIZER, ModelDirectory, write_json
+from zoo.artifact import CARD, COMPANIONS, PROMPTS, TOKENIZER, ModelDirectory, write_json
 from zoo.artifact.card import model_card
 from zoo.artifact.outputs import new_output
-from zoo.artifact.weights import SINGLE
+from zoo.artifact.weights import SINGLE, load_json
 from zoo.checkpoints.common import write_common, write_token_files
 from zoo.checkpoints.importing import find_layout, read_configuration
 from zoo.checkpoints.layout import Layout, Place
 from zoo.checkpoints.original import Comparison, compare
 from zoo.checkpoints.reader import TensorReader
+from zoo.checkpoints.sentences import cross_encoder_files
 from zoo.checkpoints.source import Checkpoint, SourceTensor, source_tensors
 from zoo.checkpoints.stacks import split_stacks
 from zoo.errors import ParityError, UsageError, argument
@@ -159,6 +160,9 @@ def _write_files(stored: ModelDirectory, layout: Layout, stage: Path) -> None:
     for name in (TOKENIZER, *COMPANIONS):
         if name in stored.files:
             (stage / name).write_bytes(read_bytes(stored.path / name))
+    said = load_json(stage / PROMPTS) if PROMPTS in stored.files else {}
+    for name, content in cross_encoder_files(said, config.task, getattr(config, "problem_type", None)).items():
+        write_json(stage / name, content)
 
 
 def _tensors(stored: ModelDirectory, model: nn.Module, layout: Layout) -> dict[str, SourceTensor]:

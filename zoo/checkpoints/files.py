@@ -18,7 +18,7 @@ FILES = (
     "tokenizer_config.json", "chat_template.jinja", "special_tokens_map.json", "vocab.txt", "vocab.json", "merges.txt",
     "encoder.json", "vocab.bpe", "*.spm", "spiece.model", "sentencepiece*.model", "tokenizer.model", "modules.json",
     "*_Pooling/config.json", "*_Dense/config.json", "*_Dense/model.safetensors", "*_Dense/pytorch_model.bin",
-    "*_Normalize/config.json", "config_sentence_transformers.json", "sentence_bert_config.json",
+    "*_Normalize/config.json", "config_sentence_transformers.json", "sentence_*_config.json",
 )  # fmt: skip
 """Files on the hub besides the weights."""
 WEIGHTS = ("model.safetensors", "model-*.safetensors", "model.safetensors.index.json")

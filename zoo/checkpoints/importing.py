@@ -19,6 +19,7 @@ from zoo.artifact import (
     GENERATION,
     PREFIXES,
     PROMPTS,
+    SENTENCES,
     TARGET_TOKENIZER,
     TOKENIZER,
     describe,
@@ -34,6 +35,7 @@ from zoo.checkpoints.files import require_own_files
 from zoo.checkpoints.layout import Layout
 from zoo.checkpoints.original import Comparison, compare
 from zoo.checkpoints.reader import TensorReader
+from zoo.checkpoints.sentences import encoder_settings, require_supported
 from zoo.checkpoints.source import Checkpoint
 from zoo.checkpoints.tokens import CheckpointTokenizer
 from zoo.classes import ClassifierConfig
@@ -125,6 +127,7 @@ def import_checkpoint(
         config, moved = _configurations(layout, checkpoint, cls, chosen, task, allow_keys)
     if (checkpoint.path / PROMPTS).exists():
         read_prompts(checkpoint.path / PROMPTS)
+    require_supported(checkpoint, (moved or config).task, is_chosen=task is not None)
     tokenizer = CheckpointTokenizer.find(checkpoint, layout)
     own = ModelSpec(base_name(target), owner, architecture, config, tokenizer="file" if tokenizer else None)
     _check_size(own, checkpoint)
@@ -151,6 +154,8 @@ def import_checkpoint(
         for companion in COMPANIONS:
             if _has(checkpoint, companion):
                 (stage / companion).write_bytes(read_bytes(checkpoint.path / companion))
+        if not (stage / SENTENCES).exists() and (sentences := encoder_settings(checkpoint)[0]):
+            write_json(stage / SENTENCES, sentences)  # from a file of an older name
         if generation := generation_config(checkpoint, config):
             write_json(stage / GENERATION, generation)
         if not (stage / PREFIXES).exists() and (prefixes := task_prefixes(checkpoint)):

@@ -56,7 +56,7 @@ class SourceModule:
     """A module of a sentence-transformers directory."""
 
     kind: str
-    """The name of its class, such as ``Dense``."""
+    """The name of its class, such as ``Dense``; of classes of other libraries the full one."""
     folder: str
     """The folder of its files, below the directory; empty for the directory itself."""
 
@@ -129,9 +129,7 @@ class Checkpoint:
             return ()
         try:
             listed = parse_json(read_bytes(path))
-            found = [
-                SourceModule(str(entry["type"]).rpartition(".")[2], str(entry.get("path", ""))) for entry in listed
-            ]
+            found = [SourceModule(_kind(str(entry["type"])), str(entry.get("path", ""))) for entry in listed]
         except (OSError, ValueError, TypeError, LookupError, AttributeError) as error:
             raise ArtifactError("not a list of modules of sentence-transformers", path) from error
         for module in found:
@@ -183,6 +181,12 @@ class Checkpoint:
     def json(self, name: str) -> dict[str, Any]:
         """Return the content of a JSON file beside the weights, empty if there is none."""
         return load_json(self.path / name) if (self.path / name).exists() else {}
+
+
+def _kind(name: str) -> str:
+    """Return the last part of the name of a class of sentence-transformers; other names are kept."""
+    library, _, kind = name.partition(".")
+    return kind.rpartition(".")[2] if library == "sentence_transformers" and kind else name
 
 
 def _read_file(path: Path) -> Mapping[str, SourceTensor]:

@@ -7,10 +7,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, normalizers
 
 from zoo.artifact import TOKENIZER
 from zoo.checkpoints.layout import Layout
+from zoo.checkpoints.sentences import lowers_texts
 from zoo.checkpoints.source import Checkpoint
 from zoo.errors import ArtifactError, UsageError
 from zoo.tokenizers.load import find_tokenizer, read_tokenizer, require_ids, tokenizer_json, write_tokenizer
@@ -62,12 +63,14 @@ class CheckpointTokenizer:
     @cached_property
     def _read(self) -> tuple[Tokenizer, bool]:
         """The tokenizer, and whether it differs from the file."""
-        if self._has_pieces:
-            return self._read_pieces(), True
-        tokenizer = read_tokenizer(self.path)
-        changed = self.path.name == TOKENIZER and apply_settings(
-            tokenizer, self.settings, self.path.with_name("tokenizer_config.json")
+        tokenizer = self._read_pieces() if self._has_pieces else read_tokenizer(self.path)
+        changed = self._has_pieces or (
+            self.path.name == TOKENIZER
+            and apply_settings(tokenizer, self.settings, self.path.with_name("tokenizer_config.json"))
         )
+        if lowers_texts(self.checkpoint) and not _lowers(tokenizer.normalizer):
+            parts = [normalizers.Lowercase(), *([tokenizer.normalizer] if tokenizer.normalizer is not None else [])]
+            tokenizer.normalizer, changed = normalizers.Sequence(parts), True
         return tokenizer, changed
 
     @property
@@ -102,3 +105,9 @@ class CheckpointTokenizer:
             return
         require_ids(tokenizer, vocab_size, self.path)
         target.write_text(tokenizer_json(tokenizer), encoding="utf-8")
+
+
+def _lowers(normalizer: Any) -> bool:
+    """Whether a normalizer is one that puts texts into lower case, or a sequence with such a one."""
+    parts: Any = normalizer if isinstance(normalizer, normalizers.Sequence) else [normalizer]
+    return any(isinstance(part, normalizers.Lowercase) for part in parts)
