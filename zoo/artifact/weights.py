@@ -7,7 +7,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -297,7 +297,16 @@ def read_shards(index: Path, read: Callable[[Path], Mapping[str, Shard]]) -> dic
     tensors: dict[str, Shard] = {}
     for name in dict.fromkeys(weight_map.values()):
         shard = read(index.parent / name)
-        if set(shard) != {tensor for tensor, file in weight_map.items() if file == name}:
-            raise ArtifactError(f"{name} does not hold the tensors listed for it", index)
+        listed = {tensor for tensor, file in weight_map.items() if file == name}
+        absent, unlisted = sorted(listed - set(shard)), sorted(set(shard) - listed)
+        if absent or unlisted:
+            problems = [f"{name} lacks {_several(absent)}, listed in it"] if absent else []
+            problems += [f"{name} has {_several(unlisted)}, not listed for it"] if unlisted else []
+            raise ArtifactError("; ".join(problems), index)
         tensors |= shard
     return tensors
+
+
+def _several(names: Sequence[str], shown: int = 3) -> str:
+    """Return the first names, and the number of the others."""
+    return ", ".join(names[:shown]) + (f" and {len(names) - shown} more" if len(names) > shown else "")
