@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,7 @@ from zoo.checkpoints.common import generation_config, read_common, require_token
 from zoo.checkpoints.files import require_own_files
 from zoo.checkpoints.layout import Layout
 from zoo.checkpoints.original import Comparison, compare
+from zoo.checkpoints.quantized import require_plain_weights
 from zoo.checkpoints.reader import TensorReader
 from zoo.checkpoints.sentences import encoder_settings, require_supported
 from zoo.checkpoints.source import Checkpoint
@@ -66,6 +67,8 @@ class Imported:
     """Tensors that were initialised, and tensors of the checkpoint that the model does not have."""
     comparison: Comparison
     """Comparison with the original implementation, or why there is none."""
+    notes: tuple[str, ...] = ()
+    """What was changed to read the checkpoint, as recorded in the origin of the model."""
 
 
 def import_checkpoint(
@@ -123,17 +126,27 @@ def import_checkpoint(
     owner, architecture = plugins.active().architecture(becomes)
     cls = config_class(owner, architecture)
     chosen = cls.parse_settings(settings, "--set")
-    with plugins.blame(plugin, f"cannot import {source.name}", fault=ArtifactError), _reading(checkpoint.config_file):
-        config, moved = _configurations(layout, checkpoint, cls, chosen, task, allow_keys)
+    require_plain_weights(checkpoint, allow_keys)
+
+    def fit(checkpoint: Checkpoint) -> tuple[ModelSpec, Config | None, TensorReader]:
+        """Return the description of the model, its configuration for another task, and the reader of its tensors."""
+        blamed = plugins.blame(plugin, f"cannot import {source.name}", fault=ArtifactError)
+        with blamed, _reading(checkpoint.config_file):
+            config, moved = _configurations(layout, checkpoint, cls, chosen, task, allow_keys)
+        has_tokenizer = CheckpointTokenizer.find(checkpoint, layout) is not None
+        own = ModelSpec(base_name(target), owner, architecture, config, tokenizer="file" if has_tokenizer else None)
+        _check_size(own, checkpoint)
+        require_tokens(checkpoint, config)
+        model = create.build_on_meta(own, dtype or _dtype(checkpoint))
+        return own, moved, TensorReader(own, model, layout, checkpoint, allow_missing, seed=seed)
+
+    own, moved, whole = _without_wrapper(checkpoint, fit)
+    notes = [whole.checkpoint.removed] if whole.checkpoint.removed else []
+    checkpoint, config, original, read = whole.checkpoint, own.config, whole.model, whole
     if (checkpoint.path / PROMPTS).exists():
         read_prompts(checkpoint.path / PROMPTS)
     require_supported(checkpoint, (moved or config).task, is_chosen=task is not None)
     tokenizer = CheckpointTokenizer.find(checkpoint, layout)
-    own = ModelSpec(base_name(target), owner, architecture, config, tokenizer="file" if tokenizer else None)
-    _check_size(own, checkpoint)
-    require_tokens(checkpoint, config)
-    original = create.build_on_meta(own, dtype or _dtype(checkpoint))
-    read = whole = TensorReader(own, original, layout, checkpoint, allow_missing, seed=seed)
     spec, model = own, original
     if moved is not None:
         spec = replace(own, config=moved)
@@ -162,7 +175,9 @@ def import_checkpoint(
             write_json(stage / PREFIXES, prefixes)
         missing = f"{len(whole.initialised)} tensors were missing and initialised" if whole.initialised else None
         weights = ((name, whole(name)) for name in whole.groups)
-        comparison = compare(weights, own, original, checkpoint, layout, wanted=verify, hindrance=missing)
+        comparison = compare(
+            weights, own, original, checkpoint, layout, wanted=verify, hindrance=missing, chosen=chosen
+        )
         origin = Origin(
             kind="imported",
             source=name or base_name(source),
@@ -172,14 +187,35 @@ def import_checkpoint(
             # The reason for a missing comparison may quote another library, and with it local paths.
             comparison=str(comparison) if comparison.reason is None else "not compared with the original",
             seed=seed if head.new else None,
-            changes=(*head.changes(), *([f"converted to {dtype_name(dtype)}"] if dtype else [])),
+            changes=(*notes, *head.changes(), *([f"converted to {dtype_name(dtype)}"] if dtype else [])),
             weights=digest,
         )
         description["origin"] = origin.to_dict()
         (stage / CARD).write_text(
             model_card(spec, description["dtype"], origin, parameter_count(spec)), encoding="utf-8"
         )
-    return Imported(spec, head, comparison)
+    return Imported(spec, head, comparison, tuple(notes))
+
+
+Fitted = tuple[ModelSpec, Config | None, TensorReader]
+
+
+def _without_wrapper(checkpoint: Checkpoint, fit: Callable[[Checkpoint], Fitted]) -> Fitted:
+    """Return the result of ``fit``; if it fails, that without the prefix of a wrapper with which it succeeds.
+
+    Raises the error without a change of the names if no prefix fits, or if several do and lead to different models.
+    """
+    try:
+        return fit(checkpoint)
+    except (ArtifactError, UsageError) as error:
+        found = []
+        for prefix in checkpoint.prefixes():
+            with suppress(ArtifactError, UsageError):
+                found.append(fit(checkpoint.without_prefix(prefix)))
+        places = [{ours: place for ours, (_, place) in reader.sources.items()} for *_, reader in found]
+        if not found or any(other != places[0] for other in places):
+            raise error
+        return found[0]
 
 
 @contextmanager

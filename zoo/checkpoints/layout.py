@@ -342,8 +342,9 @@ def _require_known(hub: Mapping[str, Any], known: Collection[str], ignored: Sequ
     patterns = (*_INERT, *ignored)
     strange = [key for key in hub if key not in known and not any(fnmatchcase(key, pattern) for pattern in patterns)]
     if strange:
-        ways = f"allow_keys=[{strange[0]!r}]", f"--allow-key {strange[0]}"
-        remedy = Wording(*(f"pass {way} if it does not change the model" for way in ways))
+        ways = f"allow_keys={strange}", " ".join(f"--allow-key {key}" for key in strange)
+        which = "they do" if len(strange) > 1 else "it does"
+        remedy = Wording(*(f"pass {way} if {which} not change the model" for way in ways))
         raise UsageError(f"not understood: {', '.join(strange)}", where, remedy)
 
 

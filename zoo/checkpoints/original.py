@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, cast
@@ -136,6 +136,7 @@ def compare(
     *,
     wanted: bool | None,
     hindrance: str | None = None,
+    chosen: Collection[str] = (),
 ) -> Comparison:
     """Compare a model with the original implementation, on the same weights and inputs.
 
@@ -147,6 +148,7 @@ def compare(
         layout: the layout of the checkpoint.
         wanted: True to raise if no comparison is possible, False to skip the comparison.
         hindrance: a known reason why no comparison is possible.
+        chosen: fields of the configuration that the user set, which config.json may contradict.
 
     Raises:
         UsageError: the comparison is wanted but impossible.
@@ -160,7 +162,7 @@ def compare(
         _require_memory(model)
         dtype = next(model.parameters()).dtype
         with _quiet():
-            theirs = _load(checkpoint, layout, spec.config, dtype)
+            theirs = _load(checkpoint, layout, spec.config, dtype, chosen)
         persist.fill(model, weights)
         return _judge(spec.config, model, theirs.eval(), layout, checkpoint)
     except (ImportError, _Unavailable) as reason:
@@ -173,18 +175,24 @@ class _Unavailable(Exception):  # noqa: N818  (a reason, usually not reported as
     """The reason why no comparison is possible."""
 
 
-def _load(checkpoint: Checkpoint, layout: Layout, config: Config, dtype: torch.dtype) -> nn.Module:
+def _load(
+    checkpoint: Checkpoint, layout: Layout, config: Config, dtype: torch.dtype, chosen: Collection[str]
+) -> nn.Module:
     """Load the original model with the checkpoint's weights."""
     try:
         original = layout.original
-        return original(checkpoint, config).to(dtype) if original else _load_named(checkpoint, layout, config, dtype)
+        if original is not None:
+            return original(checkpoint, config).to(dtype)
+        return _load_named(checkpoint, layout, config, dtype, chosen)
     except (ImportError, _Unavailable):
         raise
     except Exception as error:  # another library may raise anything for an unknown file
         raise _Unavailable(f"the original cannot load it: {' '.join(str(error).split())[:200]}") from error
 
 
-def _load_named(checkpoint: Checkpoint, layout: Layout, config: Config, dtype: torch.dtype) -> nn.Module:
+def _load_named(
+    checkpoint: Checkpoint, layout: Layout, config: Config, dtype: torch.dtype, chosen: Collection[str]
+) -> nn.Module:
     """Load the transformers class that a checkpoint names, or another if that lacks the head of the model's task."""
     if checkpoint.file is not None:
         raise _Unavailable("a single tensor file does not identify the original")
@@ -198,7 +206,15 @@ def _load_named(checkpoint: Checkpoint, layout: Layout, config: Config, dtype: t
     cls = getattr(transformers, name, None)
     if cls is None:
         raise _Unavailable(f"transformers {transformers.__version__} has no {name}")
-    model: Any = cls.from_pretrained(checkpoint.path, dtype=dtype, attn_implementation="eager", local_files_only=True)
+    options: dict[str, Any] = {"dtype": dtype, "attn_implementation": "eager", "local_files_only": True}
+    stated = {item.theirs: item for item in layout.fields if (item.ours or item.theirs) in chosen}
+    values = {key: item.write(config, checkpoint.config_file) for key, item in stated.items()}
+    if checkpoint.planned is None:
+        model: Any = cls.from_pretrained(checkpoint.path, **options, **values)
+    else:
+        described = cls.config_class.from_pretrained(checkpoint.path, local_files_only=True, **values)
+        tensors = {name: tensor.read() for name, tensor in checkpoint.tensors.items()}
+        model = cls.from_pretrained(None, config=described, state_dict=tensors, **options)
     if hasattr(model, "set_experts_implementation"):
         model.set_experts_implementation("eager")  # others have no float64
     return cast(nn.Module, model)

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from fnmatch import fnmatchcase
 
 import torch
 from torch import Tensor, nn
 
+from zoo.artifact.provenance import fold_names
 from zoo.checkpoints.layout import Layout, Place
 from zoo.checkpoints.source import Checkpoint
 from zoo.checkpoints.stacks import join_stacks
 from zoo.config import Config
-from zoo.errors import ArtifactError, PluginError
+from zoo.errors import ArtifactError, PluginError, Wording
 from zoo.models import create
 from zoo.models.tensors import stored_tensors, tensor_groups
 from zoo.registry import ModelSpec
 
 __all__ = ["TensorReader"]
 
+_FEW = 4
+"""Maximum number of missing tensors that may be a head; more are part of another model."""
 _PART = 1 << 22
 """Elements checked at a time, to avoid temporaries as large as the tensor."""
 
@@ -53,7 +57,7 @@ class TensorReader:
         of: TensorReader | None = None,
         seed: int = 0,
     ) -> None:
-        self.spec, self.checkpoint = spec, checkpoint
+        self.spec, self.model, self.checkpoint = spec, model, checkpoint
         self.groups = tensor_groups(model)
         self.like = {alias: tensor for tensor, aliases in self.groups.values() for alias in aliases}
         self.dtype = next(model.parameters()).dtype
@@ -78,7 +82,7 @@ class TensorReader:
             if not any(fnmatchcase(name, pattern) for pattern in left_out)
         ]
         problems += [f"{file} duplicates {files[name]}" for file, name in matched.items() if files[name] != file]
-        missing = []
+        missing, absent = [], []
         for ours, (_, aliases) in self.groups.items():
             candidates = [origin for alias in aliases for origin in origins.get(alias, [])]
             if not candidates:
@@ -95,21 +99,33 @@ class TensorReader:
             theirs = layout.written_name(candidates[0].name, spec.config)
             if not any(fnmatchcase(name, pattern) for name in (ours, theirs) for pattern in allow_missing):
                 missing.append(f"missing {theirs}")
+                absent.append((ours, theirs))
         problems = [*dict.fromkeys(missing), *problems]
         if problems and of is None:
+            only_missing = dict(absent) if len(problems) == len(set(missing)) else {}
+            tied = bool(only_missing) and self._may_be_tied(only_missing)
+            problems += ["tie_embeddings is false"] if tied else []
             what = f"the weights do not fit the configuration ({'; '.join(problems)})"
-            raise ArtifactError(what, checkpoint.where)
+            raise ArtifactError(what, checkpoint.where, _remedy([*dict.fromkeys(only_missing.values())], tied=tied))
         others = () if of is None else tuple(file for file in of.used if file not in self.used)
         self.dropped = (*others, *left_out)
         """Tensors of the checkpoint that only the model of ``of`` has, and patterns of those that no model has."""
-        absent = [name for name in self.groups if name not in self.sources]
-        if of is not None and 2 * sum(self.groups[name][0].numel() for name in absent) > sum(
+        unread = [name for name in self.groups if name not in self.sources]
+        if of is not None and 2 * sum(self.groups[name][0].numel() for name in unread) > sum(
             tensor.numel() for tensor, _ in self.groups.values()
         ):
             what = f"the layout of {checkpoint.model_type} checkpoints does not find the trunk of a {spec.task} model"
             raise PluginError(what)
-        made = stored_tensors(create.build(spec, seed=seed, dtype="float32"))[0] if absent else {}
-        self.initialised = {name: made[name] for name in absent}
+        made = stored_tensors(create.build(spec, seed=seed, dtype="float32"))[0] if unread else {}
+        self.initialised = {name: made[name] for name in unread}
+
+    def _may_be_tied(self, missing: Collection[str]) -> bool:
+        """Return whether a model whose head shares the embedding would not have these tensors."""
+        config = self.spec.config
+        if getattr(config, "tie_embeddings", None) is not False:
+            return False
+        tied = replace(self.spec, config=type(config).from_dict({**config.to_dict(), "tie_embeddings": True}))
+        return not tensor_groups(create.build_on_meta(tied)).keys() & set(missing)
 
     def belongs_to_own_head(self, name: str, config: Config) -> bool:
         """Return whether a tensor belongs to a module that a model for another task does not keep."""
@@ -153,3 +169,15 @@ class TensorReader:
         if value.is_floating_point() and not all(part.isfinite().all() for part in value.reshape(-1).split(_PART)):
             raise ArtifactError(f"{file} has values that are not finite in {value.dtype}", self.checkpoint.where)
         return value
+
+
+def _remedy(missing: Sequence[str], *, tied: bool) -> Wording | None:
+    """Return what to do about missing tensors, by their names in the checkpoint; None if other tensors do not fit."""
+    names = fold_names(missing)
+    if not names or len(names) > _FEW:
+        return None
+    python, command = f"allow_missing={names}", " ".join(f"--allow-missing {name}" for name in names)
+    share = " if the head shares the embedding, or " if tied else ""
+    settings = ("settings=['tie_embeddings=true']", "--set tie_embeddings=true") if tied else ("", "")
+    ways = zip(settings, (python, command), strict=True)
+    return Wording(*(f"pass {setting}{share}{allow} to initialise what is missing" for setting, allow in ways))

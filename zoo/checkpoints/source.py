@@ -7,7 +7,7 @@ import re
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,8 @@ __all__ = ["Checkpoint", "SourceModule", "SourceTensor", "source_tensors"]
 
 LEGACY = "pytorch_model.bin"
 LEGACY_INDEX = "pytorch_model.bin.index.json"
+_PREFIXES = ("module.", "_orig_mod.", "model.")
+"""What DistributedDataParallel, torch.compile and training scripts put before the names of a whole model."""
 _WRAPPERS = ("state_dict", "model_state_dict", "model")
 """Keys under which training scripts store the tensors beside other data."""
 _DTYPES = {name: dtype for dtype, name in STORED_DTYPES.items()}
@@ -70,7 +72,9 @@ class Checkpoint:
     file: str | None = None
     """The file of tensors; by default the weight file or shards of the hub's layout."""
     planned: Mapping[str, SourceTensor] | None = field(default=None, repr=False)
-    """The tensors of a checkpoint that is being written."""
+    """The tensors, in place of those in the files: of a checkpoint that is being written, or under other names."""
+    removed: str = ""
+    """How the names of the tensors differ from those in the files."""
 
     @classmethod
     def open(cls, source: Path) -> Checkpoint:
@@ -170,6 +174,19 @@ class Checkpoint:
         if (self.path / LEGACY_INDEX).exists():
             return read_shards(self.path / LEGACY_INDEX, _Pickles().tensors)
         raise ArtifactError(f"no {SINGLE}, {INDEX}, {LEGACY} or {LEGACY_INDEX}", self.path)
+
+    def prefixes(self) -> Iterator[str]:
+        """Yield the prefixes of wrappers that all tensors of the model itself share, shortest first."""
+        names = [name for name in self.tensors if not re.match(r"Dense\.\d+\.", name)]
+        found = ""
+        while names and (part := next((p for p in _PREFIXES if all(n.startswith(found + p) for n in names)), None)):
+            found += part
+            yield found
+
+    def without_prefix(self, prefix: str) -> Checkpoint:
+        """Return the checkpoint with other names of the tensors."""
+        planned = {name.removeprefix(prefix): tensor for name, tensor in self.tensors.items()}
+        return replace(self, planned=planned, removed=f"prefix {prefix} removed from the names of tensors")
 
     def special_token(self, name: str) -> int | None:
         """Return the id of a special token that tokenizer_config.json names, such as ``pad_token``, or None."""

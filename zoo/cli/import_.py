@@ -8,6 +8,7 @@ import click
 
 from zoo.artifact import check_model_target
 from zoo.cli.options import PATH, json_option, quiet_option, seed_option, strict_option
+from zoo.cli.output import message
 from zoo.cli.progress import show_progress
 from zoo.cli.report import emit_json, say, say_head
 from zoo.errors import UsageError
@@ -89,6 +90,8 @@ def command(
             force=force,
             progress=progress,
         )
+    for note in imported.notes:
+        message("note", f"{source}: {note}")
     spec = imported.spec
     facts = {
         "directory": str(target),
@@ -97,6 +100,7 @@ def command(
         "parameters": parameter_count(spec),
         "new": list(imported.head.new),
         "dropped": list(imported.head.dropped),
+        "notes": list(imported.notes),
         "comparison": imported.comparison.to_dict(),
     }
     if as_json:
