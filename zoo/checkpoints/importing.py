@@ -51,6 +51,7 @@ from zoo.reading import read_bytes
 from zoo.registry import ModelSpec, config_class, load_reference
 from zoo.tokenizers.load import write_tokenizer
 from zoo.tokenizers.sentencepiece import MARIAN
+from zoo.tokenizers.special import check_ids
 
 __all__ = ["Imported", "find_layout", "import_checkpoint", "read_configuration"]
 
@@ -147,6 +148,8 @@ def import_checkpoint(
         read_prompts(checkpoint.path / PROMPTS)
     require_supported(checkpoint, (moved or config).task, is_chosen=task is not None)
     tokenizer = CheckpointTokenizer.find(checkpoint, layout)
+    if tokenizer is not None and chosen:
+        check_ids(config, tokenizer.backend, tokenizer.path, chosen)
     spec, model = own, original
     if moved is not None:
         spec = replace(own, config=moved)

@@ -13,7 +13,7 @@ import click
 
 from zoo.artifact import check_model_target
 from zoo.cli.options import PATH, DataCommand, force_option, is_quiet, json_option, option, quiet_option
-from zoo.cli.output import echo
+from zoo.cli.output import echo, message
 from zoo.cli.progress import Progress, show_progress
 from zoo.cli.report import emit_json, say
 from zoo.errors import UsageError
@@ -135,6 +135,8 @@ def command(
                 run = launch.resume(Path(model), fsdp=fsdp, processes=processes, progress=progress)
             else:
                 run = launch.start(plan, output, force=force, processes=processes, progress=progress)
+        for note in run.notes if is_first() and not is_quiet() else ():
+            message("note", note)
         facts = run.data.facts
         if (facts.truncated or facts.bad) and is_first():
             echo(f"of {facts.rows:,} rows, {facts.truncated:,} truncated and {facts.bad:,} left out", err=True)

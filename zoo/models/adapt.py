@@ -138,6 +138,11 @@ def adapt_directory(
             config = old.config.with_task(task, chosen, source)
         else:
             config = type(old.config).from_dict(before | chosen, source)
+    if TOKENIZER in stored.files:
+        from zoo.tokenizers.load import read_tokenizer
+        from zoo.tokenizers.special import check_ids
+
+        check_ids(config, read_tokenizer(stored.file(TOKENIZER)), stored.file(TOKENIZER), chosen)
     spec = replace(old, name=name or base_name(target), config=config)
     changed = {key: (before[key], value) for key, value in config.to_dict().items() if value != before[key]}
 

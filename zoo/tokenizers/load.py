@@ -33,6 +33,7 @@ __all__ = [
     "parse_tokenizer",
     "read_tokenizer",
     "require_ids",
+    "token_count",
     "tokenizer_json",
     "write_tokenizer",
 ]
@@ -189,15 +190,20 @@ def write_tokenizer(source: str | Path, target: Path, vocab_size: int | None) ->
         target.write_text(tokenizer_json(tokenizer), encoding="utf-8")
 
 
-def require_ids(tokenizer: Tokenizer, vocab_size: int | None, where: object) -> None:
+def token_count(tokenizer: Tokenizer) -> int:
+    """Return the size of vocabulary that a model needs for a tokenizer: its largest id plus 1."""
+    return max(tokenizer.get_vocab().values(), default=-1) + 1
+
+
+def require_ids(tokenizer: Tokenizer, vocab_size: int | None, where: object, remedy: str | None = None) -> None:
     """Raise :class:`UsageError` if a tokenizer has more tokens than a model, or puts others around a text."""
     if vocab_size is None:
         return
-    needed = max(tokenizer.get_vocab().values(), default=-1) + 1
+    needed = token_count(tokenizer)
     if needed > vocab_size:
         count = tokenizer.get_vocab_size()
         has = f"{count} tokens" if count == needed else f"token {needed - 1}"
-        raise UsageError(f"the tokenizer has {has}, the model {vocab_size}", where)
+        raise UsageError(f"the tokenizer has {has}, the model {vocab_size}", where, remedy)
     for name, number in _added_around(description(tokenizer, where)["post_processor"]):
         if number >= vocab_size:
             what = f"the tokenizer's post_processor adds {name} with the id {number}, the model has {vocab_size} tokens"

@@ -35,6 +35,7 @@ from zoo.training.setup import (
     classes_of,
     data_digests,
     find_sources,
+    fit_tokenizer,
     load_model,
     make_criterion,
     model_tokenizer,
@@ -74,8 +75,9 @@ def start(
             start(plan, directory, force=force, progress=progress).release()
         processes.wait()
         return resume(directory, processes=processes, progress=progress)
-    spec, model, origin = load_model(plan)
-    declared = dict(plan.config)
+    fitted = fit_tokenizer(plan)
+    spec, model, origin = load_model(plan, fitted.values)
+    declared = {**plan.config, **fitted.values}
     if plan.task is not None:
         declared["task"] = plan.task
     plugin, objective = plugins.active().objective(plan.objective, str(declared.get("task", spec.task)))
@@ -91,6 +93,7 @@ def start(
     plan = replace(plan, objective=objective.name, digests=digests)
     parts = (plugin, objective, sources, tokenizer, origin, adapters, processes, progress, trackers, release)
     run = _make(plan, spec, found.model, directory, *parts)
+    run.notes = (*([fitted.note] if fitted.note else []), *run.notes)
     own = TOKENIZER in attachments(found.model).files
     run.begin(plan.tokenizer or (None if own else spec.tokenizer), force=force)
     return run
@@ -119,7 +122,7 @@ def resume(
     if plan.lora is None:
         model, adapters = trainable(persist.load_directory(stored), copy=copy), None
     else:
-        spec, base, _ = load_model(plan, copy=copy)
+        spec, base, _ = load_model(plan, {}, copy=copy)
         found = retask(spec, base, stored.spec.config.to_dict(), plan.settings.seed)
         model = attach(found.model, persist.read_companions(stored))
         adapters = adapt(plan, stored.spec, model, found.head.new)

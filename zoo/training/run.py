@@ -93,6 +93,8 @@ class Run:
         self.release = release
         self.metrics: list[dict[str, Any]] = []
         self.best: Best | None = None
+        self.notes: tuple[str, ...] = ()
+        """Lines about the data and the tokenizer, to be shown before the first step."""
         self._worse = 0
         self._collector = Collector(trainer.processes, trainer.tensors)
 

@@ -22,7 +22,8 @@ from zoo.models.attachments import attachments
 from zoo.plugins import Plugin
 from zoo.registry import ModelSpec, load_reference, registry
 from zoo.tokenizers.library import guarded
-from zoo.tokenizers.load import parse_tokenizer, read_tokenizer
+from zoo.tokenizers.load import parse_tokenizer, read_tokenizer, require_ids
+from zoo.tokenizers.special import Fit, fit
 from zoo.tokenizers.tokenizer import Tokenizer
 from zoo.training.cache import Data, Progress, prepare
 from zoo.training.criterion import IGNORED, Criterion
@@ -32,18 +33,35 @@ from zoo.training.data.sources import Source, find_source
 from zoo.training.plan import Plan
 from zoo.version import __version__
 
-__all__ = ["classes_of", "data_digests", "find_sources", "load_model", "make_criterion", "model_tokenizer",
-           "options_of", "read_data", "trainable"]  # fmt: skip
+__all__ = ["classes_of", "data_digests", "find_sources", "fit_tokenizer", "load_model", "make_criterion",
+           "model_tokenizer", "options_of", "read_data", "trainable"]  # fmt: skip
 
 
-def load_model(plan: Plan, *, copy: bool = True) -> tuple[ModelSpec, nn.Module, Origin]:
-    """Return the model to start from, in float32. Weights that are stored so are mapped into memory unless ``copy``."""
+def load_model(plan: Plan, fitted: Mapping[str, Any], *, copy: bool = True) -> tuple[ModelSpec, nn.Module, Origin]:
+    """Return the model to start from, in float32. Weights that are stored so are mapped into memory unless ``copy``.
+
+    ``fitted`` are values of a preset that follow from the tokenizer; see :func:`fit_tokenizer`.
+    """
     if Path(plan.model).is_dir():
         stored = ModelDirectory.open(plan.model)
         return stored.spec, trainable(persist.load_directory(stored), copy=copy), stored.origin
-    spec = registry().resolve(plan.model, values=plan.config)
+    spec = registry().resolve(plan.model, values={**plan.config, **fitted})
     model = create.build(spec, seed=plan.settings.seed, dtype="float32")
     return spec, model, Origin(kind="initialised", seed=plan.settings.seed)
+
+
+def fit_tokenizer(plan: Plan) -> Fit:
+    """Return the configuration values that follow from the tokenizer of the user's own.
+
+    Raises :class:`UsageError` if it does not fit the weights of a model directory, or as :func:`fit`.
+    """
+    if not Path(plan.model).is_dir():
+        return fit(registry().resolve(plan.model), plan.tokenizer, plan.config, task=plan.task)
+    spec = ModelDirectory.open(plan.model, weights=False).spec
+    if plan.tokenizer is not None:
+        size, remedy = getattr(spec.config, "vocab_size", None), "use the model's own, or train a preset"
+        require_ids(read_tokenizer(plan.tokenizer), size, plan.tokenizer, remedy)
+    return fit(spec, plan.tokenizer, plan.config, task=plan.task, resize=False)
 
 
 def trainable(model: nn.Module, *, copy: bool = True) -> nn.Module:
