@@ -33,7 +33,7 @@ _SCHEMA = 1
 class Plan:
     """Everything that determines a run, apart from the code and the contents of files.
 
-    Raises :class:`UsageError` for the name of a file that is not UTF-8, because the files of the model contain it.
+    Raises :class:`UsageError` for the name of a file or column that is not UTF-8: the files of the model contain it.
     """
 
     model: str
@@ -67,6 +67,9 @@ class Plan:
         for name in (self.model, self.tokenizer or "", *self.data, *self.validation, *self.digests):
             if not is_unicode(name):
                 raise UsageError("the name of the file is not UTF-8", name, "rename it")
+        for role, name in self.columns.items():
+            if not is_unicode(name):
+                raise UsageError("the name of the column is not UTF-8", argument(f"{role}_column"), "rename it")
 
     def write(self, file: Path, progress: Progress) -> None:
         """Write the plan and what is known of the run so far."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import platform
 from collections.abc import Callable
 from contextlib import suppress
@@ -18,15 +17,14 @@ from zoo.artifact import CARD, TOKENIZER, ModelDirectory, describe, new_model, w
 from zoo.artifact.card import adapter_card
 from zoo.artifact.layout import CONFIG, SCHEMA
 from zoo.artifact.provenance import Origin, Training, base_name
-from zoo.errors import ArtifactError
 from zoo.models import persist
 from zoo.models.attachments import attach, attachments
-from zoo.plugins.plain import read_plain
 from zoo.registry import ModelSpec
 from zoo.training.adapters.low_rank import Adapters
 from zoo.training.cache import Data
 from zoo.training.curve import CURVE, draw_curve, training_section
 from zoo.training.loop import Step, Trainer
+from zoo.training.metrics import METRICS, read_metrics, row_of, write_metrics
 from zoo.training.plan import PLAN, Plan
 from zoo.training.progress import Best, Evaluation, Progress
 from zoo.training.sharding import Collector
@@ -34,9 +32,8 @@ from zoo.training.state import STATE, read_state, write_state
 from zoo.training.tracking import TrackedRun, Trackers, metrics_of
 from zoo.version import __version__
 
-__all__ = ["METRICS", "Outcome", "Run", "remove_leftovers"]
+__all__ = ["Outcome", "Run", "remove_leftovers"]
 
-METRICS = "metrics.jsonl"
 BEST = "best.safetensors"
 """The trained weights of the best evaluation so far, while the run is unfinished."""
 Report = Callable[["Run", Step, Evaluation | None], None]
@@ -104,11 +101,7 @@ class Run:
         """Continue from what the directory's checkpoint holds, the result of :meth:`progress` included."""
         read_state(self.trainer, self.directory / STATE)
         self.best, self._worse = so_far.best, so_far.worse
-        metrics = self.directory / METRICS
-        try:
-            self.metrics = [_read_row(line) for line in metrics.read_bytes().splitlines()]
-        except (OSError, ValueError, RecursionError) as error:
-            raise ArtifactError(f"not the metrics of a training run ({error})", metrics) from error
+        self.metrics = read_metrics(self.directory / METRICS)
         self._track()
 
     def progress(self) -> Progress:
@@ -185,12 +178,8 @@ class Run:
             persist.write_tensors(stage / BEST, dict(self.trainer.trained()), self._read, {})
         write_state(self.trainer, stage / STATE, self._collector.read, alone=self._adapters is not None)
         self.plan.write(stage / PLAN, self.progress())
-        self._write_metrics(stage)
+        write_metrics(stage / METRICS, self.metrics)
         return description
-
-    def _write_metrics(self, stage: Path) -> None:
-        lines = "".join(json.dumps(row) + "\n" for row in self.metrics)
-        (stage / METRICS).write_text(lines, encoding="utf-8")
 
     # The run
 
@@ -269,9 +258,7 @@ class Run:
         return (one.accuracy or 0.0, -one.loss) > (other.accuracy or 0.0, -other.loss)
 
     def _log(self, step: Step, evaluation: Evaluation | None) -> None:
-        row = {"step": step.number, **{key: value for key, value in asdict(step).items() if key != "number"}}
-        if evaluation is not None:
-            row["evaluation"] = asdict(evaluation)
+        row = row_of(step, evaluation)
         self.metrics.append(row)
         self._trackers.log(step.number, metrics_of(row))
 
@@ -305,7 +292,7 @@ class Run:
             write_json(stage / CONFIG, description)
             record = self._record()
             write_json(stage / PLAN, record)
-            self._write_metrics(stage)
+            write_metrics(stage / METRICS, self.metrics)
             card = stage / CARD
             curve = draw_curve(self.metrics, stage / CURVE) if self.metrics else False
             card.write_text(card.read_text(encoding="utf-8") + training_section(record, curve=curve), encoding="utf-8")
@@ -337,18 +324,6 @@ class Run:
             "python": platform.python_version(),
             "machine": f"{platform.machine()}, {torch.get_num_threads()} threads",
         }
-
-
-def _read_row(line: bytes) -> dict[str, Any]:
-    """Return a record of metrics.jsonl. Raises ``ValueError`` unless :meth:`Run._log` can have written it."""
-    row: dict[str, Any] = json.loads(line)
-    if not isinstance(row, dict):
-        raise ValueError("a record is not an object")
-    values = {"number" if key == "step" else key: value for key, value in row.items() if key != "evaluation"}
-    read_plain(Step, values, "a record")
-    if "evaluation" in row:
-        read_plain(Evaluation, row["evaluation"], "the evaluation of a record")
-    return row
 
 
 def remove_leftovers(stored: ModelDirectory) -> None:
