@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Literal, Self
 
 from zoo.config import Config
 from zoo.cost import Cost, linear
 
-__all__ = ["ClassifierConfig", "EmbeddingConfig", "ImageConfig", "ProblemType", "problem_of"]
+__all__ = ["ClassifierConfig", "EmbeddingConfig", "ImageConfig", "ProblemType", "class_names", "problem_of"]
 
 ProblemType = Literal["single_label_classification", "multi_label_classification", "regression"]
 """How logits become answers: by a softmax over the classes, by a sigmoid for each class, or as they are. The values are
@@ -31,6 +31,20 @@ def problem_of(problem: ProblemType | None, num_classes: int) -> ProblemType:
         what = "problem_type 'single_label_classification' needs at least 2 classes, but num_classes is 1"
         raise ValueError(f"{what}: choose 'multi_label_classification' for a probability, 'regression' for a number")
     return problem or ("regression" if num_classes == 1 else "single_label_classification")
+
+
+def class_names(labels: Sequence[str] | None, num_classes: int, problem: ProblemType | None) -> tuple[str, ...]:
+    """Return the names of classes: their labels, or without any their numbers.
+
+    A single sigmoid is the probability of class 1, as in data with the labels 0 and 1.
+
+    >>> class_names((), 2, None), class_names((), 1, "multi_label_classification"), class_names((), 1, "regression")
+    (('0', '1'), ('1',), ('0',))
+    """
+    if labels:
+        return tuple(labels)
+    first = int(num_classes == 1 and problem == "multi_label_classification")
+    return tuple(str(first + number) for number in range(num_classes))
 
 
 @dataclass(frozen=True, kw_only=True)

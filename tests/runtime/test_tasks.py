@@ -178,7 +178,24 @@ def test_single_class_has_a_sigmoid_probability_if_it_is_a_label(
     for ids, result in zip(IDS, results, strict=True):
         close(result["probabilities"], call(folder, ids)["logits"].sigmoid())
     assert np.ptp([result["probabilities"] for result in results]) > 1e-4
-    assert re.fullmatch(r"'x': 0: 0\.\d{4}\n", zoo("run", folder, "x").out)
+    assert re.fullmatch(r"'x': 1: 0\.\d{4}\n", zoo("run", folder, "x").out)
+
+
+@pytest.mark.slow
+def test_a_single_sigmoid_is_the_probability_of_label_1(zoo: Zoo) -> None:
+    """A head of one class, trained on the labels 0 and 1, names the likelier one as the data do."""
+    rows = [{"text": text, "label": label} for text, label in [("I like you.", 1), ("I hate you.", 0)] * 8]
+    Path("data.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    head = ("num_classes=1", "problem_type=multi_label_classification")
+    options = [part for setting in (*head, "max_seq_len=32", "learning_rate=0.003") for part in ("--set", setting)]
+    schedule = ("--data", "data.jsonl", "--max-steps", "40", "-o", "judge")
+    done = zoo("train", "bert-tiny", "--task", "text-classification", *schedule, *options)
+    assert done.status == 0, done
+    assert zoo("export", "judge", "--onnx").status == 0
+    answers = json.loads(zoo("run", "judge", "I like you.", "I hate you.", "--json").out)["results"]
+    (likes,), (hates,) = (answer["classes"] for answer in answers)
+    assert likes["label"] == hates["label"] == "1"
+    assert likes["probability"] > 0.5 > hates["probability"]
 
 
 def test_regression_gives_values(exported_model: Exported, redeclared: Exported, zoo: Zoo) -> None:

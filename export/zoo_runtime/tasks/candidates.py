@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from zoo.classes import class_names
 from zoo.config import Settings
 from zoo.contract import dim_size
 from zoo.errors import ArtifactError, UsageError
@@ -17,7 +18,6 @@ from zoo_runtime.parts import Parts, PartsRunner
 from zoo_runtime.runner import Answer, Context, Pair, Tokens, texts_of
 from zoo_runtime.tasks.classification import (
     ClassificationOptions,
-    class_names,
     classify,
     distribution_of,
     problem_type,
@@ -46,7 +46,8 @@ class _PairsRunner(PartsRunner):
     def __init__(self, session: Context, chosen: Any) -> None:
         super().__init__(session, chosen)
         logits = next(tensor for tensor in self.graph.output_tensors() if tensor.name == "logits")
-        self.names = class_names(session, dim_size(logits.dims[-1], {}))
+        count, problem = dim_size(logits.dims[-1], {}), session.option("problem_type")
+        self.names = class_names(session.option("labels"), count, problem)
 
     def class_number(self, name: str) -> int:
         """Return the number of a class, or raise :class:`UsageError` if there is none of this name."""

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from zoo.classes import ProblemType, problem_of
+from zoo.classes import ProblemType, class_names, problem_of
 from zoo.config import Settings
 from zoo.contract import Graph, dim_size
 from zoo.errors import ArtifactError, UsageError
@@ -29,7 +29,6 @@ __all__ = [
     "ClassificationOptions",
     "NextSentence",
     "TextClassification",
-    "class_names",
     "classify",
     "distribution_of",
     "problem_type",
@@ -79,7 +78,7 @@ class TextClassification(TextRunner):
         logits = self.compute(items)["logits"]
         found = classify(logits, self.problem, self.session.option("labels"))
         results = [
-            {"tokens": len(item.ids), **rank_classes(scores, self.session, self.chosen.top_k)}
+            {"tokens": len(item.ids), **rank_classes(scores, self.session, self.problem, self.chosen.top_k)}
             for item, scores in zip(items, found, strict=True)
         ]
         return finite(items, logits, results)
@@ -159,15 +158,12 @@ def classify(logits: Array, problem: ProblemType, names: Sequence[str] | None) -
     return [{**({"label": names[int(row.argmax())]} if names else {}), "probabilities": row} for row in chances]
 
 
-def class_names(session: Context, count: int) -> Sequence[str]:
-    """Return the names of the classes, or their numbers if they have none."""
-    return session.option("labels") or tuple(map(str, range(count)))
-
-
-def rank_classes(scores: Mapping[str, Any], session: Context, count: int | None) -> dict[str, Any]:
+def rank_classes(
+    scores: Mapping[str, Any], session: Context, problem: ProblemType, count: int | None
+) -> dict[str, Any]:
     """Add ``classes`` to a result of :func:`classify`: the name and the score of each, highest first."""
     key, values = ("value", scores["values"]) if "values" in scores else ("probability", scores["probabilities"])
-    names = class_names(session, len(values))
+    names = class_names(session.option("labels"), len(values), problem)
     order = np.argsort(-np.asarray(values), kind="stable")[:count]
     return {**scores, "classes": [{"label": names[at], key: float(values[at])} for at in order.tolist()]}
 

@@ -10,11 +10,12 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from zoo.classes import class_names
 from zoo.config import Settings
 from zoo.errors import ArtifactError, UsageError
 from zoo.tokenizers.library import description
 from zoo_runtime.runner import Answer, Context, TextRunner, Tokens, finite, label
-from zoo_runtime.tasks.classification import class_names, classify, problem_type, softmax
+from zoo_runtime.tasks.classification import classify, problem_type, softmax
 
 __all__ = ["EntityOptions", "TokenClassification", "are_tags"]
 
@@ -132,7 +133,8 @@ class TokenClassification(TextRunner):
 
     def _pieces(self, item: Any, chances: Array) -> Iterator[_Piece]:
         """Yield the tokens of a text, or its words, each with its likeliest class."""
-        names, offsets = class_names(self.session, chances.shape[-1]), item.encoding.offsets
+        names = class_names(self.session.option("labels"), chances.shape[-1], self.problem)
+        offsets = item.encoding.offsets
         for places in self._words(item):
             rows = chances[places]
             if self.strategy == "average":
@@ -210,7 +212,7 @@ class TokenClassification(TextRunner):
             return f"{token} {part['label']} {part['probability']:.4f}"
         scores = part.get("probabilities", part.get("values"))
         assert scores is not None
-        names = class_names(self.session, len(scores))
+        names = class_names(self.session.option("labels"), len(scores), self.problem)
         return f"{token} " + "  ".join(f"{name}: {score:.4f}" for name, score in zip(names, scores, strict=True))
 
 

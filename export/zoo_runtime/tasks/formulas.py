@@ -46,7 +46,8 @@ def classes(runner: Any, item: Any, result: Result, model: Model) -> Expected:
     """Scores of the classes of a text or an image, by class, label and rank, and the label of the best."""
     name, scores = _scores(runner, model(runner.feed([item]))["logits"][0])
     ranked = [(row["label"], row.get("probability", row.get("value"))) for row in result["classes"]]
-    labels = runner.session.option("labels") or [*map(str, range(len(scores)))]
+    first = int(name == "probabilities" and len(scores) == 1)  # a single sigmoid is the probability of class 1
+    labels = runner.session.option("labels") or [str(first + number) for number in range(len(scores))]
     sums = [sum(score for found, score in zip(labels, scores, strict=True) if found == label) for label, _ in ranked]
     expected: Expected = {
         name: Numbers(result.get(name), scores),

@@ -110,7 +110,7 @@ class ImageClassification(ImageRunner):
     def answer(self, items: Sequence[Pixels]) -> Sequence[Any]:
         logits = self.compute(items)["logits"]
         found = classify(logits, self.problem, self.session.option("labels"))
-        results = [rank_classes(scores, self.session, self.chosen.top_k) for scores in found]
+        results = [rank_classes(scores, self.session, self.problem, self.chosen.top_k) for scores in found]
         return finite(items, logits, results)
 
     def show(self, answers: Sequence[Answer]) -> Iterator[str]:

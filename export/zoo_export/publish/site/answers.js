@@ -55,7 +55,8 @@ function fill({ manifest, texts }, ids, logits) {
 
 /** @param {Manifest} manifest @param {Float32Array} logits @returns {Result} */
 function classes({ labels, problem }, logits) {
-  const name = (/** @type {number} */ place) => labels[place] ?? String(place);
+  const first = problem === "multi_label_classification" && logits.length === 1 ? 1 : 0;  // a single sigmoid is class 1's
+  const name = (/** @type {number} */ place) => labels[place] ?? String(first + place);
   if (problem === "regression") return { values: logits.slice(), classes: ranked(logits).map((place) => ({ label: name(place), value: logits[place] })) };
   const probabilities = problem === "multi_label_classification" ? Float64Array.from(logits, (value) => softmax([0, value])[1]) : softmax(logits);
   const order = ranked(probabilities), label = labels.length ? { label: name(order[0]) } : {};
