@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from zoo.artifact import ModelDirectory
 from zoo.contract import Graph
@@ -30,6 +31,7 @@ _NUDGES = 16
 """Number of evaluations on nudged weights where a graph is further from float64 than torch is."""
 _INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 """Integers of as many bytes."""
+aten = torch.ops.aten
 _LARGE = 16
 """Rows and outputs of a dense layer from which torch adds one product after another, measured with torch 2.13."""
 
@@ -74,11 +76,54 @@ def _with_rows(matrix: Tensor) -> Tensor:
     return F.pad(matrix, (0, 0, 0, missing)) if missing > 0 else matrix
 
 
+class _OtherSigmoids(TorchDispatchMode):
+    """Moves each sigmoid at random, by up to one unit in the last place of 1.
+
+    PyTorch computes sigmoids that are nearly 0 to all digits. Kernels of other runtimes are accurate relative to 1.
+    """
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self._generator = torch.Generator().manual_seed(seed)
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        named = kwargs or {}
+        if function.overloadpacket in (aten.lstm, aten.gru):  # their kernels have sigmoids, too
+            with _without_onednn(), self:
+                return function.decompose(*args, **named)
+        factor: Any = None
+        if function.overloadpacket in (aten.sigmoid, aten.sigmoid_, aten.special_expit):
+            factor = 1.0
+        elif function.overloadpacket in (aten.silu, aten.silu_):
+            factor = args[0].clone()
+        elif function.overloadpacket is aten.glu:
+            factor = args[0].chunk(2, *(args[1:] or (-1,)))[0]
+        result = function(*args, **named)
+        if factor is not None and result.is_floating_point():
+            noise = torch.rand(result.shape, generator=self._generator).mul_(2).sub_(1) * torch.finfo(result.dtype).eps
+            result.add_(noise.to(result.dtype) * factor)
+        return result
+
+
+@contextmanager
+def _without_onednn() -> Iterator[None]:
+    """Let recurrent layers call a kernel for each step: those of oneDNN compute a whole layer."""
+    before, torch.backends.mkldnn.enabled = torch.backends.mkldnn.enabled, False
+    try:
+        yield
+    finally:
+        torch.backends.mkldnn.enabled = before
+
+
 class _OtherRounding(TorchExecutor):
-    """Runs graphs on a module with sums in another order."""
+    """Runs graphs on a module with sums in another order, and other errors of sigmoids."""
+
+    def __init__(self, model: nn.Module, seed: int) -> None:
+        super().__init__(model)
+        self._seed = seed
 
     def __call__(self, graph: Graph, feeds: Feeds) -> Arrays:
-        with _OtherSums():
+        with _OtherSigmoids(self._seed), _OtherSums():
             return super().__call__(graph, feeds)
 
 
@@ -130,6 +175,8 @@ class Models:
     def nudged(self, bits: int = 1) -> Iterator[TorchExecutor]:
         """Yield the yardstick on weights whose last bits are random, several times, with sums in another order.
 
+        Sigmoids have other errors, too.
+
         Where the model amplifies rounding errors, as a norm of two nearly equal numbers does, a single evaluation may
         be close to float64 by chance. The perturbed evaluations show how far rounding moves the outputs. The reference
         must not be evaluated meanwhile, because it shares the weights.
@@ -137,7 +184,7 @@ class Models:
         for seed in range(_NUDGES):
             self._flip_last(bits, seed)
             try:
-                yield _OtherRounding(self.yardstick.model)
+                yield _OtherRounding(self.yardstick.model, seed)
             finally:
                 self._flip_last(bits, seed)
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,7 +21,7 @@ from zoo.probe.module import add_noise
 from zoo.probe.pipeline import Executor, run_pipeline
 from zoo.probe.widened import WideWeight
 from zoo.registry import registry
-from zoo_export.parity.reference import Models
+from zoo_export.parity.reference import Models, _OtherSigmoids
 
 POINT = Point(2, 5, 0, "none")
 
@@ -142,3 +143,29 @@ def test_nudges_add_the_products_of_small_layers_in_another_order(outputs: int, 
         exact.load_state_dict(executor.model.state_dict())
         wanted = exact(torch.from_numpy(inputs).double())
         assert 1.5 * error(models.yardstick, wanted) < error(executor, wanted) < 40 * error(models.yardstick, wanted)
+
+
+@pytest.mark.parametrize(
+    "compute",
+    [
+        torch.sigmoid,
+        Tensor.sigmoid,
+        torch.special.expit,
+        nn.functional.silu,
+        nn.functional.glu,
+        nn.SiLU(inplace=True),
+        lambda x: torch.sigmoid_(x.clone()),
+        nn.LSTM(8, 8),
+        nn.GRU(8, 8),
+    ],
+)
+def test_sigmoids_move_by_a_unit_in_the_last_place_of_one(compute: Callable[[Tensor], Any]) -> None:
+    """Nearly 0, a sigmoid has other digits then, as in ONNX Runtime."""
+    x = torch.full((4, 2, 8), -30.0)
+    with torch.inference_mode():
+        exact = compute(x.clone())
+        with _OtherSigmoids(0):
+            moved = compute(x.clone())
+    exact, moved = ((item[0] if isinstance(item, tuple) else item) for item in (exact, moved))
+    error = float((moved - exact).abs().max())
+    assert 0 < error <= 30 * 2.0**-23
