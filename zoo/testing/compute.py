@@ -90,15 +90,12 @@ def masks(graphs: Sequence[Graph]) -> list[tuple[TensorSpec, str]]:
     return list(found.values())
 
 
-def inputs_along(graphs: Sequence[Graph], length: str, feeds: Feeds) -> dict[str, tuple[TensorSpec, int]]:
-    """Return the external inputs that have a length, with its axis."""
-    return {
-        tensor.name: (tensor, axis)
-        for graph in graphs
-        for tensor in graph.input_tensors()
-        for axis, dim in enumerate(tensor.dims)
-        if tensor.name in feeds and length in dim_names(dim)
-    }
+def inputs_along(graphs: Sequence[Graph], length: str, feeds: Feeds) -> list[tuple[TensorSpec, int]]:
+    """Return the external inputs that have a length, once for each axis along which it lies, as in pairs of tokens."""
+    inputs = {tensor.name: tensor for graph in graphs for tensor in graph.input_tensors() if tensor.name in feeds}
+    return [
+        (tensor, axis) for tensor in inputs.values() for axis, dim in enumerate(tensor.dims) if length in dim_names(dim)
+    ]
 
 
 def outputs_of(graph: Graph) -> Sequence[TensorSpec]:

@@ -259,7 +259,7 @@ def _check_content_of_padding(
         values = feeds[tensor.name]
         shape = [size if at in (0, axis) else 1 for at, size in enumerate(values.shape)]
         hidden = (feeds[mask.name] == 0).reshape(shape)
-        others[tensor.name] = np.where(hidden, change(tensor, values, rng), values)
+        others[tensor.name] = np.where(hidden, change(tensor, values, rng), others[tensor.name])
     execute = executor(subject.exact)
     wanted, found = (run(execute, subject.graphs, item) for item in (feeds, others))
     expected = f"the content of padding on the {side} ({mask.name}) does not change outputs at other positions"
@@ -288,8 +288,9 @@ def _check_added_padding(subject: Subject, mask: TensorSpec, length: str, side: 
         return
     longer = dict(feeds)
     rng = np.random.default_rng(2)
-    for name, (tensor, axis) in inputs_along(subject.graphs, length, feeds).items():
-        shape = [added if at == axis else size for at, size in enumerate(feeds[name].shape)]
+    for tensor, axis in inputs_along(subject.graphs, length, feeds):
+        values = longer[tensor.name]
+        shape = [added if at == axis else size for at, size in enumerate(values.shape)]
         filler: Any
         if tensor.is_mask:
             filler = np.zeros(shape, tensor.dtype)
@@ -297,7 +298,7 @@ def _check_added_padding(subject: Subject, mask: TensorSpec, length: str, side: 
             filler = rng.integers(0, tensor.upper or 2, shape).astype(tensor.dtype)
         else:
             filler = rng.standard_normal(shape)
-        longer[name] = np.concatenate((filler, feeds[name]) if side == "left" else (feeds[name], filler), axis)
+        longer[tensor.name] = np.concatenate((filler, values) if side == "left" else (values, filler), axis)
     execute = executor(subject.exact)
     wanted, found = (run(execute, subject.graphs, item) for item in (feeds, longer))
     place = slice(added, None) if side == "left" else slice(start)
@@ -415,10 +416,10 @@ def _check_order(subject: Subject, graph: Graph, length: str) -> None:
 
 
 def _tokens(subject: Subject, length: str, feeds: Mapping[str, Any]) -> Iterator[tuple[TensorSpec, int]]:
-    """Yield the inputs with a length, except masks, and its axis in each."""
+    """Yield the inputs with a length, except masks, once for each axis along which it lies."""
     from zoo.testing.compute import inputs_along
 
-    for tensor, axis in inputs_along(subject.graphs, length, feeds).values():
+    for tensor, axis in inputs_along(subject.graphs, length, feeds):
         if not tensor.is_mask:
             yield tensor, axis
 
@@ -448,7 +449,7 @@ def _changed(subject: Subject, length: str, feeds: Mapping[str, Any], place: sli
     result = dict(feeds)
     for tensor, axis in _tokens(subject, length, feeds):
         where = (*(slice(None),) * axis, place)
-        result[tensor.name] = feeds[tensor.name].copy()
+        result[tensor.name] = result[tensor.name].copy()
         result[tensor.name][where] = change(tensor, feeds[tensor.name][where], rng)
     return result
 

@@ -270,8 +270,8 @@ class _Comparison:
         for mask in (name for name in feeds if tensors[name].is_mask):
             kept, length = np.flatnonzero(feeds[mask][number]), dims[mask][1]
             for name in feeds:
-                if length in dims[name]:
-                    alone[name] = alone[name].take(kept, dims[name].index(length))
+                for axis in (axis for axis, dim in enumerate(dims[name]) if dim == length):
+                    alone[name] = alone[name].take(kept, axis)
         known = dict(alone)
         for graph in self.plan.earlier:
             known |= execute(graph, {tensor.name: known[tensor.name] for tensor in graph.input_tensors()})
