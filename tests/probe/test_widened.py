@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from zoo.probe import widened
-from zoo.probe.widened import Product, WideWeight, deferring_products, share_weights
+from zoo.probe.widened import KeptWide, Product, WideWeight, deferring_products, share_weights
 
 LARGE, WIDTH = 2000, 300
 """A weight of LARGE x WIDTH is large enough to be widened at each use instead of being stored in the wide dtype, and
@@ -150,3 +150,61 @@ def test_narrow_product_is_not_deferred(monkeypatch: pytest.MonkeyPatch) -> None
     share_weights(made, source, torch.float64)
     with torch.inference_mode(), deferring_products():
         assert not isinstance(made(torch.zeros(7, 600, dtype=torch.float64)), Product)
+
+
+@pytest.mark.parametrize(
+    "convert",
+    [
+        lambda x: x.float(),
+        lambda x: x.to(torch.float32),
+        lambda x: x.type(torch.float32),
+        lambda x: x.type_as(torch.zeros(1, dtype=torch.float32)),
+        lambda x: x.to(device="cpu", dtype=torch.float32),
+    ],
+)
+def test_float64_is_not_rounded_to_float32(convert: Callable[[Tensor], Tensor]) -> None:
+    """Conversions that change no number are made."""
+    exact, rounded = torch.arange(4, dtype=torch.float64) / 4, torch.arange(4, dtype=torch.float64) / 3
+    assert convert(rounded).dtype == torch.float32
+    with KeptWide():
+        assert convert(exact).dtype == torch.float32
+        kept = convert(rounded)
+    assert kept.dtype == torch.float64
+    torch.testing.assert_close(kept, rounded, rtol=0, atol=0)
+    kept += 1
+    assert rounded[0] == 0
+
+
+def test_functions_of_float64_return_float64() -> None:
+    x = torch.randn(2, 3, dtype=torch.float64)
+    with KeptWide():
+        for found, wanted in (
+            (x.softmax(-1, dtype=torch.float32), x.softmax(-1)),
+            (F.softmax(x, dim=-1, dtype=torch.float32), x.softmax(-1)),
+            (x.sum(-1, dtype=torch.float32), x.sum(-1)),
+            (x.float() @ torch.ones(3, 4), x @ torch.ones(3, 4, dtype=torch.float64)),
+            (F.linear(x.float(), torch.ones(4, 3)), F.linear(x, torch.ones(4, 3, dtype=torch.float64))),
+        ):
+            assert found.dtype == torch.float64
+            torch.testing.assert_close(found, wanted, rtol=0, atol=0)
+        ids = torch.arange(5)
+        assert (ids.float() / 3).dtype == torch.float32
+
+
+def test_results_in_float32_are_written_as_the_code_says() -> None:
+    x = torch.randn(2, 3, dtype=torch.float64)
+    total = torch.zeros(2, 3)
+    with KeptWide():
+        total.index_add_(0, torch.tensor([0, 1]), x.float())
+        total[torch.tensor([1])] = x[:1].float()
+        with pytest.raises(RuntimeError, match="shapes"):
+            x @ torch.ones(2, 2)
+    torch.testing.assert_close(total, torch.stack((x[0], x[0])).float(), rtol=0, atol=0)
+
+
+def test_deferred_product_is_not_computed_by_a_conversion() -> None:
+    x, weight = torch.randn(200, 8, dtype=torch.float64), torch.randn(2**17, 8, dtype=torch.float64)
+    with KeptWide(), deferring_products():
+        logits = F.linear(x, weight).float()
+    assert isinstance(logits, Product)
+    assert logits.whole is None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import partial
@@ -23,7 +23,7 @@ from zoo.probe.dtypes import BFLOAT16
 from zoo.probe.inputs import Feeds, Point
 from zoo.probe.pipeline import Arrays
 from zoo.probe.positions import Kept, kept_positions
-from zoo.probe.widened import Product, deferring_products
+from zoo.probe.widened import KeptWide, Product, deferring_products
 
 __all__ = [
     "Declared",
@@ -187,21 +187,27 @@ def perturb(model: nn.Module, seed: int = 0) -> None:
 
 
 class TorchExecutor:
-    """Runs graphs by calling the unmodified module, in its own dtype."""
+    """Runs graphs by calling the unmodified module, in its own dtype.
+
+    Args:
+        model: the module.
+        keep_wide: leave out its conversions from float64 to float32 (:class:`zoo.probe.widened.KeptWide`).
+    """
 
     _can_defer = True
     """Whether large products may be computed later: no mode of torch changes them."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, *, keep_wide: bool = True) -> None:
         self.model = model
         self.real = next(model.parameters()).dtype
+        self._keep_wide = keep_wide and self.real == torch.float64
         self.dtype: np.dtype[Any] = as_array(torch.empty(0, dtype=self.real)).dtype
         self._kept: Callable[[Graph, TensorSpec], Kept | None] | None = None
 
     def __call__(self, graph: Graph, feeds: Feeds) -> Arrays:
         dtypes = {item.name: declared_dtype(item, self.real) for item in graph.input_tensors()}
         tensors = {name: as_tensor(value).to(dtypes[name]) for name, value in feeds.items() if name in dtypes}
-        with torch.inference_mode():
+        with torch.inference_mode(), self._wide():
             if self._kept is None:
                 outputs = call_graph(self.model, graph, tensors, hooks=True)
             else:
@@ -212,6 +218,9 @@ class TorchExecutor:
                     for tensor in graph.output_tensors()
                 }
             return {name: as_array(tensor) for name, tensor in outputs.items()}
+
+    def _wide(self) -> AbstractContextManager[object]:
+        return KeptWide() if self._keep_wide else nullcontext()
 
     @contextmanager
     def keeping(self, feeds: Feeds, point: Point) -> Iterator[None]:

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-__all__ = ["Ask", "Product", "WideWeight", "asking", "deferring_products", "product", "share_weights"]
+__all__ = ["Ask", "KeptWide", "Product", "WideWeight", "asking", "deferring_products", "product", "share_weights"]
 
 _LARGE = 2**18
 """Number of elements from which a weight is converted where it is used."""
@@ -130,6 +130,60 @@ def deferring_products() -> Iterator[None]:
             yield
     finally:
         _deferring.reset(token)
+
+
+class KeptWide(TorchFunctionMode):
+    """Lets a model in float64 compute in float64 where its code asks for float32.
+
+    Models compute norms and softmax in float32, so that half precision is accurate enough. In float64, the same code
+    would round every activation. A conversion from float64 to float32 that changes a number is therefore left out, and
+    functions of float64 tensors return float64 instead of float32. Conversions that change nothing are made: numbers
+    that are computed in float32 from positions or stored frequencies, such as angles, are part of the model.
+    """
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        named = kwargs or {}
+        x = args[0] if args else None
+        is_wide = isinstance(x, Tensor) and x.dtype == torch.float64
+        if is_wide and function in _CONVERSIONS:
+            if isinstance(x, Product) and (function is Tensor.float or _asks_for_float32((*args[1:], *named.values()))):
+                return x  # computed only where it is read
+            return _unless_rounded(x, function(*args, **named))
+        if is_wide and named.get("dtype") is torch.float32:
+            named = {**named, "dtype": torch.float64}
+        try:
+            return function(*args, **named)
+        except RuntimeError:
+            dtype = x.dtype if isinstance(x, Tensor) and _is_in_place(function) else torch.float64
+            given = {leaf.dtype for leaf in pytree.tree_leaves((args, named)) if isinstance(leaf, Tensor)}
+            if not given >= {torch.float32, torch.float64}:
+                raise
+            args, named = pytree.tree_map_only(Tensor, lambda leaf: _converted(leaf, dtype), (args, named))
+            return function(*args, **named)
+
+
+_CONVERSIONS = {Tensor.float, Tensor.to, Tensor.type, Tensor.type_as}
+
+
+def _unless_rounded(x: Tensor, converted: Tensor) -> Tensor:
+    """Return a conversion of a float64 tensor, or, if it is to float32 and changes a number, a copy of the tensor."""
+    if not isinstance(converted, Tensor) or converted.dtype != torch.float32 or isinstance(x, WideWeight):
+        return converted  # weights are stored in float32 or less
+    return converted if torch.equal(converted.double(), x) else x.clone()
+
+
+def _asks_for_float32(given: tuple[Any, ...]) -> bool:
+    return any(item is torch.float32 for item in given)
+
+
+def _is_in_place(function: Any) -> bool:
+    name = getattr(function, "__name__", "")
+    return function is Tensor.__setitem__ or name == name.rstrip("_") + "_"
+
+
+def _converted(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return a tensor in ``dtype`` if it is in float32 or float64, but not in that one."""
+    return tensor.to(dtype) if tensor.dtype in (torch.float32, torch.float64) and tensor.dtype != dtype else tensor
 
 
 def _is_deferred(x: Tensor, weight: Tensor) -> bool:

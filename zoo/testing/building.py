@@ -186,7 +186,8 @@ def signature(subject: Subject) -> None:
     import numpy as np
 
     from zoo.probe.dtypes import dtype_of
-    from zoo.testing.compute import check_shapes, executor, make_inputs, run
+    from zoo.probe.module import TorchExecutor
+    from zoo.testing.compute import check_shapes, make_inputs, run
 
     model = subject.exact
     for graph in subject.graphs:
@@ -194,7 +195,7 @@ def signature(subject: Subject) -> None:
     feeds = make_inputs(subject)
     expected = "every output is returned as declared"
     try:
-        results = run(executor(model), subject.graphs, feeds)
+        results = run(TorchExecutor(model, keep_wide=False), subject.graphs, feeds)
     except KeyError as error:
         fail(expected, f"{error} is missing")
     known = dict(feeds)

@@ -169,11 +169,12 @@ def first_call(model: nn.Module, graph: Graph, feeds: Feeds, **past: Any) -> Arr
     ``past`` has the arguments for the past by name, or nothing.
     """
     from zoo.probe.module import as_array, as_tensor
+    from zoo.probe.widened import KeptWide
 
     method = functools.partial(getattr(model, graph.method), **past)
     plain = replace(graph, past=None, attentions=())
     tensors = {tensor.name: as_tensor(feeds[tensor.name]) for tensor in plain.input_tensors()}
-    with torch.inference_mode():
+    with torch.inference_mode(), KeptWide():
         outputs = call_graph(types.SimpleNamespace(**{graph.method: method}), plain, tensors)  # type: ignore[arg-type]
         return {name: as_array(value) for name, value in outputs.items()}
 
