@@ -55,7 +55,8 @@ def test_loss_of_an_evaluation_must_be_finite(make_trainer: Make) -> None:
 def test_weights_that_are_not_finite_are_not_kept(zoo: Zoo) -> None:
     """A step of a finite loss may make them; the checkpoint before it stands."""
     write_rows(ROWS)
-    train(zoo, "--set", "learning_rate=1e38", "--set", "checkpoint_every=1").failed(1, "is not finite: step 1")
+    options = ("--quiet", "--set", "learning_rate=1e38", "--set", "checkpoint_every=1")
+    train(zoo, *options).failed(1, "is not finite: step 1")
     assert all(tensor.isfinite().all() for tensor in load_file("m/model.safetensors").values())
     assert zoo("evaluate", "m", "--data", "rows.jsonl", "--variant", "torch").status == 0
 

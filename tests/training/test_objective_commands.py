@@ -30,7 +30,8 @@ def test_masked_lm_reads_whole_texts(zoo: Zoo) -> None:
     assert "truncated" not in said.err
     record = json.loads(Path("m/training.json").read_text())
     assert record["objective"] == "masked-lm"
-    assert record["rows"] == {"rows": 1, "bad": 0, "truncated": 0, "tokens": 1500}
+    facts = {"rows": 1, "bad": 0, "truncated": 0, "tokens": 1500, "encoded": 0, "unknown": 0, "ambiguous": 0}
+    assert record["rows"] == facts
     assert record["options"] == {"rate": 0.15, "whole_word": False}
 
 
@@ -64,7 +65,7 @@ def test_several_classes_of_a_text_come_from_the_data(zoo: Zoo) -> None:
 def test_rows_with_other_columns_are_reported(zoo: Zoo) -> None:
     data = write([{"text": "a", "label": "x"}, {"text": "a", "pair": "b", "label": "y"}])
     said = zoo("train", "bert-tiny", "--task", "text-classification", "--data", data, "-o", "m", *FAST)
-    assert "1 of 2 rows cannot be used: row 2: has other columns" in said.failed(3)
+    assert "1 of 2 rows cannot be used: rows.jsonl, row 2: has other columns" in said.failed(3)
 
 
 def test_whole_steps_are_required(zoo: Zoo) -> None:

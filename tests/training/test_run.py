@@ -267,7 +267,7 @@ def test_no_token_of_a_corpus_is_lost(zoo: Zoo, corpus: Path) -> None:
     plan = make_plan("gpt-tiny", settings={"max_length": 16}, data=[str(corpus)], columns={})
     data = start(plan, Path("lm")).data
     text = corpus.read_bytes()
-    assert data.facts == Facts(rows=1, bad=0, truncated=0, tokens=len(text) + 1)
+    assert data.facts == Facts(rows=1, bad=0, truncated=0, tokens=len(text) + 1, encoded=0, unknown=0, ambiguous=0)
     blocks = [data.examples[index]["input_ids"] for index in range(len(data.examples))]
     assert len(blocks) == len(text) // 16
     read = [number for block in blocks for number in block[:-1].tolist()]

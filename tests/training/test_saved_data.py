@@ -108,7 +108,7 @@ def test_malformed_list_of_splits(content: str, zoo: Zoo) -> None:
 class Digits:
     """An objective whose example is a text's letters."""
 
-    packed, max_length, truncated = False, 9, 0
+    packed, max_length, truncated, encoded, unknown, label_fields = False, 9, 0, 0, 0, ()
 
     def examples(self, row: Any) -> Any:
         return ({"input_ids": np.array(list(row["text"].encode() * 1000), np.int32)},)

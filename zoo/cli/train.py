@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping
+from dataclasses import asdict
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -148,7 +149,8 @@ def command(
     if as_json:
         result = {"directory": str(outcome.directory), "steps": outcome.steps, "kept_step": outcome.kept}
         scores = None if found is None else {"loss": found.loss, "accuracy": found.accuracy}
-        emit_json("train", {**result, "loss": outcome.loss, "evaluation": scores})
+        data_facts = {"rows": asdict(facts), "classes": run.classes}
+        emit_json("train", {**result, "loss": outcome.loss, "evaluation": scores, **data_facts})
         return
     text = f"{outcome.directory}: {outcome.steps:,} steps, loss {outcome.loss:.4f}"
     if found is not None:

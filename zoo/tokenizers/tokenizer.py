@@ -18,7 +18,7 @@ from zoo.terminal import is_unicode
 from zoo.tokenizers.bounds import longest_token
 from zoo.tokenizers.chat import ChatTemplate, read_chat_template
 from zoo.tokenizers.inputs import Side, TextInputs, padded, require_tokens
-from zoo.tokenizers.library import guarded
+from zoo.tokenizers.library import description, guarded
 from zoo.tokenizers.load import read_tokenizer
 from zoo.tokenizers.stream import TextStream, continuation
 from zoo.tokenizers.truncation import text_limit, truncated_texts
@@ -173,6 +173,19 @@ class Tokenizer:
         if self._inputs is None:
             raise UsageError("the tokenizer has no model", None, "load it from a model directory")
         return self._inputs
+
+    @cached_property
+    def unknown_id(self) -> int | None:
+        """The token that stands for text outside of the vocabulary, if there is one."""
+        model = description(self.backend)["model"]
+        if (number := model.get("unk_id")) is not None:
+            return int(number)
+        token = model.get("unk_token")
+        return None if token is None else self.backend.token_to_id(token)
+
+    def added(self, pair: bool) -> int:
+        """Return the number of special tokens around a text, or a pair of texts."""
+        return self.backend.num_special_tokens_to_add(pair) if self.special_tokens else 0
 
     @cached_property
     def longest_token(self) -> int | None:

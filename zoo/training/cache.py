@@ -10,18 +10,21 @@ import secrets
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping
+from array import array
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from zoo import memo
 from zoo.errors import ArtifactError, StorageError, UsageError, storage_errors
 from zoo.plugins.plain import read_plain
 from zoo.storage import scratch_folder
 from zoo.training.criterion import Criterion
-from zoo.training.data.examples import Blocks, Examples, ExamplesWriter, StoredExamples
+from zoo.training.data.examples import Blocks, Example, Examples, ExamplesWriter, StoredExamples
 from zoo.training.data.rows import RowError
 
 __all__ = ["LIMIT", "Data", "prepare"]
@@ -49,6 +52,12 @@ class Facts:
     """Texts that were cut to the longest allowed length."""
     tokens: int
     """Elements of the longest field of each example, in total."""
+    encoded: int
+    """Tokens of texts, without special ones, if the tokenizer has one for unknown text."""
+    unknown: int
+    """Those of them that stand for unknown text."""
+    ambiguous: int
+    """Examples that differ from another one in their labels alone."""
 
 
 @dataclass(frozen=True)
@@ -183,9 +192,10 @@ def _write(
     skip_bad: int,
     progress: Progress | None,
 ) -> Facts:
-    bad: list[str] = []
+    bad: list[tuple[str, str]] = []
     number = tokens = 0
-    before = criterion.truncated
+    before = criterion.truncated, criterion.encoded, criterion.unknown
+    inputs, labels = array("Q"), array("Q")
     with ExamplesWriter(directory) as writer:
         for number, row in enumerate(rows, 1):
             try:
@@ -193,22 +203,50 @@ def _write(
                     raise ValueError(row.what)
                 for example in criterion.examples(row):
                     writer.add(example)
+                    labelled = example.keys() & criterion.label_fields
+                    if labelled:
+                        inputs.append(_digest(example, example.keys() - labelled))
+                        labels.append(_digest(example, labelled))
                     tokens += max(map(len, example.values()))
             except ValueError as error:
-                bad.append(f"{row.where}: {error}" if isinstance(row, RowError) else f"row {number}: {error}")
+                bad.append((getattr(row, "where", f"row {number}"), str(error)))
                 continue
             if progress is not None and number % 256 == 0:
                 progress(number, None)
-        facts = Facts(number, len(bad), criterion.truncated - before, tokens)
+        counts = criterion.truncated, criterion.encoded, criterion.unknown
+        truncated, encoded, unknown = (count - earlier for count, earlier in zip(counts, before, strict=True))
+        facts = Facts(number, len(bad), truncated, tokens, encoded, unknown, _ambiguous(inputs, labels))
         _check_bad(facts, skip_bad, bad)
     return facts
 
 
-def _check_bad(facts: Facts, skip_bad: int, bad: list[str]) -> None:
+def _digest(example: Example, fields: Collection[str]) -> int:
+    """Return 64 bits that tell some fields of an example from those of others."""
+    digest = hashlib.blake2b(digest_size=8)
+    for name in sorted(fields):
+        digest.update(f"{name} {example[name].size} ".encode())
+        digest.update(np.ascontiguousarray(example[name]).data)
+    return int.from_bytes(digest.digest())
+
+
+def _ambiguous(inputs: array[int], labels: array[int]) -> int:
+    """Return the number of examples whose inputs are those of another with different labels."""
+    if not inputs:
+        return 0
+    every = np.array(inputs, np.uint64)
+    different = np.unique(np.stack((every, np.array(labels, np.uint64)), 1), axis=0)
+    values, counts = np.unique(different[:, 0], return_counts=True)
+    return int(np.isin(every, values[counts > 1]).sum())
+
+
+def _check_bad(facts: Facts, skip_bad: int, bad: Sequence[tuple[str, str]]) -> None:
     """Raise :class:`ArtifactError` for more unusable rows than allowed, or if none is usable."""
     if facts.bad > skip_bad:
-        shown = "; ".join(bad[:_SHOWN])
+        reasons = dict(reversed([(reason, where) for where, reason in bad]))  # the first row of each reason
+        first = [(reasons[reason], reason) for reason in dict.fromkeys(reason for _, reason in bad)]
+        shown = "; ".join(f"{where}: {reason}" for where, reason in (first if len(first) < _SHOWN else bad)[:_SHOWN])
         what = f"{facts.bad} of {facts.rows} rows cannot be used" + (f": {shown}" if shown else "")
-        raise ArtifactError(what, None, f"mend them, or leave them out with --skip-bad {facts.bad}")
+        skip = f", or leave them out with --skip-bad {facts.bad}" if facts.bad < facts.rows else ""
+        raise ArtifactError(what, None, f"mend them{skip}")
     if facts.rows == facts.bad:
         raise ArtifactError("the data has no rows")

@@ -18,6 +18,7 @@ from zoo.contract import KeyValues
 from zoo.errors import ArtifactError, PluginError
 from zoo.nn import Cache, LayerStates
 from zoo.training.data.examples import Example
+from zoo.training.data.labels import IGNORED
 
 if TYPE_CHECKING:
     from tokenizers import Encoding
@@ -32,8 +33,6 @@ Ids = np.ndarray[Any, np.dtype[np.int32]]
 Row = Mapping[str, Any]
 """A row of data, by the roles of its columns: ``text``, ``label`` and so on."""
 Batch = Mapping[str, Tensor]
-IGNORED = -100
-"""The label of a token without a target, as in ``torch.nn.functional.cross_entropy``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +111,8 @@ class Criterion(ABC):
     """Whether ``max_length`` limits examples; if not, it is 0."""
     terms: ClassVar[int] = 1
     """Number of terms of the loss; :meth:`counts` is needed if there are several."""
+    label_fields: ClassVar[tuple[str, ...]] = ("label", "labels", "span", "similarity")
+    """Fields of examples that hold labels. Examples that differ in these alone are counted."""
     divisible: bool = True
     """Whether the loss of an example is independent of the others in its batch, so that a step can be computed in
     parts."""
@@ -120,6 +121,9 @@ class Criterion(ABC):
         self.config, self.settings, self.max_length = config, settings, max_length
         self.truncated = 0
         """Number of texts that were cut to ``max_length``."""
+        self.encoded = self.unknown = 0
+        """Number of tokens of texts, without special ones, and of those among them that the tokenizer does not know.
+        Only counted for tokenizers that have an unknown token."""
         limit = max_length if self.has_length and not self.packed else None
         self._tokenizer = None if tokenizer is None else tokenizer.truncating(limit)
         graph = config.graphs()[-1]
@@ -219,6 +223,10 @@ class Criterion(ABC):
             if number not in present:
                 raise ValueError(f"{name} is empty")
         self.truncated += bool(encoded.overflowing)
+        if tokenizer.unknown_id is not None:
+            for piece in (encoded, *(encoded.overflowing if pair is None else ())):
+                self.encoded += len(piece) - tokenizer.added(pair is not None)
+                self.unknown += piece.ids.count(tokenizer.unknown_id)
         return encoded
 
     @property

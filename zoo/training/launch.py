@@ -25,14 +25,15 @@ from zoo.registry.recipes import find_recipe
 from zoo.tokenizers.tokenizer import Tokenizer
 from zoo.training.adapters.low_rank import Adapters, adapt
 from zoo.training.cache import Progress
+from zoo.training.data.labels import classes_of
 from zoo.training.data.sources import Source
+from zoo.training.findings import class_counts, classes_note, warn_of
 from zoo.training.loop import Trainer
 from zoo.training.plan import PLAN, Plan, make_plan
 from zoo.training.processes import ALONE, Processes
 from zoo.training.run import Outcome, Run, remove_leftovers
 from zoo.training.settings import LowRankSettings
 from zoo.training.setup import (
-    classes_of,
     data_digests,
     find_sources,
     fit_tokenizer,
@@ -166,6 +167,8 @@ def _make(
             for source in sources
             if source is not None
         ]
+    if processes.is_first:
+        warn_of(data[0].facts, sources[0].name)
     owner = spec.plugin if plugin.built_in else plugin
     trainer = Trainer(
         model,
@@ -176,7 +179,10 @@ def _make(
         processes=processes,
         guard=lambda: plugins.blame(owner, f"cannot train {spec.architecture.name}"),
     )
-    return Run(plan, spec, trainer, directory, data[0], sources[0].name, origin, adapters, trackers, release)
+    run = Run(plan, spec, trainer, directory, data[0], sources[0].name, origin, adapters, trackers, release)
+    run.classes = class_counts(spec.config, data[0])
+    run.notes = (classes_note(run.classes),) if run.classes else ()
+    return run
 
 
 def _lock(directory: Path, processes: Processes) -> Callable[[], None]:

@@ -90,6 +90,8 @@ class Run:
         self.release = release
         self.metrics: list[dict[str, Any]] = []
         self.best: Best | None = None
+        self.classes: dict[str, int] = {}
+        """How often each class is a label, by name."""
         self.notes: tuple[str, ...] = ()
         """Lines about the data and the tokenizer, to be shown before the first step."""
         self._worse = 0
@@ -313,6 +315,7 @@ class Run:
             "data": self._name,
             "digests": dict(plan.digests),
             "rows": asdict(self.data.facts),
+            "classes": self.classes,
             "settings": plan.settings.to_dict(),
             "lora": plan.lora and plan.lora.to_dict(),
             "steps": self.trainer.done,

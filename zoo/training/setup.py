@@ -13,10 +13,9 @@ from torch import nn
 from zoo import plugins
 from zoo.artifact import TARGET_TOKENIZER, TOKENIZER, ModelDirectory
 from zoo.artifact.provenance import Origin
-from zoo.classes import ClassifierConfig
 from zoo.config import Settings
 from zoo.contract import Objective
-from zoo.errors import ArtifactError, UsageError
+from zoo.errors import UsageError
 from zoo.models import create, persist
 from zoo.models.attachments import attachments
 from zoo.plugins import Plugin
@@ -26,14 +25,13 @@ from zoo.tokenizers.load import parse_tokenizer, read_tokenizer, require_ids
 from zoo.tokenizers.special import Fit, fit
 from zoo.tokenizers.tokenizer import Tokenizer
 from zoo.training.cache import Data, Progress, prepare
-from zoo.training.criterion import IGNORED, Criterion
-from zoo.training.data.rows import RowError
+from zoo.training.criterion import Criterion
 from zoo.training.data.saved import saved_splits
 from zoo.training.data.sources import Source, find_source
 from zoo.training.plan import Plan
 from zoo.version import __version__
 
-__all__ = ["classes_of", "data_digests", "find_sources", "fit_tokenizer", "load_model", "make_criterion",
+__all__ = ["data_digests", "find_sources", "fit_tokenizer", "load_model", "make_criterion",
            "model_tokenizer", "options_of", "read_data", "trainable"]  # fmt: skip
 
 
@@ -83,38 +81,6 @@ def find_sources(plan: Plan, objective: Objective) -> tuple[Source, Source | Non
     if dataset is not None and "validation" in dataset.splits and not Path(plan.data[0]).exists():
         return training, find_source(plan.data, objective, plan.columns, split="validation")
     return training, None
-
-
-def classes_of(spec: ModelSpec, values: Mapping[str, Any], objective: Objective, source: Source) -> dict[str, Any]:
-    """Return the classes in the data, for a head that is fresh and of which none are declared."""
-    config = spec.config
-    if not isinstance(config, ClassifierConfig) or "label" not in objective.columns:
-        return {}
-    kept = config.labels and config.task == values.get("task", config.task)
-    if kept or {"labels", "num_classes", "problem_type"} & values.keys():
-        return {}
-    found: set[str] = set()
-    several = False
-    broken: RowError | None = None
-    for row in source.rows:
-        if isinstance(row, RowError):
-            broken = broken or row
-        label = row.get("label") if isinstance(row, Mapping) else None
-        several = several or isinstance(label, list)
-        items = label if isinstance(label, list) else [label]
-        found.update(str(item) for item in items if isinstance(item, str | int) and item not in (IGNORED, ""))
-    if len(found) < 2 and broken is not None:  # rather than the number of classes
-        raise ArtifactError(broken.what, broken.where)
-    if not found:
-        return {}
-    shown = {name.strip(): name for name in sorted(found)}
-    if len(shown) < len(found):
-        one = next(name for name in found if shown[name.strip()] != name)
-        raise UsageError(f"the classes {one!r} and {shown[one.strip()]!r} differ in spaces only", source.name)
-    names = sorted(found, key=lambda name: (not name.isdecimal(), int(name) if name.isdecimal() else 0, name))
-    several = several and values.get("task", config.task) != "token-classification"  # which has a label per token
-    problem = "multi_label_classification" if several else "single_label_classification"
-    return {"num_classes": len(names), "labels": tuple(names), "problem_type": problem}
 
 
 def model_tokenizer(plan: Plan, spec: ModelSpec, model: nn.Module) -> Tokenizer | None:

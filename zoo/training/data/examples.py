@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -109,6 +109,11 @@ class StoredExamples:
     def lengths(self) -> np.ndarray[Any, np.dtype[np.int64]]:
         """The number of elements in the longest field of each example."""
         return np.max([np.diff(ends, prepend=0) for _, ends in self._fields.values()], axis=0)
+
+    @property
+    def fields(self) -> Collection[str]:
+        """The names of the fields."""
+        return self._fields.keys()
 
     def stream(self, field: str) -> Array:
         """Return a field of all examples, one after the other."""

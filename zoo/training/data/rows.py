@@ -15,7 +15,7 @@ from zoo.tables import TABLES, check_footer, read_table
 from zoo.terminal import is_unicode
 from zoo.training.data.saved import is_saved, read_saved
 
-__all__ = ["FileRows", "RowError", "data_files", "read_rows"]
+__all__ = ["FileRows", "LocatedRow", "RowError", "data_files", "read_rows"]
 
 LINES = (".jsonl", ".ndjson")
 TEXTS = (".txt", ".md")
@@ -36,6 +36,15 @@ class RowError:
 
     def __str__(self) -> str:
         return f"{self.where}: {self.what}"
+
+
+class LocatedRow(dict[str, Any]):
+    """A row by role."""
+
+    def __init__(self, values: Mapping[str, Any], where: str) -> None:
+        super().__init__(values)
+        self.where = where
+        """The file and the number of the row."""
 
 
 def data_files(paths: Sequence[Path]) -> list[Path]:
@@ -123,7 +132,7 @@ def read_rows(
         elif broken is not None:
             yield RowError(where, f"{broken!r} is not valid Unicode")
         else:
-            found_row = {role: row[column] for role, column in wanted.items()}
+            found_row = LocatedRow({role: row[column] for role, column in wanted.items()}, where)
             if isinstance(found_row.get("image"), str):
                 found_row["image"] = str(path.parent / found_row["image"])
             yield found_row

@@ -15,7 +15,7 @@ from zoo.artifact.digests import Digests
 from zoo.contract import Dataset, Objective
 from zoo.errors import MissingPackageError, UsageError, nearest
 from zoo.registry import load_reference
-from zoo.training.data.rows import IMAGES, FileRows, RowError, data_files
+from zoo.training.data.rows import IMAGES, FileRows, LocatedRow, RowError, data_files
 from zoo.training.data.saved import is_saved, saved_split
 
 __all__ = ["Source", "find_source"]
@@ -78,11 +78,12 @@ class _DatasetRows:
             if row is None:
                 return
             lacks = next((column for column in self._roles.values() if column not in row), None)
+            where = f"{self._reference}, row {number}"
             if lacks is not None:
-                yield RowError(f"{self._reference}, row {number}", f"has no {lacks!r}")
+                yield RowError(where, f"has no {lacks!r}")
             else:
                 wanted = (*self._roles.items(), *self._optional.items())
-                yield {role: row[column] for role, column in wanted if column in row}
+                yield LocatedRow({role: row[column] for role, column in wanted if column in row}, where)
 
 
 def find_source(

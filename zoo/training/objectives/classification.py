@@ -15,15 +15,23 @@ from zoo.classes import ClassifierConfig
 from zoo.config import Config
 from zoo.training.criterion import Batch, Criterion, Loss, Row, wide
 from zoo.training.data.examples import Example
+from zoo.training.data.labels import class_name, items_of
 
 __all__ = ["TextClassification", "class_loss", "class_number", "label_array", "label_tensor", "require_classes"]
 
 
 def class_number(config: ClassifierConfig, label: Any) -> int:
-    """Return the number of a class, given as its name or its number. Raises :class:`ValueError` if it is unknown."""
-    found = _numbers(config.labels).get(str(label), label)
-    found = int(found) if isinstance(found, int | np.integer) or str(found).isdecimal() else -1
-    if not 0 <= found < config.num_classes:
+    """Return the number of a class, given as its name or, unless the names are numbers, its number.
+
+    Raises :class:`ValueError` if it is unknown.
+    """
+    names, name = _numbers(config.labels), class_name(label)
+    found = names.get(str(label), names.get(name))
+    if found is None and isinstance(label, bool | np.bool_):
+        found = int(label)
+    elif found is None and name.isdecimal() and not all(map(str.isdecimal, names or [""])):
+        found = int(name)
+    if found is None or found >= config.num_classes:
         known = ", ".join(config.labels) or f"0 to {config.num_classes - 1}"
         raise ValueError(f"label {label!r} is not one of {known}")
     return found
@@ -42,7 +50,7 @@ def label_array(config: ClassifierConfig, label: Any) -> np.ndarray[Any, Any]:
     Raises:
         ValueError: the label is not one of the model's.
     """
-    several = label if isinstance(label, list | tuple | np.ndarray) else [label]
+    several = items_of(label)
     if config.problem_type == "single_label_classification":
         if len(several) != 1:
             raise ValueError(f"label must be one class, got {label!r}")
@@ -50,18 +58,21 @@ def label_array(config: ClassifierConfig, label: Any) -> np.ndarray[Any, Any]:
     if config.problem_type == "multi_label_classification":
         indicator = np.zeros(config.num_classes, np.float32)
         if config.num_classes == 1:  # the probability of one class: 0 or 1
-            several = [0] if str(label) in ("1", "True", *config.labels) else []
-            if not several and str(label) not in ("0", "False"):
+            several = [0] if class_name(label) in ("1", "True", *config.labels) else []
+            if not several and class_name(label) not in ("0", "False"):
                 raise ValueError(f"label must be 0 or 1, got {label!r}")
-        indicator[[class_number(config, item) for item in several]] = 1
+        numbers = [class_number(config, item) for item in several]
+        if len(set(numbers)) < len(numbers):
+            raise ValueError(f"label names a class twice, got {label!r}: list the classes that apply")
+        indicator[numbers] = 1
         return indicator
     try:
-        numbers = np.array([float(item) for item in several], np.float32)
+        values = np.array([float(item) for item in several], np.float32)
     except (TypeError, ValueError) as error:
         raise ValueError(f"label must be a number, got {label!r}") from error
-    if len(numbers) != config.num_classes or not np.isfinite(numbers).all():
+    if len(values) != config.num_classes or not np.isfinite(values).all():
         raise ValueError(f"label must be {config.num_classes} finite numbers, got {label!r}")
-    return numbers
+    return values
 
 
 def class_loss(config: ClassifierConfig, logits: Tensor, labels: Tensor) -> Loss:

@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from zoo.tokenizers.library import guarded
 from zoo.training.criterion import IGNORED, Batch, Criterion, Ids, Loss, Row, is_list, listed_ids, padded, wide
 from zoo.training.data.examples import Example
+from zoo.training.data.labels import class_name
 from zoo.training.objectives.causal import token_loss
 from zoo.training.options import MaskingOptions
 
@@ -163,7 +164,7 @@ class Pretraining(MaskedLM):
     terms = 2
 
     def encode(self, row: Row) -> Example:
-        label = _FOLLOWS.get(str(row["label"]))
+        label = _FOLLOWS.get(class_name(row["label"]))
         if label is None:
             raise ValueError(f"label must be 0 if the pair follows the text, or 1 if not, got {row['label']!r}")
         encoded = self.encode_text(row, "text", "pair")
