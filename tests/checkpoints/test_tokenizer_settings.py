@@ -14,7 +14,7 @@ import zoo as library
 from tests.checkpoints.test_pieces import FIRST, SIZES, checkpoint
 from tests.tokenizers.test_tokenizer import SENTENCES, bert_files
 from zoo.checkpoints import import_checkpoint
-from zoo.errors import UsageError
+from zoo.errors import ArtifactError, UsageError
 
 TEXTS = [*SENTENCES, "Time Flies", "caf\u00e9 Caf\u00e9", "\u65e5\u672c", "a  time"]
 SPECIAL = ["<s>", "<pad>", "</s>", "<unk>", "<mask>", "<|endoftext|>"]
@@ -91,6 +91,11 @@ def test_files_saved_by_transformers_are_copied(tmp_path: Path, name: str) -> No
         ("gpt2", {"add_bos_token": True}),
         ("bert", {"do_lower_case": False, "tokenizer_class": "PreTrainedTokenizerFast"}),
         ("roberta", {"cls_token": "</s>", "tokenizer_class": "TokenizersBackend"}),
+        ("bert", {"cls_token": "[SEP]"}),
+        ("roberta", {"sep_token": "<mask>"}),
+        ("albert", {"do_lower_case": False}),
+        ("albert", {"keep_accents": True}),
+        ("xlm-roberta", {"add_prefix_space": False}),
     ],
 )
 def test_settings_are_applied_as_transformers_does(tmp_path: Path, name: str, settings: dict[str, Any]) -> None:
@@ -105,38 +110,78 @@ def test_settings_are_applied_as_transformers_does(tmp_path: Path, name: str, se
         assert (found.ids, found.offsets) == (wanted["input_ids"], wanted["offset_mapping"])
 
 
+def test_a_post_processor_of_nothing_is_replaced(tmp_path: Path) -> None:
+    """By that of the class."""
+    hub = save(tmp_path, "roberta")
+    change(hub, post_processor=processors.ByteLevel())
+    wanted = transformers.AutoTokenizer.from_pretrained(hub)("time flies")["input_ids"]
+    import_checkpoint(hub, tmp_path / "ours", verify=False)
+    assert library.load_tokenizer(tmp_path / "ours").encode("time flies").ids == wanted
+
+
 @pytest.mark.parametrize(
-    ("name", "settings", "fragment"),
+    ("settings", "fragment"),
     [
-        ("bert", {"cls_token": "[SEP]"}, r"cls_token '\[SEP\]' around texts .*, which puts '\[CLS\]' there"),
-        ("roberta", {"sep_token": {"content": "<mask>"}}, "sep_token '<mask>' around .*, which puts '</s>' there"),
-        ("albert", {"do_lower_case": False}, "do_lower_case False contradicts tokenizer.json, which lower-cases texts"),
-        ("albert", {"keep_accents": True}, "keep_accents True contradicts tokenizer.json, which strips accents"),
-        ("xlm-roberta", {"add_prefix_space": False}, "add_prefix_space False contradicts .*, which puts one before"),
+        ({"split_special_tokens": True}, "split_special_tokens True is not supported"),
+        ({"fix_mistral_regex": True}, "fix_mistral_regex True is not supported"),
+        ({"fast_tokenizer_files": ["tokenizer.4.0.0.json"]}, "fast_tokenizer_files .* is not supported"),
+        ({"tokenizer_class": "T5Tokenizer"}, "T5Tokenizer reads a vocabulary of type Unigram, not WordPiece"),
+        ({"tokenizer_class": "MPNetTokenizer", "odd": 1}, "odd 1 is not supported: MPNetTokenizer may read it"),
+        ({"tokenizer_class": "MPNetTokenizer", "mask_token": "<mask>"}, "depends on MPNetTokenizer: '<mask>'"),
+        ({"cls_token": None}, "cls_token is null, but its class puts this token around texts"),
+        ({"tokenizer_class": "Own", "auto_map": {"AutoTokenizer": ["a.B", None]}}, "auto_map .* is not supported"),
+        ({"extra_special_tokens": ["<tool>" + str(n) for n in range(600)]}, "the tokenizer has .*, the model 600"),
     ],
 )
-def test_other_contradictions_are_refused(tmp_path: Path, name: str, settings: dict[str, Any], fragment: str) -> None:
-    """Nothing is written."""
-    hub = save(tmp_path, name, **settings)
+def test_settings_that_cannot_be_applied_are_refused(tmp_path: Path, settings: dict[str, Any], fragment: str) -> None:
+    """By name; nothing is written."""
+    hub = save(tmp_path, "bert", **settings)
     with pytest.raises(UsageError, match=fragment):
         import_checkpoint(hub, tmp_path / "ours", verify=False)
     assert not (tmp_path / "ours").exists()
 
 
-def test_a_post_processor_of_nothing_contradicts_the_tokens_around_texts(tmp_path: Path) -> None:
-    """Unlike a nested one that has them."""
-    hub = save(tmp_path, "roberta")
-    around = processors.RobertaProcessing(("</s>", 2), ("<s>", 0))
-    change(hub, post_processor=processors.ByteLevel())
-    with pytest.raises(UsageError, match=r"cls_token '<s>' around texts contradicts .*, which puts nothing there"):
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"additional_special_tokens": "<tool>"},
+        {"mask_token": 3},
+        {"added_tokens_decoder": ["<tool>"]},
+        {"added_tokens_decoder": {"one": {"content": "<tool>"}}},
+        {"added_tokens_decoder": {"1": {"content": "<tool>", "lstrip": "no"}}},
+        {"do_lower_case": "no"},
+    ],
+)
+def test_malformed_settings_are_refused(tmp_path: Path, settings: dict[str, Any]) -> None:
+    """With the file that has them."""
+    hub = save(tmp_path, "bert", **settings)
+    with pytest.raises(ArtifactError, match=r"tokenizer_config\.json"):
         import_checkpoint(hub, tmp_path / "ours", verify=False)
-    change(hub, post_processor=processors.Sequence([processors.ByteLevel(), around]))
-    assert import_checkpoint(hub, tmp_path / "ours", verify=False)
+
+
+def test_a_mask_token_that_the_files_name_becomes_that_of_the_model(tmp_path: Path) -> None:
+    """It is the one that is filled."""
+    hub = save(tmp_path, "bert", mask_token="time")
+    config: Any = import_checkpoint(hub, tmp_path / "ours", verify=False).spec.config
+    known = transformers.AutoTokenizer.from_pretrained(hub)
+    assert config.mask_token_id == known.mask_token_id == known.convert_tokens_to_ids("time")
+
+
+def test_types_of_pairs_are_those_of_the_stated_inputs(tmp_path: Path) -> None:
+    """Without token_type_ids, a model reads zeros."""
+    hub = save(tmp_path, "bert")
+    import_checkpoint(hub, tmp_path / "typed", verify=False)
+    assert any(library.load_tokenizer(tmp_path / "typed").encode("time", "flies").type_ids)
+    path = hub / "tokenizer_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "model_input_names": ["input_ids", "attention_mask"]}))
+    assert "token_type_ids" not in transformers.AutoTokenizer.from_pretrained(hub)("time", "flies")
+    import_checkpoint(hub, tmp_path / "ours", verify=False)
+    assert not any(library.load_tokenizer(tmp_path / "ours").encode("time", "flies").type_ids)
 
 
 def test_a_post_processor_with_ids_beyond_the_vocabulary_is_refused(tmp_path: Path) -> None:
     """Every text would have them."""
-    hub = save(tmp_path, "bert")
+    hub = save(tmp_path, "bert", tokenizer_class="TokenizersBackend")
     for around in (
         processors.BertProcessing(("[SEP]", 3), ("[CLS]", 600)),
         processors.TemplateProcessing("[CLS] $A [SEP]", None, [("[CLS]", 600), ("[SEP]", 3)]),

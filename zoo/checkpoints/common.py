@@ -54,7 +54,7 @@ def read_common(checkpoint: Checkpoint, cls: type[Config], tokenizer: Checkpoint
     if "image_mean" in fields:
         found |= _images(images, hub, checkpoint.path / "preprocessor_config.json")
     if "mask_token_id" in fields:
-        found["mask_token_id"] = _mask_token(checkpoint, tokenizer)
+        found["mask_token_id"] = _mask_token(tokenizer)
     labels = _labels(hub, checkpoint)
     if hub.get("num_labels") not in (None, len(labels)):  # old files kept the default class names
         if labels not in ((), _numbered(len(labels))):
@@ -260,14 +260,11 @@ def _problem_type(checkpoint: Checkpoint, *, one_class: bool) -> str | None:
     return implied
 
 
-def _mask_token(checkpoint: Checkpoint, tokenizer: CheckpointTokenizer | None) -> int | None:
+def _mask_token(tokenizer: CheckpointTokenizer | None) -> int | None:
+    """Return the id of the mask token, which old files do not name."""
     if tokenizer is None:
         return None
-    said = {**checkpoint.json("tokenizer_config.json"), **checkpoint.json("special_tokens_map.json")}
-    token = said.get("mask_token")
-    token = token.get("content") if isinstance(token, dict) else token
-    if not isinstance(token, str | None):
-        raise ArtifactError(f"mask_token {token!r:.80} is not text", checkpoint.path)
-    names = _MASKS if "mask_token" not in said else (token,)
+    stated, name = tokenizer.names("mask")
     known = tokenizer.backend
+    names = (name,) if stated else _MASKS
     return next((number for name in names if name and (number := known.token_to_id(name)) is not None), None)

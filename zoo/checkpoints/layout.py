@@ -207,6 +207,11 @@ class Layout:
     sentencepiece: Mapping[str, Callable[[Mapping[str, Any]], PieceTokens]] = field(default_factory=dict)
     """Numbering of a SentencePiece model without a tokenizer.json, given the content of tokenizer_config.json, by the
     class of the tokenizer. The first class is the default; others that are not listed are refused."""
+    tokenizer: str = ""
+    """The class that transformers registers for the tokenizers of the family; it reads a tokenizer.json if the files
+    beside it declare no class. By default the generic one, which uses the file as it is."""
+    overrides_tokenizer: bool = False
+    """Whether that class is used whatever the files declare."""
     original: Callable[[Checkpoint, Any], nn.Module] | None = None
     """Constructs the original model for comparison from a checkpoint and zoo's configuration. The model takes inputs by
     zoo's names and returns a mapping. Raises ``ImportError`` if it is not installed. By default, the transformers class

@@ -17,7 +17,7 @@ from zoo.errors import ArtifactError, UsageError
 from zoo.tokenizers.load import find_tokenizer, read_tokenizer, require_ids, tokenizer_json, write_tokenizer
 from zoo.tokenizers.pieces import pieces_tokenizer
 from zoo.tokenizers.sentencepiece import M2M100
-from zoo.tokenizers.settings import apply_settings
+from zoo.tokenizers.settings import SettledTokenizer, settle
 
 __all__ = ["CheckpointTokenizer"]
 
@@ -49,25 +49,48 @@ class CheckpointTokenizer:
         stated = said.get("tokenizer_class") or self.checkpoint.config.get("tokenizer_class")
         return {**said, "tokenizer_class": str(stated or "").removesuffix("Fast")}
 
+    def names(self, role: str) -> tuple[bool, str | None]:
+        """Return whether the files, or the class of the tokenizer, name a special token by its role, and the name.
+
+        Raises :class:`ArtifactError` if it is not text.
+        """
+        if self._settled is not None and (name := self._settled.tokens.name(role)) is not None:
+            return True, name
+        key, settings = f"{role}_token", self.settings
+        token = settings.get(key)
+        token = token.get("content") if isinstance(token, dict) else token
+        if not isinstance(token, str | None):
+            raise ArtifactError(f"{key} {token!r:.80} is not text", self.checkpoint.path)
+        return key in settings, None if self._settled is not None else token
+
     @cached_property
     def backend(self) -> Tokenizer:
-        """The tokenizer, with those settings in tokenizer_config.json that transformers applies over tokenizer.json.
+        """The tokenizer, with the settings and tokens of the files beside it.
 
         Raises:
             ArtifactError: it is broken, or a setting cannot be represented.
-            UsageError: a setting contradicts tokenizer.json and cannot be applied, or the layout does not say how the
+            UsageError: a setting cannot be applied, or the layout does not say how the
                 family numbers the pieces of a SentencePiece model.
         """
         return self._read[0]
 
     @cached_property
+    def _settled(self) -> SettledTokenizer | None:
+        """The tokenizer of a tokenizer.json; None if it is in another format."""
+        layout = self.layout
+        if self.path.name != TOKENIZER:
+            return None
+        family, overrides = layout.tokenizer, layout.overrides_tokenizer
+        return settle(self.path, self.checkpoint.config, family=family, overrides=overrides)
+
+    @cached_property
     def _read(self) -> tuple[Tokenizer, bool]:
         """The tokenizer, and whether it differs from the file."""
-        tokenizer = self._read_pieces() if self._has_pieces else read_tokenizer(self.path)
-        changed = self._has_pieces or (
-            self.path.name == TOKENIZER
-            and apply_settings(tokenizer, self.settings, self.path.with_name("tokenizer_config.json"))
-        )
+        if self._settled is not None:
+            tokenizer, changed = self._settled.backend, self._settled.changed
+        else:
+            changed = self._has_pieces
+            tokenizer = self._read_pieces() if changed else read_tokenizer(self.path)
         if lowers_texts(self.checkpoint) and not _lowers(tokenizer.normalizer):
             parts = [normalizers.Lowercase(), *([tokenizer.normalizer] if tokenizer.normalizer is not None else [])]
             tokenizer.normalizer, changed = normalizers.Sequence(parts), True

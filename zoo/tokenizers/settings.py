@@ -1,139 +1,170 @@
-"""Settings of tokenizer_config.json that transformers applies over a tokenizer.json."""
+"""A tokenizer.json with the settings and tokens that the files beside it state, as transformers reads them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from tokenizers import Tokenizer, normalizers, pre_tokenizers
+from tokenizers import AddedToken, Tokenizer, processors
 
-from zoo.errors import UsageError
+from zoo.artifact.weights import load_json
+from zoo.errors import ArtifactError, UsageError
+from zoo.tokenizers.classes import CLASSES, GENERIC, TokenizerClass, class_of, rebuilt
+from zoo.tokenizers.cleaning import remove_spaces
+from zoo.tokenizers.declared import DeclaredTokens, add_tokens, read_declared
+from zoo.tokenizers.keys import check_keys
 from zoo.tokenizers.library import description, guarded
+from zoo.tokenizers.load import read_tokenizer
 
-__all__ = ["apply_settings"]
+__all__ = ["SettledTokenizer", "settle"]
 
-_GENERIC = ("PreTrainedTokenizer", "TokenizersBackend")
+_GENERIC = (GENERIC, "PreTrainedTokenizer", "PythonBackend", "BloomTokenizer", "MT5Tokenizer")
 """Classes that use tokenizer.json as it is."""
-_BERT = ("BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer")
-_AROUND = (*_BERT, "AlbertTokenizer", "RobertaTokenizer", "BartTokenizer", "LongformerTokenizer", "XLMRobertaTokenizer",
-           "CamembertTokenizer")  # fmt: skip
-"""Classes that put their ``cls_token`` and ``sep_token`` around texts."""
-_PREFIXED = ("LlamaTokenizer", "XLMRobertaTokenizer", "CamembertTokenizer")
-"""Classes of SentencePiece models that read ``add_prefix_space``."""
-_NORMALIZER = {"lowercase": "do_lower_case", "strip_accents": "strip_accents",
-               "handle_chinese_chars": "tokenize_chinese_chars"}  # fmt: skip
-"""Attributes of BERT's normalizer, and the settings that determine them."""
 
 
-def apply_settings(tokenizer: Tokenizer, settings: Mapping[str, Any], where: object) -> bool:
-    """Change a tokenizer as its settings say, and return whether anything changed.
+@dataclass(frozen=True, kw_only=True)
+class SettledTokenizer:
+    """A tokenizer with the settings beside it applied."""
 
-    These are letter case, accents and CJK characters of BERT's normalizer, the space that a byte-level tokenizer puts
-    before a text, and trimmed offsets.
+    backend: Tokenizer
+    tokens: DeclaredTokens
+    """The special tokens that the files name."""
+    changed: bool
+    """Whether the tokenizer differs from tokenizer.json."""
+
+
+def settle(path: Path, config: Mapping[str, Any], *, family: str = "", overrides: bool = False) -> SettledTokenizer:
+    """Return the tokenizer of a tokenizer.json, with what tokenizer_config.json, special_tokens_map.json and
+    added_tokens.json beside it state.
 
     Args:
-        tokenizer: the tokenizer, changed in place.
-        settings: the content of tokenizer_config.json; ``tokenizer_class`` without ``Fast``.
-        where: the path of the settings, for errors.
+        path: the tokenizer.json.
+        config: the content of config.json.
+        family: the class that transformers registers for the model type; empty if there is none.
+        overrides: whether that class is used even if the files declare another one.
 
     Raises:
-        UsageError: a setting contradicts the tokenizer in a way that cannot be applied.
+        ArtifactError: a file is broken.
+        UsageError: a setting cannot be applied.
     """
-    written_by = settings.get("tokenizer_class")
-    if written_by in _GENERIC:
-        return False
-    state = description(tokenizer, where)
-    changes = [
-        _set(tokenizer, "normalizer", normalizers.BertNormalizer, _NORMALIZER, settings),
-        _set(tokenizer, "pre_tokenizer", pre_tokenizers.ByteLevel, {"add_prefix_space": "add_prefix_space"}, settings),
-    ]
-    kind = (state["post_processor"] or {}).get("type")
-    if kind in ("RobertaProcessing", "ByteLevel"):
-        names = ("trim_offsets", *(["add_prefix_space"] if kind == "RobertaProcessing" else []))
-        changes.append(_set(tokenizer, "post_processor", object, {name: name for name in names}, settings))
-    _check_letters(tokenizer, settings, where)
-    if written_by in _PREFIXED:
-        _check_prefix(state, settings, where)
-    if written_by in _AROUND:
-        for key, used in zip(("cls_token", "sep_token"), _around(state["post_processor"] or {}), strict=True):
-            token = settings.get(key)
-            name = token.get("content") if isinstance(token, Mapping) else token
-            if name and name != used:
-                what = f"puts {used!r} there" if used else "puts nothing there"
-                raise _contradiction(f"{key} {name!r} around texts", what, where)
-    return any(changes)
+    where = path.with_name("tokenizer_config.json")
+    settings, names, added = (
+        load_json(path.with_name(name)) if path.with_name(name).exists() else {}
+        for name in ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
+    )
+    original = read_tokenizer(path)
+    content = description(original, path)
+    declared = settings.get("tokenizer_class") or config.get("tokenizer_class") or ""
+    name = class_of(str(declared), family, overrides=overrides, byte_level=_is_byte_level(content))
+    kind = CLASSES.get(name)
+    if kind is not None and not declared and kind.model != content["model"]["type"]:
+        name, kind = GENERIC, None  # the class of the family cannot read this vocabulary
+    check_keys(settings, name, where, known=kind is not None or name in _GENERIC)
+    padding = None if kind is not None else (load_json(path).get("padding") or {}).get("pad_token")
+    tokens = read_declared(settings, names, added, content["added_tokens"], where, kind=kind, padding=padding)
+    with guarded(path):
+        if kind is not None:
+            tokenizer = _rebuilt(kind, name, content, settings, tokens, path)
+        else:
+            tokenizer = Tokenizer.from_str(json.dumps(content))
+        add_tokens(tokenizer, tokens)
+        if kind is not None:
+            _finish(tokenizer, kind, tokens, settings, where)
+        if _cleans_text(settings, content):
+            remove_spaces(tokenizer)
+    new = added_to = description(tokenizer, path)
+    if isinstance(inputs := settings.get("model_input_names"), list) and "token_type_ids" not in inputs:
+        new = new | {"post_processor": _untyped(new["post_processor"])}
+    if isinstance(rows := config.get("vocab_size"), int):
+        kept = [one for one in new["added_tokens"] if one["id"] < rows or one["content"] not in tokens.unstated]
+        new = new | {"added_tokens": kept}
+    if new != content and kind is None and name not in _GENERIC:
+        _refuse(tokenizer, original, name, where)
+    if new != added_to:
+        tokenizer = Tokenizer.from_str(json.dumps(new))
+    return SettledTokenizer(backend=tokenizer, tokens=tokens, changed=new != content)
 
 
-def _around(processor: Mapping[str, Any]) -> tuple[str | None, str | None]:
-    """Return the tokens that a post-processor of a tokenizer.json puts before and after a text."""
-    for part in processor.get("processors", ()):
-        if any(found := _around(part)):
-            return found
-    if "cls" in processor:
-        return processor["cls"][0], processor["sep"][0]
-    items = processor.get("single") or [{}]
-    first, last = (item.get("SpecialToken", {}).get("id") for item in (items[0], items[-1]))
-    return first, last
+def _rebuilt(
+    kind: TokenizerClass,
+    name: str,
+    content: Mapping[str, Any],
+    settings: Mapping[str, Any],
+    tokens: DeclaredTokens,
+    path: Path,
+) -> Tokenizer:
+    if content["model"]["type"] != kind.model:
+        what = f"tokenizer_class {name} reads a vocabulary of type {kind.model}, not {content['model']['type']}"
+        raise UsageError(what, path, f"set tokenizer_class in tokenizer_config.json to {GENERIC}")
+    try:
+        return rebuilt(kind, content, settings, tokens.name("unk"))
+    except (TypeError, ValueError) as error:  # of the library, for values of other types
+        where = path.with_name("tokenizer_config.json")
+        raise ArtifactError(f"has a value that {name} cannot use ({error})", where) from error
 
 
-def _set(tokenizer: Tokenizer, part: str, kind: type, names: Mapping[str, str], settings: Mapping[str, Any]) -> bool:
-    """Set attributes of a part of this kind, and return whether one changed."""
-    component = getattr(tokenizer, part)
-    if not isinstance(component, kind):
-        return False
-    stated = {name: settings[key] for name, key in names.items() if key in settings}
-    wanted = {name: value for name, value in stated.items() if isinstance(value, bool) or name == "strip_accents"}
-    changed = {name: value for name, value in wanted.items() if getattr(component, name) != value}
-    for name, value in changed.items():
-        setattr(component, name, value)
-    setattr(tokenizer, part, component)
-    return bool(changed)
+def _finish(
+    tokenizer: Tokenizer, kind: TokenizerClass, tokens: DeclaredTokens, settings: Mapping[str, Any], where: Path
+) -> None:
+    """Set what a class determines after the tokens are known."""
+
+    def token(role: str) -> tuple[str, int]:
+        name = tokens.name(role)
+        number = None if name is None else tokenizer.token_to_id(name)
+        if name is None or number is None:
+            raise UsageError(f"{role}_token is null, but its class puts this token around texts", where, "name it")
+        return name, number
+
+    if kind.around is not None:
+        tokenizer.post_processor = kind.around(token, settings)
+    if kind.strict:
+        texts = [str(getattr(token, "content", token)) for token in (*tokens.named.values(), *tokens.extra)]
+        tokenizer.add_tokens([AddedToken(text, special=True) for text in dict.fromkeys(texts)])
 
 
-def _check_letters(tokenizer: Tokenizer, settings: Mapping[str, Any], where: object) -> None:
-    """Raise :class:`UsageError` if another normalizer than BERT's treats letters as the settings do not."""
-    normalizer = tokenizer.normalizer
-    if isinstance(normalizer, normalizers.BertNormalizer):
-        return
-    written_by = settings.get("tokenizer_class")
-    checks: list[tuple[str, bool, str, str, tuple[str, str]]] = []
-    if written_by in (*_BERT, "AlbertTokenizer"):
-        checks.append(("do_lower_case", True, "A", "A", ("keeps capitals", "lower-cases texts")))
-    if written_by == "AlbertTokenizer":
-        checks.append(("keep_accents", False, "\u00e9", "\u00e9\u0301", ("keeps accents", "strips accents")))
-    for key, means, given, kept, does in checks:
-        done = normalizer is not None and not set(kept) & set(_normalized(normalizer, given, where))
-        if isinstance(settings.get(key), bool) and done != (settings[key] is means):
-            raise _contradiction(f"{key} {settings[key]}", does[done], where)
+def _cleans_text(settings: Mapping[str, Any], content: Mapping[str, Any]) -> bool:
+    """Return whether spaces are removed from decoded texts; of BPE, they belong to the text."""
+    also_bpe = settings.get("clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output")
+    return bool(settings.get("clean_up_tokenization_spaces") and (content["model"]["type"] != "BPE" or also_bpe))
 
 
-def _normalized(normalizer: normalizers.Normalizer, text: str, where: object) -> str:
-    with guarded(where):
-        result: str = normalizer.normalize_str(text)
-    return result
+def _untyped(processor: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    """Return a post-processor that gives the type 0 to both texts of a pair."""
+    if processor is None:
+        return _state(processors.TemplateProcessing(single="$A:0", pair="$A:0 $B:0", special_tokens=[]))
+    kind = processor["type"]
+    if kind == "Sequence":
+        return {**processor, "processors": [_untyped(part) for part in processor["processors"]]}
+    if kind == "BertProcessing":
+        (first, _), (last, _) = processor["cls"], processor["sep"]
+        single, pair = f"{first} $A {last}", f"{first} $A {last} $B {last}"
+        return _state(processors.TemplateProcessing(single, pair, [tuple(processor["cls"]), tuple(processor["sep"])]))
+    if kind != "TemplateProcessing":
+        return processor
+    pieces = {
+        part: [{name: {**piece, "type_id": 0} for name, piece in item.items()} for item in processor[part]]
+        for part in ("single", "pair")
+    }
+    return {**processor, **pieces}
 
 
-def _check_prefix(state: Mapping[str, Any], settings: Mapping[str, Any], where: object) -> None:
-    """Raise :class:`UsageError` if a tokenizer for SentencePiece's pieces puts a space before texts, or not, otherwise
-    than the settings."""
-    stated = settings.get("add_prefix_space")
-    parts = [*_parts(state["pre_tokenizer"]), *_parts(state["normalizer"])]
-    prefixes = {part["prepend_scheme"] != "never" for part in parts if part["type"] == "Metaspace"}
-    prefixes |= {True for part in parts if part["type"] == "Prepend"}
-    if isinstance(stated, bool) and prefixes == {not stated}:
-        does = "puts none" if stated else "puts one"
-        raise _contradiction(f"add_prefix_space {stated}", f"{does} before a text", where)
+def _state(processor: Any) -> dict[str, Any]:
+    state: dict[str, Any] = json.loads(processor.__getstate__())
+    return state
 
 
-def _parts(component: Mapping[str, Any] | None) -> Iterator[Mapping[str, Any]]:
-    """Yield the parts of a component of a tokenizer.json that are not sequences."""
-    listed = (component or {}).get("pretokenizers") or (component or {}).get("normalizers")
-    if listed:
-        for part in listed:
-            yield from _parts(part)
-    elif component:
-        yield component
+def _is_byte_level(content: Mapping[str, Any]) -> bool:
+    parts = [content["pre_tokenizer"] or {}, content["decoder"] or {}]
+    listed = [part for outer in parts for part in (outer, *outer.get("pretokenizers", ()), *outer.get("decoders", ()))]
+    return any(part.get("type") == "ByteLevel" for part in listed)
 
 
-def _contradiction(stated: str, what: str, where: object) -> UsageError:
-    return UsageError(f"{stated} contradicts tokenizer.json, which {what}", where, "correct one of the two files")
+def _refuse(tokenizer: Tokenizer, original: Tokenizer, name: str, where: Path) -> None:
+    """Raise :class:`UsageError` for tokens that a class which zoo does not know may number otherwise."""
+    before = {repr(token) for token in original.get_added_tokens_decoder().values()}
+    new = [token.content for token in tokenizer.get_added_tokens_decoder().values() if repr(token) not in before]
+    what = f"tokens differ from those of tokenizer.json, in a way that depends on {name}: {', '.join(map(repr, new))}"
+    raise UsageError(what, where, "load and save the tokenizer with transformers, or correct one of the two files")

@@ -8,6 +8,7 @@ from typing import Any
 
 from tokenizers.decoders import DecodeStream
 
+from zoo.tokenizers.cleaning import cleans, unfinished
 from zoo.tokenizers.library import guarded
 
 __all__ = ["TextStream", "continuation"]
@@ -35,8 +36,8 @@ def continuation(backend: Any, prompt: Sequence[int], ids: Sequence[int]) -> str
 class TextStream:
     """Decodes tokens one by one, without special tokens. Text that was returned never changes.
 
-    The pieces add up to the :func:`continuation` of the prompt: incomplete characters, and runs of byte tokens that
-    later ones may change, are held back.
+    The pieces add up to the :func:`continuation` of the prompt: incomplete characters, and runs of byte tokens and
+    spaces that later tokens may change, are held back.
 
     Args:
         backend: a tokenizer of the ``tokenizers`` library.
@@ -48,6 +49,7 @@ class TextStream:
         self._before, self._held = list(prompt), list[int]()  # tokens of the last piece, and those of the next
         self._decoder: DecodeStream | None = None
         """Decodes what follows a piece that is complete by itself."""
+        self._cleans = cleans(backend)
         self._decoded = 0
         """Number of held tokens that the decoder has."""
 
@@ -87,6 +89,8 @@ class TextStream:
         text, such as a special token, does not end the run.
         """
         name: str = self._backend.id_to_token(token) or ""
+        if self._cleans and unfinished(continuation(self._backend, self._before, self._held)):
+            return True
         return _BYTE.fullmatch(name) is not None or not _decode(self._backend, [token])
 
 

@@ -80,6 +80,7 @@ BERT = Layout(
     read_extra=_derive_bert,
     files=sentence_files,
     constant={"model_type": "bert"},
+    tokenizer="BertTokenizer",
     outputs={**OUTPUTS, "next_sentence_logits": "seq_relationship_logits"},
 )
 """``model_type`` bert."""
@@ -135,6 +136,7 @@ ROBERTA = Layout(
     write_extra=lambda c: {"max_position_embeddings": c.position_rows},
     files=sentence_files,
     constant={"model_type": "roberta"},
+    tokenizer="RobertaTokenizer",
     outputs=OUTPUTS,
 )
 """``model_type`` roberta."""
@@ -144,6 +146,7 @@ XLM_ROBERTA = replace(
     classes=classes_of("XLMRoberta"),
     sentencepiece={"XLMRobertaTokenizer": lambda _: _PIECES},
     constant={"model_type": "xlm-roberta"},
+    tokenizer="XLMRobertaTokenizer",
 )
 """``model_type`` xlm-roberta."""
 _CAMEMBERT_FIRST = ("<s>NOTUSED", "<pad>", "</s>NOTUSED", "<unk>", "<unk>NOTUSED")
@@ -152,6 +155,7 @@ CAMEMBERT = replace(
     classes=classes_of("Camembert"),
     sentencepiece={"CamembertTokenizer": lambda _: replace(_PIECES, first=_CAMEMBERT_FIRST, replaced=1)},
     constant={"model_type": "camembert"},
+    tokenizer="CamembertTokenizer",
 )
 """``model_type`` camembert."""
 
@@ -207,6 +211,7 @@ DISTILBERT = Layout(
     read_extra=_derive_distilbert,
     files=sentence_files,
     constant={"model_type": "distilbert"},
+    tokenizer="BertTokenizer",
     outputs=OUTPUTS,
 )
 """``model_type`` distilbert."""
@@ -264,6 +269,7 @@ ALBERT = Layout(
     read_extra=_derive_albert,
     files=sentence_files,
     constant={"model_type": "albert"},
+    tokenizer="AlbertTokenizer",
     outputs={**OUTPUTS, "next_sentence_logits": "sop_logits"},
 )
 """``model_type`` albert."""
@@ -310,6 +316,7 @@ ELECTRA = Layout(
     read_extra=_derive_electra,
     files=sentence_files,
     constant={"model_type": "electra"},
+    tokenizer="BertTokenizer",
     outputs=OUTPUTS,
 )
 """``model_type`` electra."""

@@ -135,6 +135,7 @@ CLIP = Layout(
     files=lambda c: image_processor(c, "ViT"),
     end_token=lambda c: c.vocab_size - 1 if c.end_token_id is None else c.end_token_id,
     constant={"model_type": "clip"},
+    tokenizer="CLIPTokenizer",
 )  # fmt: skip
 """``model_type`` clip."""
 
@@ -165,5 +166,6 @@ SIGLIP = Layout(
     write_extra=lambda c: {_TEXT: {"projection_size": c.embedding_size}},
     files=lambda c: image_processor(c, "Siglip"),
     constant={"model_type": "siglip"},
+    tokenizer="SiglipTokenizer",
 )
 """``model_type`` siglip."""

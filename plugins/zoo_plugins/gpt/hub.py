@@ -80,6 +80,7 @@ GPT2 = Layout(
     read_extra=lambda checkpoint, values: sentence_encoder(checkpoint),
     write_extra=_restore_gpt2,
     constant={"model_type": "gpt2", **_NO_TOKENS},
+    tokenizer="GPT2Tokenizer",
 )
 """``model_type`` gpt2. Files of the base model are read as having a head tied to the embedding."""
 
@@ -163,5 +164,6 @@ GPT_NEO = Layout(
     read_extra=_derive_gpt_neo,
     write_extra=_restore_gpt_neo,
     constant={"model_type": "gpt_neo", **_NO_TOKENS},
+    tokenizer="GPT2Tokenizer",
 )  # fmt: skip
 """``model_type`` gpt_neo."""

@@ -118,6 +118,7 @@ MISTRAL = Layout(
     read_extra=_derive_mistral,
     write_extra=_restore_mistral,
     constant={"model_type": "mistral", **NO_TOKENS},
+    tokenizer="TokenizersBackend",
     **COMMON,
 )
 """``model_type`` mistral."""
@@ -135,6 +136,8 @@ QWEN2 = Layout(
     read_extra=_derive_qwen2,
     write_extra=_restore_qwen,
     constant={"model_type": "qwen2", **NO_TOKENS},
+    tokenizer="Qwen2Tokenizer",
+    overrides_tokenizer=True,
     **COMMON,
 )
 """``model_type`` qwen2, also used by Qwen 1.5 and 2.5."""
@@ -153,6 +156,7 @@ QWEN3 = Layout(
     read_extra=_derive_qwen3,
     write_extra=_restore_qwen,
     constant={"model_type": "qwen3", **NO_TOKENS},
+    tokenizer="Qwen2Tokenizer",
     **COMMON,
 )
 """``model_type`` qwen3."""

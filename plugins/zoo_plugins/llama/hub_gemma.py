@@ -145,6 +145,7 @@ GEMMA = Layout(
     read_extra=_derive_gemma,
     write_extra=write_rope,
     constant={"model_type": "gemma", **NO_TOKENS},
+    tokenizer="GemmaTokenizer",
     **COMMON,
 )
 """``model_type`` gemma."""
@@ -163,6 +164,7 @@ GEMMA2 = Layout(
     read_extra=_derive_gemma2,
     write_extra=_restore_gemma2,
     constant={"model_type": "gemma2", **NO_TOKENS},
+    tokenizer="GemmaTokenizer",
     **COMMON,
 )
 """``model_type`` gemma2."""
@@ -185,6 +187,7 @@ GEMMA3 = Layout(
     read_extra=_derive_gemma3,
     write_extra=_restore_gemma3,
     constant={"model_type": "gemma3_text", **NO_TOKENS},
+    tokenizer="GemmaTokenizer",
     **COMMON,
 )
 """``model_type`` gemma3_text, the decoder of Gemma 3 without its image encoder."""

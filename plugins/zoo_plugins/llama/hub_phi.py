@@ -121,6 +121,8 @@ PHI3 = Layout(
     read_extra=_derive_phi3,
     write_extra=_restore_phi3,
     constant={"model_type": "phi3", **NO_TOKENS},
+    tokenizer="TokenizersBackend",
+    overrides_tokenizer=True,
     **COMMON,
 )
 """``model_type`` phi3, also used by Phi-3.5 and Phi-4."""

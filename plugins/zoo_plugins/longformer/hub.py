@@ -75,6 +75,7 @@ LONGFORMER = replace(
     read_extra=_derive,
     write_extra=_restore,
     constant={"model_type": "longformer"},
+    tokenizer="RobertaTokenizer",
     original=_original,
 )
 """``model_type`` longformer. transformers marks the first token as global for classes of texts only; here it is for all

@@ -97,5 +97,6 @@ MAMBA2 = Layout(
     read_extra=_read_sizes,
     write_extra=_write_sizes,
     constant={"model_type": "mamba2", "bos_token_id": None, "eos_token_id": None, "pad_token_id": None},
+    tokenizer="GPTNeoXTokenizer",
 )
 """``model_type`` mamba2."""

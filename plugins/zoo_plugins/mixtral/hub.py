@@ -108,6 +108,7 @@ MIXTRAL = Layout(
     read_extra=_derive_mixtral,
     write_extra=_restore_mixtral,
     constant={"model_type": "mixtral", **NO_TOKENS},
+    tokenizer="TokenizersBackend",
     **COMMON,
 )
 """``model_type`` mixtral."""
@@ -129,6 +130,7 @@ OLMOE = Layout(
     read_extra=_derive_olmoe,
     write_extra=write_rope,
     constant={"model_type": "olmoe", "pad_token_id": None, **NO_TOKENS},
+    tokenizer="GPTNeoXTokenizer",
     **COMMON,
 )
 """``model_type`` olmoe."""
@@ -153,6 +155,7 @@ QWEN3_MOE = Layout(
     read_extra=_derive_qwen3,
     write_extra=_restore_qwen3,
     constant={"model_type": "qwen3_moe", **NO_TOKENS},
+    tokenizer="Qwen2Tokenizer",
     **COMMON,
 )  # fmt: skip
 """``model_type`` qwen3_moe."""

@@ -126,6 +126,8 @@ MODERNBERT = Layout(
     write_extra=_restore,
     files=sentence_files,
     constant={"model_type": "modernbert"},
+    tokenizer="TokenizersBackend",
+    overrides_tokenizer=True,
     outputs=OUTPUTS,
 )
 """``model_type`` modernbert."""

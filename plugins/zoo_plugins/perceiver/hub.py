@@ -122,6 +122,7 @@ PERCEIVER = Layout(
     read_extra=_derive,
     write_extra=_restore,
     constant={"model_type": "perceiver"},
+    tokenizer="PerceiverTokenizer",
     original=_original,
 )  # fmt: skip
 """``model_type`` perceiver, for texts. The original ignores ``layer_norm_eps`` and adds 1e-5."""

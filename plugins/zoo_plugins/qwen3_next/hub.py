@@ -203,6 +203,7 @@ QWEN3_5 = Layout(
     read_extra=_read,
     write_extra=_write,
     constant={"model_type": "qwen3_5_text", **_NO_TOKENS},
+    tokenizer="Qwen3_5Tokenizer",
     **_COMMON,
 )
 """``model_type`` qwen3_5_text, the decoder of Qwen3.5 without its image encoder."""
@@ -218,6 +219,8 @@ QWEN3_5_IMAGES = Layout(
     read_extra=_read_images,
     write_extra=_refuse_images,
     constant={"model_type": "qwen3_5"},
+    tokenizer="Qwen3_5Tokenizer",
+    overrides_tokenizer=True,
 )
 """``model_type`` qwen3_5, whose image encoder is left out. Only read: without that encoder, the files are of
 ``model_type`` qwen3_5_text. ``tie_word_embeddings`` is that of the whole model."""
@@ -239,6 +242,7 @@ QWEN3_NEXT = Layout(
     read_extra=_read_next,
     write_extra=_write_next,
     constant={"model_type": "qwen3_next", **_NO_TOKENS},
+    tokenizer="Qwen2Tokenizer",
     **_COMMON,
 )  # fmt: skip
 """``model_type`` qwen3_next."""

@@ -156,6 +156,7 @@ T5 = Layout(
     write_extra=_restore,
     sentencepiece={"T5Tokenizer": _tokens},
     constant={"model_type": "t5"},
+    tokenizer="T5Tokenizer",
 )  # fmt: skip
 """``model_type`` t5: versions 1.0 and 1.1, and models trained from them."""
 
@@ -170,5 +171,6 @@ MT5 = replace(
     write_extra=_restore_mt5,
     sentencepiece={"T5Tokenizer": _tokens, "MT5Tokenizer": _tokens},
     constant={"model_type": "mt5"},
+    tokenizer="T5Tokenizer",
 )
 """``model_type`` mt5, whose head is never scaled."""

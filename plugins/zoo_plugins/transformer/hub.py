@@ -84,6 +84,7 @@ def _family(
     *,
     tokens: Mapping[str, int | None],
     required_values: Mapping[str, Any],
+    tokenizer: str,
     classifier: str | None = None,
     activation: str = "gelu",
     scaled: bool = False,
@@ -96,6 +97,7 @@ def _family(
         fixed: zoo's fields that its implementation hard-codes.
         tokens: special tokens that the implementation uses if config.json does not name any.
         required_values: keys of old config.json files that current implementations ignore, and their only values.
+        tokenizer: class of the tokenizer.
         classifier: class of the model with a classification head, if there is one.
         activation: default of ``activation_function``.
         scaled: default of ``scale_embedding``.
@@ -159,6 +161,7 @@ def _family(
         read_extra=derive,
         write_extra=restore,
         positions_skip_padding=from_padding,
+        tokenizer=tokenizer,
         constant={"model_type": name, "is_encoder_decoder": True},
     )  # fmt: skip
 
@@ -169,6 +172,7 @@ BART = _family(
     ("BartForConditionalGeneration", "BartModel"),
     {**_LEARNED, "norm_first": False, "final_norm": False},
     tokens={"decoder_start_token_id": 2, "eos_token_id": 2, "pad_token_id": 1},
+    tokenizer="RobertaTokenizer",
     required_values={"normalize_before": False, "add_final_layer_norm": False, "static_position_embeddings": False},
     classifier="BartForSequenceClassification",
 )
@@ -179,6 +183,7 @@ MBART = replace(
         ("MBartForConditionalGeneration",),
         {**_LEARNED, "norm_first": True, "final_norm": True},
         tokens={"decoder_start_token_id": None, "eos_token_id": 2, "pad_token_id": 1},
+        tokenizer="MBartTokenizer",
         required_values={"normalize_before": True, "add_final_layer_norm": True, "static_position_embeddings": False},
     ),
     sentencepiece={"MBartTokenizer": mbart_tokens, "MBart50Tokenizer": mbart50_tokens},
@@ -189,6 +194,7 @@ M2M100 = _family(
     ("M2M100ForConditionalGeneration", "M2M100Model"),
     {"positions": "sinusoidal-tensor2tensor", "embedding_norm": False, "norm_first": True, "final_norm": True},
     tokens={"decoder_start_token_id": 2, "eos_token_id": 2, "pad_token_id": 1},
+    tokenizer="M2M100Tokenizer",
     required_values={},
     activation="relu",
     scaled=True,
@@ -205,6 +211,7 @@ MARIAN = _family(
         "final_norm": False,
     },
     tokens={"decoder_start_token_id": 58100, "eos_token_id": 0, "pad_token_id": 58100},
+    tokenizer="MarianTokenizer",
     required_values={"normalize_before": False, "add_final_layer_norm": False, "static_position_embeddings": True},
 )
 """``model_type`` marian."""

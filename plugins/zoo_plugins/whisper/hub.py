@@ -157,5 +157,6 @@ WHISPER = Layout(
     files=_preprocessor,
     original=_original,
     constant={"model_type": "whisper", "is_encoder_decoder": True},
+    tokenizer="WhisperTokenizer",
 )  # fmt: skip
 """``model_type`` whisper."""
