@@ -11,7 +11,7 @@ from zoo.errors import UsageError
 
 __all__ = ["require_plain_weights"]
 
-_KEYS = ("quantization_config", "compression_config")
+_KEYS = ("quantization_config", "compression_config", "quantization")
 _REMEDY = "import the checkpoint it was made from, or save it again after model.dequantize() of transformers"
 _TENSORS = {
     r"weight_scale_inv|activation_scale": "fp8 in blocks",

@@ -13,7 +13,6 @@ from zoo_plugins.bert.sentence import PROJECTIONS
 
 __all__ = [
     "BASE",
-    "INERT",
     "OLD_NORMS",
     "ONLY",
     "OUTPUTS",
@@ -40,7 +39,6 @@ _HEADS = {
 }
 POSITIONS = Field("max_position_embeddings", "max_seq_len", default=512)
 ONLY = {"position_embedding_type": "absolute", "is_decoder": False, "add_cross_attention": False}
-INERT = ("attention_probs_dropout_prob", "classifier_dropout*")  # used in training only
 OLD_NORMS = ((r"LayerNorm\.gamma$", "LayerNorm.weight"), (r"LayerNorm\.beta$", "LayerNorm.bias"))
 POSITION_IDS = r".*position_ids"
 OUTPUTS = {

@@ -76,7 +76,7 @@ GPT2 = Layout(
         "reorder_and_upcast_attn": False,
         "add_cross_attention": False,
     },
-    ignored_keys=("attn_pdrop", "embd_pdrop", "n_ctx", "summary_*"),
+    ignored_keys=("n_ctx",),
     read_extra=lambda checkpoint, values: sentence_encoder(checkpoint),
     write_extra=_restore_gpt2,
     constant={"model_type": "gpt2", **_NO_TOKENS},
