@@ -22,6 +22,7 @@ from zoo.artifact import (
     SENTENCES,
     TARGET_TOKENIZER,
     TOKENIZER,
+    TOKENIZER_CONFIG,
     describe,
     new_model,
     write_json,
@@ -52,6 +53,7 @@ from zoo.registry import ModelSpec, config_class, load_reference
 from zoo.tokenizers.load import write_tokenizer
 from zoo.tokenizers.sentencepiece import MARIAN
 from zoo.tokenizers.special import check_ids
+from zoo.tokenizers.surplus import without_tokens
 
 __all__ = ["Imported", "find_layout", "import_checkpoint", "read_configuration"]
 
@@ -86,6 +88,7 @@ def import_checkpoint(
     settings: Sequence[str] = (),
     allow_missing: Sequence[str] = (),
     allow_keys: Sequence[str] = (),
+    drop_tokens: bool = False,
     verify: bool | None = None,
     force: bool = False,
     progress: persist.Progress | None = None,
@@ -108,6 +111,7 @@ def import_checkpoint(
         settings: ``KEY=VALUE`` of zoo's configuration, for values that the checkpoint lacks.
         allow_missing: initialise missing tensors whose name, in the checkpoint or in zoo, matches these patterns.
         allow_keys: ignore unknown keys of config.json that match these patterns.
+        drop_tokens: leave out added tokens of the tokenizer whose ids lie beyond the rows of the embedding.
         verify: compare outputs with those of the original implementation; by default if that is installed.
         force: replace an existing model directory.
         progress: called with the number of weight bytes written so far and in total.
@@ -143,6 +147,7 @@ def import_checkpoint(
 
     own, moved, whole = _without_wrapper(checkpoint, fit)
     notes = [whole.checkpoint.removed] if whole.checkpoint.removed else []
+    notes += layout.notes(own.config) if layout.notes is not None else []
     checkpoint, config, original, read = whole.checkpoint, own.config, whole.model, whole
     if (checkpoint.path / PROMPTS).exists():
         read_prompts(checkpoint.path / PROMPTS)
@@ -162,8 +167,9 @@ def import_checkpoint(
     with new_model(target, description, force=force) as stage:
         tensors, aliases = stored_tensors(model)
         digest = persist.write_weights(stage, tensors, read, aliases=aliases, progress=progress)
+        surplus = None
         if tokenizer is not None:
-            tokenizer.write(stage / TOKENIZER, getattr(config, "vocab_size", None))
+            surplus = tokenizer.write(stage / TOKENIZER, getattr(config, "vocab_size", None), drop_tokens=drop_tokens)
             if tokenizer.path.name == MARIAN[0]:
                 size = getattr(config, "target_vocab_size", None)
                 write_tokenizer(tokenizer.path.with_name(MARIAN[1]), stage / TARGET_TOKENIZER, size)
@@ -172,6 +178,11 @@ def import_checkpoint(
                 (stage / companion).write_bytes(read_bytes(checkpoint.path / companion))
         if not (stage / SENTENCES).exists() and (sentences := encoder_settings(checkpoint)[0]):
             write_json(stage / SENTENCES, sentences)  # from a file of an older name
+        if surplus is not None:
+            notes.append(f"without {len(surplus.tokens)} tokens of the tokenizer that the model lacks: {surplus}")
+            for companion in (TOKENIZER_CONFIG, "special_tokens_map.json"):
+                if (stage / companion).exists():
+                    write_json(stage / companion, without_tokens(checkpoint.json(companion), surplus.tokens))
         if generation := generation_config(checkpoint, config):
             write_json(stage / GENERATION, generation)
         if not (stage / PREFIXES).exists() and (prefixes := task_prefixes(checkpoint)):

@@ -13,11 +13,12 @@ from zoo.artifact import TOKENIZER
 from zoo.checkpoints.layout import Layout
 from zoo.checkpoints.sentences import lowers_texts
 from zoo.checkpoints.source import Checkpoint
-from zoo.errors import ArtifactError, UsageError
+from zoo.errors import ArtifactError, UsageError, argument
 from zoo.tokenizers.load import find_tokenizer, read_tokenizer, require_ids, tokenizer_json, write_tokenizer
 from zoo.tokenizers.pieces import pieces_tokenizer
 from zoo.tokenizers.sentencepiece import M2M100
 from zoo.tokenizers.settings import SettledTokenizer, settle
+from zoo.tokenizers.surplus import Surplus, drop_surplus, find_surplus
 
 __all__ = ["CheckpointTokenizer"]
 
@@ -120,14 +121,35 @@ class CheckpointTokenizer:
         except Exception as error:  # protobuf and the tokenizers library raise their own errors
             raise ArtifactError(f"not a SentencePiece model ({error})", self.path) from error
 
-    def write(self, target: Path, vocab_size: int | None) -> None:
-        """Write tokenizer.json. Raises :class:`UsageError` for ids beyond the model's ``vocab_size``."""
+    def write(self, target: Path, vocab_size: int | None, *, drop_tokens: bool = False) -> Surplus | None:
+        """Write tokenizer.json.
+
+        Args:
+            target: the file.
+            vocab_size: number of tokens of the model, if it has any.
+            drop_tokens: leave out added tokens with ids beyond them.
+
+        Returns:
+            The tokens that were left out, or None.
+
+        Raises:
+            UsageError: there are such ids.
+            ArtifactError: a token with such an id cannot be left out.
+        """
         tokenizer, changed = self._read
+        surplus = find_surplus(tokenizer, vocab_size)
+        if surplus is not None:
+            if not drop_tokens:
+                what = f"the tokenizer has {tokenizer.get_vocab_size()} tokens, the model {vocab_size}"
+                remedy = argument("drop_tokens", True, "pass {} to leave these tokens out")
+                raise UsageError(f"{what}: it lacks {surplus}", self.path, remedy)
+            tokenizer, changed = drop_surplus(tokenizer, surplus, self.settings, self.path), True
         if not changed:
             write_tokenizer(self.path, target, vocab_size)
-            return
+            return None
         require_ids(tokenizer, vocab_size, self.path)
         target.write_text(tokenizer_json(tokenizer), encoding="utf-8")
+        return surplus
 
 
 def _lowers(normalizer: Any) -> bool:

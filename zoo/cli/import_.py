@@ -33,6 +33,7 @@ from zoo.models.count import parameter_count
     help="Initialise missing tensors matching PATTERN, e.g. a new head.",
 )
 @click.option("--allow-key", "allow_keys", multiple=True, metavar="PATTERN", help="Ignore matching config.json keys.")
+@click.option("--drop-tokens", is_flag=True, help="Leave out added tokens of the tokenizer that the model lacks.")
 @click.option(
     "--verify/--no-verify",
     default=None,
@@ -54,6 +55,7 @@ def command(
     dtype: str | None,
     allow_missing: tuple[str, ...],
     allow_keys: tuple[str, ...],
+    drop_tokens: bool,
     verify: bool | None,
     revision: str | None,
     offline: bool,
@@ -86,6 +88,7 @@ def command(
             settings=settings,
             allow_missing=allow_missing,
             allow_keys=allow_keys,
+            drop_tokens=drop_tokens,
             verify=verify,
             force=force,
             progress=progress,
