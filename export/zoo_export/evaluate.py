@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
+from itertools import tee
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -16,21 +19,27 @@ from torch import Tensor, nn
 from zoo import plugins
 from zoo.artifact import ModelDirectory, find_exports
 from zoo.contract import Graph
-from zoo.errors import ArtifactError, UsageError
+from zoo.errors import ArtifactError, UsageError, ZooError, ZooWarning
 from zoo.models import persist
 from zoo.probe.inputs import empty_past
+from zoo.tokenizers.truncation import text_limit, trained_length
+from zoo.tokenizers.windows import LONGEST_WINDOW
 from zoo.training.batches import evaluation_batches
+from zoo.training.cache import Facts
 from zoo.training.criterion import Criterion, Row, Sums
 from zoo.training.data.examples import Examples
-from zoo.training.data.sources import Rows, find_source
+from zoo.training.data.rows import RowError
+from zoo.training.data.sources import find_source
 from zoo.training.plan import Plan
 from zoo.training.processes import ALONE
 from zoo.training.setup import make_criterion, model_tokenizer, read_data
-from zoo_export.scores import Scorer, answer_scores, make_scorer
+from zoo_export.opened import ModuleSession
+from zoo_export.scores import Scorer, scorer_of
 from zoo_runtime.adapters import ADAPTER_IDS
+from zoo_runtime.choosing import runner_class
 from zoo_runtime.session import Session, load_session
 
-__all__ = ["TORCH", "Scores", "evaluate"]
+__all__ = ["TORCH", "Evaluating", "Scores", "evaluate"]
 
 TORCH = "torch"
 """The name of the scores of the PyTorch model."""
@@ -45,17 +54,40 @@ class Scores:
     variant: str
     """``torch``, or the name of the export; empty for the default one."""
     loss: float
-    """Mean over all targets, as in training."""
+    """Mean over all targets, as in training; for an objective of several terms the sum of their means."""
     accuracy: float | None
-    """Share of the targets that are predicted, given those before them; None where it is not defined."""
+    """Share of the targets of the first term that are predicted, given those before them; None where it is not
+    defined."""
     targets: int
+    terms: Mapping[str, float] = field(default_factory=dict)
+    """The losses and accuracies of an objective with several terms, such as ``next_sentence_loss``."""
+    language_loss: float | None = None
+    """The mean negative log-likelihood of tokens, if the objective has one."""
     answers: Mapping[str, float] = field(default_factory=dict)
-    """Scores of the predictions, by name; for generated texts those of what ``zoo run`` answers."""
+    """Scores of what ``zoo run`` answers, by name."""
+    notes: Sequence[str] = ()
+    """What is to be known of the scores, such as why one is left out."""
+    errors: Sequence[ZooError] = ()
+    """Why rows have no answers. The scores of answers are then left out."""
 
     @property
-    def perplexity(self) -> float:
-        """The exponential of the loss."""
-        return math.exp(min(self.loss, 700))
+    def perplexity(self) -> float | None:
+        """The exponential of ``language_loss``."""
+        return None if self.language_loss is None else math.exp(min(self.language_loss, 700))
+
+
+@dataclass(frozen=True)
+class Evaluating:
+    """The scores of a model and of its exports, to be computed one after the other."""
+
+    facts: Facts
+    """What was found when the rows were read."""
+    limit: int | None
+    """The number of tokens to which longer texts are cut, or into windows of which they are divided."""
+    remedy: str
+    """Why texts are cut, and what to do about it; empty if it was requested, or they are too long for the model."""
+    scores: Iterator[Scores]
+    """The scores, computed as they are read."""
 
 
 def evaluate(
@@ -65,9 +97,13 @@ def evaluate(
     split: str = "test",
     variants: Sequence[str] = (),
     limit: int | None = None,
+    truncate: bool | None = None,
+    options: Mapping[str, Any] = MappingProxyType({}),
+    texts: Sequence[str] = (),
+    answers: bool = True,
     progress: Progress | None = None,
-) -> Iterator[Scores]:
-    """Yield the scores of the PyTorch model, unless variants are named, and of each export.
+) -> Evaluating:
+    """Score the PyTorch model, unless variants are named, and each export.
 
     Args:
         directory: a model directory.
@@ -75,6 +111,11 @@ def evaluate(
         split: which part of a data set.
         variants: names of exports, or ``torch``; by default PyTorch and all exports.
         limit: number of rows that are read, from the first on; by default all.
+        truncate: as for :func:`zoo_runtime.load_session`.
+        options: options of the task of ``zoo run``, such as ``max_new_tokens``; by default the number of tokens of the
+            longest target.
+        texts: further options of the task, as ``KEY=VALUE``.
+        answers: whether to score answers, beside the loss.
         progress: called with the number of examples computed.
 
     Raises:
@@ -85,52 +126,89 @@ def evaluate(
     model = persist.load_directory(stored)
     plugin, objective = plugins.active().objective(plan.objective, stored.spec.task)
     tokenizer = model_tokenizer(plan, stored.spec, model)
+    cut, positions = text_limit(stored, truncate), getattr(stored.spec.config, "max_seq_len", None)
+    length = cut
+    if objective.name == "question-answering":
+        length = min(bound for bound in (trained_length(stored) or LONGEST_WINDOW, positions) if bound is not None)
     criterion = make_criterion(plan, stored.spec, plugin, objective, tokenizer)
+    if criterion.text_limit is not None and length is not None:
+        plan = replace(plan, settings=replace(plan.settings, max_length=length))
+        criterion = make_criterion(plan, stored.spec, plugin, objective, tokenizer)
     source = find_source(plan.data, objective, plan.columns, split=split, limit=limit)
     data = read_data(plan, stored.spec, plugin, objective, criterion, source, tokenizer, progress)
+    rows = _Usable(source.rows, None if not data.facts.bad else criterion)
     names = tuple(variants) or (TORCH, *(export.variant for export in find_exports(stored)))
-    for name in names:
-        scorer = make_scorer(criterion, lambda: list(_usable(source.rows, criterion)))
-        if name == TORCH:
-            yield _score(name, model, criterion, data.examples, scorer, progress)
-            continue
-        with load_session(directory, variant=name) as session:
-            found = _score(name, ExportedModel(session), criterion, data.examples, scorer, progress)
-            yield replace(found, answers={**found.answers, **answer_scores(session, source.rows)})
+    kind = scorer_of(criterion) if answers else None
+    if kind is None and (options or texts):
+        given = next(iter([*options, *texts]))
+        raise UsageError("no answers of zoo run are scored", given, "leave the option out")
+    known = {} if kind is None else runner_class(kind.task, stored.spec.task)[1].options.parse_settings(texts)
+
+    def scores() -> Iterator[Scores]:
+        for name in names:
+            scorer = None if kind is None else kind(criterion, {**options, **known}, rows)
+            opened = ModuleSession(stored, model, cut) if name == TORCH else load_session(
+                directory, variant=name, truncate=truncate)  # fmt: skip
+            with closing(opened) as session:
+                subject = model if name == TORCH else ExportedModel(session)
+                found = _score(name, subject, criterion, data.examples, progress)
+                yield found if scorer is None else _add_answers(found, session, scorer, rows)
+
+    as_trained = truncate is None and trained_length(stored) is not None
+    remedy = "as in training: read whole texts with --no-truncate" if as_trained else ""
+    return Evaluating(data.facts, criterion.text_limit, remedy, scores())
 
 
-def _usable(rows: Rows, criterion: Criterion) -> Iterator[Row]:
-    """Yield the rows that have an example."""
-    for row in rows:
-        if isinstance(row, Mapping):
-            with suppress(ValueError):
-                criterion.encode(row)
-                yield row
+class _Usable:
+    """The rows that have an example, read anew by each iteration."""
+
+    def __init__(self, rows: Iterable[Row | RowError], criterion: Criterion | None) -> None:
+        self._rows, self._criterion = rows, criterion
+
+    def __iter__(self) -> Iterator[Row]:
+        for row in self._rows:
+            if isinstance(row, Mapping):
+                with suppress(ValueError):
+                    if self._criterion is not None:
+                        list(self._criterion.examples(row))
+                    yield row
 
 
-def _score(
-    name: str,
-    model: nn.Module,
-    criterion: Criterion,
-    examples: Examples,
-    scorer: Scorer[Any],
-    progress: Progress | None,
-) -> Scores:
-    sums, outputs = Sums(criterion.terms), list[Any]()
-    hook = model.register_forward_hook(lambda module, given, found: outputs.append(found))
+def _add_answers(found: Scores, session: Session, scorer: Scorer[Any], rows: Iterable[Row]) -> Scores:
+    """Add the scores of the answers of ``zoo run``, or the reasons why rows have none."""
+    asked, scored = tee(rows)
+    answers = session.map((value for row in asked for value in scorer.inputs(row)), task=scorer.task, **scorer.options)
+    errors = list[ZooError]()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", r".* truncated to \d", ZooWarning)  # counted when the rows were read
+        for number, row in enumerate(scored, 1):
+            given = [next(answers) for _ in scorer.inputs(row)]
+            error = next((answer.error for answer in given if answer.error is not None), None)
+            if error is not None:
+                error.rename(*(f"{what} {place}" for what, place in (("input", given[0].number), ("row", number))))
+                errors.append(error)
+            elif not errors:
+                scorer.add(row, [answer.result for answer in given])
+        next(answers, None)  # which reports truncated texts
+    if errors:
+        return replace(found, errors=errors)
+    scores = scorer.scores()
+    return replace(found, answers=scores, notes=scorer.notes)
+
+
+def _score(name: str, model: nn.Module, criterion: Criterion, examples: Examples, progress: Progress | None) -> Scores:
+    sums = Sums(criterion.terms)
     with torch.no_grad():
-        for done, (numbers, batch) in enumerate(evaluation_batches(examples, criterion, _BATCH, ALONE), 1):
-            outputs.clear()
+        for done, (_, batch) in enumerate(evaluation_batches(examples, criterion, _BATCH, ALONE), 1):
             sums.add(criterion.loss(model, batch))
-            scorer.add(numbers, batch, criterion.named(outputs[-1]))
             if progress is not None:
                 progress(min(done * _BATCH, len(examples)), len(examples))
-    hook.remove()
     if not sums.targets:
         raise UsageError("the data has no targets", "--data")
     if math.isnan(sums.loss):
         raise ArtifactError("the loss is not a number, so the model has no scores", name)
-    return Scores(name, sums.loss, sums.accuracy, sums.targets, scorer.scores())
+    language = sums.losses[0] if criterion.models_language else None
+    return Scores(name, sums.loss, sums.accuracy, sums.targets, sums.by_name(criterion.names), language)
 
 
 class ExportedModel(nn.Module):

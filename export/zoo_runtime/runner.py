@@ -14,7 +14,7 @@ from zoo.config import Settings
 from zoo.contract import Graph, TensorSpec
 from zoo.errors import ArtifactError, UsageError, Wording, ZooError
 from zoo.tokenizers.inputs import LongInputError, Side, TextInputs, require_tokens
-from zoo.tokenizers.truncation import truncated_texts
+from zoo.tokenizers.truncation import trained_length, truncated_texts
 from zoo_runtime.adapters import ADAPTER_IDS
 
 if TYPE_CHECKING:
@@ -117,6 +117,11 @@ class Context(Protocol):
     @property
     def tokenizer(self) -> Tokenizer | None:
         """The tokenizer, which does not truncate, or None if inputs are token ids."""
+        ...
+
+    @property
+    def provider(self) -> str:
+        """Where the graphs run: ``cpu`` or ``cuda``."""
         ...
 
     @property
@@ -300,6 +305,8 @@ class TextRunner(Runner[Tokens]):
         self.inputs = TextInputs(session.graphs, session.config, session.path)
         """The inputs of the first graph."""
         self._truncating: Tokenizer | None = None
+        self._cut_lists = 0
+        """Number of lists of token ids that were truncated."""
         require_outputs(self.graph, self.needs, session.path)
 
     def samples(self) -> Sequence[Any]:
@@ -317,7 +324,7 @@ class TextRunner(Runner[Tokens]):
             empty = all(encoded.special_tokens_mask)  # only the special tokens that every text gets
             item = Tokens(number, [] if empty else encoded.ids, types=encoded.type_ids, encoding=encoded)
         elif are_ids(value):
-            item = Tokens(number, [int(token) for token in value])
+            item = Tokens(number, self._cut([int(token) for token in value]))
         elif is_pair(value):
             if not self.takes_pairs:
                 raise ArtifactError("the task does not accept pairs", f"input {number}", "give one text")
@@ -340,8 +347,16 @@ class TextRunner(Runner[Tokens]):
     @property
     def truncated(self) -> str | None:
         """The number of truncated texts in words, for a warning; None if it is 0."""
-        used = self._truncating
-        return truncated_texts(used.truncated, used.limit) if used is not None and used.truncated else None
+        count = self._cut_lists + (self._truncating.truncated if self._truncating is not None else 0)
+        return truncated_texts(count, self.text_limit()) if count else None
+
+    def _cut(self, ids: list[int]) -> list[int]:
+        """Return a list of token ids, truncated as in training if zoo has trained the model on truncated ones."""
+        limit = self.text_limit() if trained_length(self.session.stored) is not None else None
+        if limit is None or len(ids) <= limit:
+            return ids
+        self._cut_lists += 1
+        return ids[-limit:] if self.padding == "left" else ids[:limit]
 
     @property
     def tokenizer(self) -> Tokenizer:

@@ -29,7 +29,7 @@ from zoo.probe.dtypes import BFLOAT16, numpy_dtype
 from zoo.probe.inputs import empty_past
 from zoo.probe.pipeline import Arrays
 from zoo.tokenizers.inputs import TextInputs
-from zoo.tokenizers.truncation import text_limit
+from zoo.tokenizers.truncation import text_limit, trained_length
 from zoo_runtime.adapters import number_of
 from zoo_runtime.arguments import (
     check_adapters,
@@ -101,9 +101,10 @@ def load_session(
         provider_options: options of ONNX Runtime for the provider. Exports are verified without them.
         tokenizer: a tokenizer file to use instead of the model's own.
         special_tokens: whether the tokenizer puts its special tokens, such as [CLS] and [SEP], around texts.
-        truncate: truncate long texts, with a warning, to ``max_seq_length`` of a sentence encoder, else to
-            ``model_max_length`` of the tokenizer, and at most to the positions; otherwise texts longer than the
-            positions are errors. By default only for sentence encoders with sentence_bert_config.json.
+        truncate: truncate long texts, with a warning, to the length with which zoo trained the model, else to
+            ``max_seq_length`` of a sentence encoder, else to ``model_max_length`` of the tokenizer, and at most to the
+            positions; otherwise texts longer than the positions are errors. By default only for models that zoo
+            trained on truncated texts, and for sentence encoders with sentence_bert_config.json.
         chat: inputs are chats, lists of messages with ``role`` and ``content`` or texts of the user, which the
             model's chat template turns into prompts. The template writes the special tokens itself.
         unverified: allow an export that has not been verified with the current weights.
@@ -570,7 +571,13 @@ class Session:
     def _report_truncated(self, runner: Runner[Any]) -> None:
         truncated = getattr(runner, "truncated", None)
         if truncated is not None:
-            warnings.warn(f"{truncated}: {self.path}", ZooWarning, stacklevel=2)
+            remedy = ""
+            if self.truncate is not None and self.truncate == trained_length(self.stored):
+                truncated, remedy = (
+                    f"{truncated}, as in training",
+                    ": read whole texts with --no-truncate (truncate=False)",
+                )
+            warnings.warn(f"{truncated}: {self.path}{remedy}", ZooWarning, stacklevel=2)
 
     def _answer(self, runner: Runner[Any], window: list[Answer], batch_size: int) -> Iterator[Answer]:
         """Answer a window of inputs, yielding each answer once it and all earlier ones are done."""

@@ -14,6 +14,7 @@ import torch
 from transformers import AutoModel, BertConfig, BertModel, BertTokenizerFast
 
 from zoo import UsageError, load_tokenizer
+from zoo.artifact.provenance import Origin
 from zoo.checkpoints.importing import import_checkpoint
 from zoo.errors import ZooWarning
 from zoo.tokenizers.truncation import text_limit
@@ -142,7 +143,8 @@ def test_prompts_lose_their_first_tokens(exported_model: Exported, zoo: Zoo) -> 
 
 
 def test_model_without_a_length(tmp_path: Path) -> None:
-    unlimited = SimpleNamespace(path=tmp_path, files={}, spec=SimpleNamespace(task="fill-mask", config=object()))
+    spec = SimpleNamespace(task="fill-mask", config=object())
+    unlimited = SimpleNamespace(path=tmp_path, files={}, spec=spec, origin=Origin())
     assert text_limit(cast(Any, unlimited), None) is None
     with pytest.raises(UsageError, match="the model has no maximum length to truncate to"):
         text_limit(cast(Any, unlimited), True)

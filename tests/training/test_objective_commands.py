@@ -30,7 +30,8 @@ def test_masked_lm_reads_whole_texts(zoo: Zoo) -> None:
     assert "truncated" not in said.err
     record = json.loads(Path("m/training.json").read_text())
     assert record["objective"] == "masked-lm"
-    facts = {"rows": 1, "bad": 0, "truncated": 0, "tokens": 1500, "encoded": 0, "unknown": 0, "ambiguous": 0}
+    facts = {"rows": 1, "bad": 0, "truncated": 0, "tokens": 1500, "encoded": 0, "unknown": 0, "ambiguous": 0,
+             "noted": {}}  # fmt: skip
     assert record["rows"] == facts
     assert record["options"] == {"rate": 0.15, "whole_word": False}
 

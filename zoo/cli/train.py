@@ -23,6 +23,7 @@ from zoo.training.plan import make_plan
 from zoo.training.settings import LowRankSettings
 
 if TYPE_CHECKING:
+    from zoo.training.cache import Facts
     from zoo.training.loop import Step
     from zoo.training.progress import Evaluation
     from zoo.training.run import Run
@@ -139,8 +140,9 @@ def command(
         for note in run.notes if is_first() and not is_quiet() else ():
             message("note", note)
         facts = run.data.facts
-        if (facts.truncated or facts.bad) and is_first():
-            echo(f"of {facts.rows:,} rows, {facts.truncated:,} truncated and {facts.bad:,} left out", err=True)
+        if is_first():
+            limit = run.trainer.criterion.text_limit
+            show_facts(facts, limit, "--set max_length=N sets another length, up to the model's positions")
         with show_progress("training") as progress:
             outcome = run.train(Reporter(run.trainer.done, progress))
     if not is_first():
@@ -148,7 +150,7 @@ def command(
     found = outcome.evaluation
     if as_json:
         result = {"directory": str(outcome.directory), "steps": outcome.steps, "kept_step": outcome.kept}
-        scores = None if found is None else {"loss": found.loss, "accuracy": found.accuracy}
+        scores = None if found is None else {"loss": found.loss, "accuracy": found.accuracy, **found.terms}
         data_facts = {"rows": asdict(facts), "classes": run.classes}
         emit_json("train", {**result, "loss": outcome.loss, "evaluation": scores, **data_facts})
         return
@@ -156,6 +158,23 @@ def command(
     if found is not None:
         text += f"; on data for evaluation, at step {outcome.kept:,}: {_evaluation_text(found)}"
     say(text)
+
+
+def show_facts(facts: Facts, limit: int | None, remedy: str) -> None:
+    """Print on one line how many rows were truncated, left out, and divided, if there are any.
+
+    Args:
+        facts: what was found when rows were read.
+        limit: the number of tokens to which they were truncated.
+        remedy: what to do about truncated rows.
+    """
+    why = f" ({remedy})" if remedy else ""
+    found = [f"{facts.truncated:,} truncated to {limit} tokens{why}"] if facts.truncated else []
+    found += [f"{facts.bad:,} left out"] if facts.bad else []
+    if facts.noted.get("windows", 0) > facts.rows - facts.bad:
+        found += [f"{count:,} {name}" for name, count in facts.noted.items() if count]
+    if found:
+        echo(f"of {facts.rows:,} rows: {', '.join(found)}", err=True)
 
 
 def is_first() -> bool:
@@ -173,7 +192,8 @@ def _refuse_with_resume() -> None:
 
 
 def _evaluation_text(found: Evaluation) -> str:
-    return f"loss {found.loss:.4f}" + (f", accuracy {found.accuracy:.4f}" if found.accuracy is not None else "")
+    scores = {"loss": found.loss, **(found.terms or {"accuracy": found.accuracy})}
+    return ", ".join(f"{name} {value:.4f}" for name, value in scores.items() if value is not None)
 
 
 class Reporter:

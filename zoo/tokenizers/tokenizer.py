@@ -48,9 +48,10 @@ def load_tokenizer(
         directory: a model directory.
         tokenizer: a tokenizer file, or ``bytes``, to use instead of the model's own.
         special_tokens: whether to put special tokens, such as [CLS] and [SEP], around texts.
-        truncate: truncate long texts, with a warning, to a number of tokens, or if True to ``max_seq_length`` of a
-            sentence encoder, else to ``model_max_length`` of the tokenizer, and at most to the positions; otherwise
-            texts longer than the positions are errors. By default only for sentence encoders with
+        truncate: truncate long texts, with a warning, to a number of tokens, or if True to the length with which zoo
+            trained the model, else to ``max_seq_length`` of a sentence encoder, else to ``model_max_length`` of the
+            tokenizer, and at most to the positions; otherwise texts longer than the positions are errors. By default
+            only for models that zoo trained on truncated texts, and for sentence encoders with
             sentence_bert_config.json. A model that generates text loses the first tokens, others the last.
         stride: divide long texts into windows that share this number of tokens, instead of truncating them; requires a
             length, as for ``truncate``.

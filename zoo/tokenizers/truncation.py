@@ -7,7 +7,7 @@ from zoo.artifact.weights import load_json
 from zoo.errors import ArtifactError, UsageError
 from zoo.terminal import shown
 
-__all__ = ["text_limit", "truncated_texts"]
+__all__ = ["text_limit", "trained_length", "truncated_texts"]
 
 _UNLIMITED = 10**9
 """``model_max_length`` from which it means no limit; transformers writes 1e30."""
@@ -16,13 +16,13 @@ _UNLIMITED = 10**9
 def text_limit(stored: ModelDirectory, truncate: bool | int | None) -> int | None:
     """Return the number of tokens to which texts are truncated, special tokens included; None if they are not.
 
-    It is ``max_seq_length`` of a sentence encoder, else ``model_max_length`` of the tokenizer, and at most the number
-    of positions.
+    It is the length with which zoo trained the model, else ``max_seq_length`` of a sentence encoder, else
+    ``model_max_length`` of the tokenizer, and at most the number of positions.
 
     Args:
         stored: the model directory.
-        truncate: None truncates only for a sentence encoder with sentence_bert_config.json. A number replaces those of
-            the files.
+        truncate: None truncates only for a model that zoo trained on truncated texts, and for a sentence encoder with
+            sentence_bert_config.json. A number replaces those of the files.
 
     Raises:
         UsageError: truncation is requested, but no file states a length; or the number is not positive, or exceeds the
@@ -40,9 +40,12 @@ def text_limit(stored: ModelDirectory, truncate: bool | int | None) -> int | Non
             raise UsageError(f"truncate must {range_}, got {truncate}", stored.path)
         return truncate
     encodes_sentences = SENTENCES in stored.files and stored.spec.task == "sentence-embedding"
-    if truncate is False or (truncate is None and not encodes_sentences):
+    trained = trained_length(stored)
+    if truncate is False or (truncate is None and not encodes_sentences and trained is None):
         return None
-    stated = _stated(stored, SENTENCES, "max_seq_length") if encodes_sentences else None
+    stated = trained
+    if stated is None and encodes_sentences:
+        stated = _stated(stored, SENTENCES, "max_seq_length")
     if stated is None:
         stated = _stated(stored, TOKENIZER_CONFIG, "model_max_length")
     bounds = [bound for bound in (stated, positions) if bound is not None and bound < _UNLIMITED]
@@ -52,6 +55,12 @@ def text_limit(stored: ModelDirectory, truncate: bool | int | None) -> int | Non
         remedy = f"set model_max_length in {TOKENIZER_CONFIG} of the checkpoint"
         raise UsageError("the model has no maximum length to truncate to", stored.path, remedy)
     return min(bounds)
+
+
+def trained_length(stored: ModelDirectory) -> int | None:
+    """Return the length to which zoo truncated the texts that it trained the model on; None if it did not."""
+    record = stored.origin.last_training
+    return None if record is None else record.max_length
 
 
 def _stated(stored: ModelDirectory, name: str, key: str) -> int | None:
@@ -65,4 +74,4 @@ def _stated(stored: ModelDirectory, name: str, key: str) -> int | None:
 
 def truncated_texts(count: int, limit: int | None) -> str:
     """Return how many texts were truncated, for a warning."""
-    return f"{count} {'text' if count == 1 else 'texts'} truncated to {limit} tokens"
+    return f"{count:,} {'text' if count == 1 else 'texts'} truncated to {limit:,} tokens"

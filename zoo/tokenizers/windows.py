@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from tokenizers import Encoding
 
-__all__ = ["Window", "token_windows", "windows"]
+__all__ = ["LONGEST_WINDOW", "Window", "token_windows", "windows"]
 
-_STRIDE = 128
+LONGEST_WINDOW = 384
 """Default of transformers' pipeline, and of the code of Devlin et al. 2019 for SQuAD."""
+_STRIDE = 128
+"""The same for the tokens that windows share."""
 
 
 class Window(NamedTuple):

@@ -13,7 +13,7 @@ import time
 from array import array
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from zoo.training.criterion import Criterion
 from zoo.training.data.examples import Blocks, Example, Examples, ExamplesWriter, StoredExamples
 from zoo.training.data.rows import RowError
 
-__all__ = ["LIMIT", "Data", "prepare"]
+__all__ = ["LIMIT", "Data", "Facts", "prepare"]
 
 LIMIT = "ZOO_CACHE_GB"
 """The environment variable with the size in GB that tokenised data may have in the cache."""
@@ -58,6 +58,8 @@ class Facts:
     """Those of them that stand for unknown text."""
     ambiguous: int
     """Examples that differ from another one in their labels alone."""
+    noted: Mapping[str, int] = field(default_factory=dict)
+    """What else the objective counted, such as windows without an answer."""
 
 
 @dataclass(frozen=True)
@@ -194,7 +196,7 @@ def _write(
 ) -> Facts:
     bad: list[tuple[str, str]] = []
     number = tokens = 0
-    before = criterion.truncated, criterion.encoded, criterion.unknown
+    before, noted = (criterion.truncated, criterion.encoded, criterion.unknown), criterion.noted.copy()
     inputs, labels = array("Q"), array("Q")
     with ExamplesWriter(directory) as writer:
         for number, row in enumerate(rows, 1):
@@ -215,7 +217,8 @@ def _write(
                 progress(number, None)
         counts = criterion.truncated, criterion.encoded, criterion.unknown
         truncated, encoded, unknown = (count - earlier for count, earlier in zip(counts, before, strict=True))
-        facts = Facts(number, len(bad), truncated, tokens, encoded, unknown, _ambiguous(inputs, labels))
+        more = dict(criterion.noted - noted)
+        facts = Facts(number, len(bad), truncated, tokens, encoded, unknown, _ambiguous(inputs, labels), more)
         _check_bad(facts, skip_bad, bad)
     return facts
 

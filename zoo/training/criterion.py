@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -59,8 +60,8 @@ class Sums:
 
     def __init__(self, terms: int) -> None:
         self._totals, self._counts = [0.0] * terms, [0.0] * terms
-        self._correct = [0.0, 0.0]
-        """Targets that are predicted, of those for which this is defined."""
+        self._correct, self._judged = [0.0] * terms, [0.0] * terms
+        """Targets that are predicted, and those for which this is defined."""
 
     def add(self, loss: Loss) -> None:
         """Add the loss of a batch. Raises :class:`PluginError` if it has a negative number of targets."""
@@ -70,14 +71,16 @@ class Sums:
             raise PluginError(f"the objective counts {counts} targets in a batch")
         self._totals = [known + term.total.item() for known, term in zip(self._totals, terms, strict=True)]
         self._counts = [known + term.count for known, term in zip(self._counts, terms, strict=True)]
-        if loss.correct is not None:
-            self._correct = [self._correct[0] + loss.correct, self._correct[1] + loss.count]
+        for place, term in enumerate(terms):
+            if term.correct is not None:
+                self._correct[place] += term.correct
+                self._judged[place] += term.count
 
     def add_up(self, processes: Processes) -> None:
         """Replace the sums by those over all processes."""
-        terms = len(self._totals)
-        found = processes.sums(*self._totals, *self._counts, *self._correct)
-        self._totals, self._counts, self._correct = found[:terms], found[terms:-2], found[-2:]
+        parts = (self._totals, self._counts, self._correct, self._judged)
+        found = iter(processes.sums(*(value for part in parts for value in part)))
+        self._totals, self._counts, self._correct, self._judged = ([next(found) for _ in part] for part in parts)
 
     @property
     def targets(self) -> int:
@@ -85,14 +88,32 @@ class Sums:
         return int(self._counts[0])
 
     @property
+    def losses(self) -> list[float | None]:
+        """The mean of each term over its targets; None for one without targets."""
+        pairs = zip(self._totals, self._counts, strict=True)
+        return [total / count if count else None for total, count in pairs]
+
+    @property
     def loss(self) -> float:
         """Sum of the means of all terms. Terms without targets are left out."""
-        return sum(total / count for total, count in zip(self._totals, self._counts, strict=True) if count)
+        return sum(loss for loss in self.losses if loss is not None)
+
+    @property
+    def accuracies(self) -> list[float | None]:
+        """Share of the targets of each term that are predicted, where that is defined."""
+        pairs = zip(self._correct, self._judged, strict=True)
+        return [correct / count if count else None for correct, count in pairs]
 
     @property
     def accuracy(self) -> float | None:
         """Share of the targets of the first term that are predicted, where that is defined."""
-        return self._correct[0] / self._correct[1] if self._correct[1] else None
+        return self.accuracies[0]
+
+    def by_name(self, names: Sequence[str]) -> dict[str, float]:
+        """Return the losses and accuracies that are defined, such as ``next_sentence_loss``, by the names of terms."""
+        kinds = (("loss", self.losses), ("accuracy", self.accuracies))
+        found = {f"{name}_{kind}": values[place] for place, name in enumerate(names) for kind, values in kinds}
+        return {name: value for name, value in found.items() if value is not None}
 
 
 class Criterion(ABC):
@@ -111,6 +132,12 @@ class Criterion(ABC):
     """Whether ``max_length`` limits examples; if not, it is 0."""
     terms: ClassVar[int] = 1
     """Number of terms of the loss; :meth:`counts` is needed if there are several."""
+    names: ClassVar[tuple[str, ...]] = ()
+    """The name of each term, such as ``masked_lm``, if there are several: evaluations give each by its name."""
+    models_language: ClassVar[bool] = False
+    """Whether the first term is the mean negative log-likelihood of tokens, whose exponential is the perplexity."""
+    divides: ClassVar[bool] = False
+    """Whether a text that is longer than ``max_length`` becomes several examples, so that nothing is truncated."""
     label_fields: ClassVar[tuple[str, ...]] = ("label", "labels", "span", "similarity")
     """Fields of examples that hold labels. Examples that differ in these alone are counted."""
     divisible: bool = True
@@ -124,6 +151,8 @@ class Criterion(ABC):
         self.encoded = self.unknown = 0
         """Number of tokens of texts, without special ones, and of those among them that the tokenizer does not know.
         Only counted for tokenizers that have an unknown token."""
+        self.noted: Counter[str] = Counter()
+        """What else is to be known of the examples, such as windows without an answer, with their numbers."""
         limit = max_length if self.has_length and not self.packed else None
         self._tokenizer = None if tokenizer is None else tokenizer.truncating(limit)
         graph = config.graphs()[-1]
@@ -132,6 +161,11 @@ class Criterion(ABC):
         self._pasts = {item.name: item for item in graph.pasts}
         self._masks = {tensor.name for tensor in tensors if tensor.is_mask}
         self._output = graph.output_tensors()[0].name
+
+    @property
+    def text_limit(self) -> int | None:
+        """The number of tokens to which the trained model's texts are truncated; None if they are not."""
+        return self.max_length if self.has_length and not self.packed and not self.divides else None
 
     @abstractmethod
     def encode(self, row: Row) -> Example:

@@ -328,7 +328,7 @@ class Trainer:
             raise TrainingError("the examples for evaluation have no targets")
         if not math.isfinite(sums.loss):
             raise TrainingError("the loss on the examples for evaluation is not finite", f"step {self.done}")
-        return Evaluation(sums.loss, sums.accuracy, sums.targets)
+        return Evaluation(sums.loss, sums.accuracy, sums.targets, sums.by_name(self.criterion.names))
 
     def check_weights(self) -> None:
         """Raise :class:`TrainingError` if a weight, a buffer or an average is not finite."""

@@ -22,7 +22,7 @@ def row_of(step: Step, evaluation: Evaluation | None) -> dict[str, Any]:
     """Return the record of a step."""
     row = {"step": step.number, **{key: value for key, value in asdict(step).items() if key != "number"}}
     if evaluation is not None:
-        row["evaluation"] = asdict(evaluation)
+        row["evaluation"] = {key: value for key, value in asdict(evaluation).items() if value != {}}
     return row
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 __all__ = ["Best", "Evaluation", "Progress"]
@@ -16,13 +16,15 @@ class Evaluation:
     loss: float
     accuracy: float | None
     targets: int
+    terms: Mapping[str, float] = field(default_factory=dict)
+    """The losses and accuracies of an objective with several terms, such as ``next_sentence_loss``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Best(Evaluation):
     """The best evaluation of a run so far."""
 
-    step: int
+    step: int = field(kw_only=True)
     """The step after which it was made."""
 
 

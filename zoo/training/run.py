@@ -124,7 +124,8 @@ class Run:
             steps: number of steps after which the model has these weights.
             read: returns the values of a tensor.
         """
-        record = Training(objective=self.plan.objective, data=self._name, steps=steps)
+        cut = self.trainer.criterion.text_limit
+        record = Training(objective=self.plan.objective, data=self._name, steps=steps, max_length=cut)
         origin = self._origin.derive("trained", training=record)
         description = describe(self.spec, dtype="float32")
         model = self.trainer.model

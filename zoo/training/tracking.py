@@ -103,8 +103,9 @@ def import_package(module: str, tracker: str) -> Any:
 
 def metrics_of(row: Mapping[str, Any]) -> dict[str, float]:
     """Return the numbers of a record of metrics.jsonl by tracked name: ``train/loss``, ``evaluation/loss``, ..."""
-    parts = {"train": {key: row[key] for key in row if key not in ("step", "evaluation")},
-             "evaluation": row.get("evaluation", {})}  # fmt: skip
+    evaluation = {**row.get("evaluation", {})}
+    evaluation |= evaluation.pop("terms", {})
+    parts = {"train": {key: row[key] for key in row if key not in ("step", "evaluation")}, "evaluation": evaluation}
     return {
         f"{part}/{key}": float(value)
         for part, values in parts.items() for key, value in values.items() if value is not None

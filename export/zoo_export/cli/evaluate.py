@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from zoo.cli.options import PATH, DataCommand, json_option, option, quiet_option
+from zoo.cli.options import PATH, DataCommand, is_quiet, json_option, option, quiet_option
+from zoo.cli.output import message
 from zoo.cli.progress import show_progress
 from zoo.cli.report import columns, emit_json
-from zoo.cli.train import column_options, given_columns
-from zoo.errors import UsageError, close_to
+from zoo.cli.train import column_options, given_columns, show_facts
+from zoo.errors import ArtifactError, UsageError, close_to
 from zoo.registry.recipes import find_recipe
 from zoo.training.plan import make_plan
 
@@ -22,10 +23,16 @@ if TYPE_CHECKING:
 Row = dict[str, str | float | None]
 
 METRICS = (
-    "loss", "perplexity", "accuracy", "precision", "recall", "f1", "f1_micro", "exact_match", "mean_squared_error",
-    "pearson", "spearman", "bleu", "chrf", "word_error_rate", "character_error_rate",
+    "loss", "masked_lm_loss", "next_sentence_loss", "perplexity", "accuracy", "masked_lm_accuracy",
+    "next_sentence_accuracy", "precision", "recall", "f1", "f1_micro", "f1_macro", "exact_match", "mean_squared_error",
+    "pearson", "spearman", "bleu", "chrf", "word_error_rate", "character_error_rate", "unfinished",
 )  # fmt: skip
 """The names of scores, in the order of the table."""
+
+
+_OF_LOSS = {"loss", "perplexity", "accuracy", *(f"{name}_{kind}" for name in ("masked_lm", "next_sentence")
+                                                for kind in ("loss", "accuracy"))}  # fmt: skip
+"""Scores that need no answers."""
 
 
 @click.command("evaluate", cls=DataCommand)
@@ -45,6 +52,12 @@ METRICS = (
     "--metric", "metrics", section="What", metavar="NAME", multiple=True,
     help="Show only these scores, such as bleu,chrf. May be repeated.",
 )  # fmt: skip
+@option("--truncate/--no-truncate", section="Answers", default=None,
+        help="Truncate long texts, and count them.  [default: as zoo run]")  # fmt: skip
+@option("--max-new-tokens", section="Answers", metavar="N", type=click.IntRange(1),
+        help="Longest generated text.  [default: the longest target]")  # fmt: skip
+@option("--option", "settings", section="Answers", metavar="KEY=VALUE", multiple=True,
+        help="Set any option of the task of zoo run, such as scheme=IOB1 or num_beams=4.")  # fmt: skip
 @json_option
 @quiet_option
 def command(
@@ -57,13 +70,16 @@ def command(
     objective: str | None,
     variants: tuple[str, ...],
     metrics: tuple[str, ...],
+    truncate: bool | None,
+    max_new_tokens: int | None,
+    settings: tuple[str, ...],
     as_json: bool,
     **named: str | None,
 ) -> None:
     """Score the model in DIRECTORY and its exports on labelled data.
 
-    Loss and accuracy are those of the training objective, given the targets before each one. Texts that are generated
-    by exports are the answers of zoo run.
+    Loss and accuracy are those of the training objective, given the targets before each one. The other scores are
+    computed from the answers of zoo run.
     """
     wanted = [name.strip() for text in metrics for name in text.split(",")]
     for name in wanted:
@@ -82,16 +98,28 @@ def command(
     )
     from zoo_export.evaluate import evaluate
 
+    options = {} if max_new_tokens is None else {"max_new_tokens": max_new_tokens}
     with show_progress("evaluating") as progress:
-        found = list(evaluate(directory, plan, split=split, variants=variants, limit=limit, progress=progress))
+        evaluating = evaluate(
+            directory, plan, split=split, variants=variants, limit=limit, truncate=truncate, options=options,
+            texts=settings, answers=not wanted or not set(wanted) <= _OF_LOSS, progress=progress,
+        )  # fmt: skip
+        show_facts(evaluating.facts, evaluating.limit, evaluating.remedy)
+        found = list(evaluating.scores)
     rows = [_row(item) for item in found]
-    if wanted:
+    failed = [item for item in found if item.errors]
+    if wanted and not failed:
         rows = _choose(rows, wanted, directory)
+    for note in dict.fromkeys(note for item in found for note in item.notes) if not is_quiet() else ():
+        message("note", note)
     if as_json:
         emit_json("evaluate", {"directory": str(directory), "scores": rows})
-        return
-    names = list(dict.fromkeys(name for row in rows for name in row))
-    columns([names, *([_text(row.get(name)) for name in names] for row in rows)])
+    elif rows:
+        names = list(dict.fromkeys(name for row in rows for name in row))
+        columns([names, *([_text(row.get(name)) for name in names] for row in rows)])
+    if failed:
+        counts = ", ".join(f"{len(item.errors):,} of {_name(item)}" for item in failed)
+        raise ArtifactError(f"rows without an answer: {counts}: {failed[0].errors[0].command_line}", directory)
 
 
 def _choose(rows: Sequence[Row], wanted: Sequence[str], directory: Path) -> list[Row]:
@@ -106,15 +134,18 @@ def _choose(rows: Sequence[Row], wanted: Sequence[str], directory: Path) -> list
     return [row for row in chosen if len(row) > 2]
 
 
+def _name(scores: Scores) -> str:
+    return scores.variant or "onnx"
+
+
 def _row(scores: Scores) -> Row:
-    known: Row = {"variant": scores.variant or "onnx", "targets": scores.targets}
-    return {
-        **known,
-        "loss": scores.loss,
-        "perplexity": scores.perplexity,
-        "accuracy": scores.accuracy,
-        **scores.answers,
-    }
+    row: Row = {"variant": _name(scores), "targets": scores.targets, "loss": scores.loss}
+    for name in ("masked_lm_loss", "next_sentence_loss"):
+        row |= {name: scores.terms[name]} if name in scores.terms else {}
+    if scores.perplexity is not None:
+        row["perplexity"] = scores.perplexity
+    named = {name: value for name, value in scores.terms.items() if name not in row}
+    return row | (named or {"accuracy": scores.accuracy}) | dict(scores.answers)
 
 
 def _text(value: str | float | None) -> str:

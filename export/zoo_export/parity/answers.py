@@ -15,22 +15,18 @@ from typing import Any
 import numpy as np
 
 from zoo import plugins
-from zoo.artifact import SERVING, Export
 from zoo.contract import Graph, Task
 from zoo.errors import IncomparableError, UnreadableError, UsageError, ZooError
 from zoo.plugins import Plugin
-from zoo.probe.dtypes import BFLOAT16, epsilon
+from zoo.probe.dtypes import epsilon
 from zoo.probe.errors import allowed_error
-from zoo.probe.inputs import empty_past
 from zoo.probe.pipeline import Arrays, Executor
 from zoo.registry import load_reference
 from zoo.system import release_memory
+from zoo_export.opened import ExecutorSession, execute
 from zoo_export.parity.subject import Subject
-from zoo_runtime.executor import OnnxExecutor
 from zoo_runtime.formula import Choice, Formula, Numbers, Same
-from zoo_runtime.onnx_runtime import ort
 from zoo_runtime.runner import Answer, Runner
-from zoo_runtime.serving.executor import ServingExecutor
 from zoo_runtime.session import Session
 
 __all__ = ["Answers", "Questions"]
@@ -105,37 +101,6 @@ def _tasks(declared: str) -> Iterator[tuple[Plugin, Task]]:
                 yield plugin, task
 
 
-class _Opened(Session):
-    """A session on graphs in memory, or on the module itself."""
-
-    def __init__(self, subject: Subject, executor: Executor) -> None:
-        self._executor, self._graphs = executor, subject.graphs
-        variant = SERVING if isinstance(executor, ServingExecutor) else ""
-        super().__init__(subject.stored, Export(subject.stored, variant), "cpu", None, "fast", {}, None)
-
-    @property
-    def graphs(self) -> tuple[Graph, ...]:
-        return self._graphs
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        return self._executor.dtype
-
-    @property
-    def sessions(self) -> dict[str, ort.InferenceSession]:
-        executor = self._executor
-        return dict(executor.sessions) if isinstance(executor, OnnxExecutor | ServingExecutor) else _NoSessions()
-
-    def execute(self, graph: Graph, feeds: Mapping[str, Array], *, timeout: float | None = None) -> Arrays:
-        outputs = _execute(self._executor, graph, feeds)
-        return {name: value.astype(np.float32) if value.dtype == BFLOAT16 else value for name, value in outputs.items()}
-
-
-class _NoSessions(dict[str, Any]):
-    def __missing__(self, name: str) -> Any:
-        raise UsageError("the task needs sessions of ONNX Runtime")
-
-
 _Known = dict[tuple[object, ...], Arrays]
 """Outputs of the models on the stored weights, by model and inputs. Tasks read the same few short inputs."""
 
@@ -160,15 +125,9 @@ class _Model:
                 tensor.name for tensor in graph.past_tensors()
             }
             if wanted <= known.keys():
-                outputs |= _execute(self._executor, graph, {name: known[name] for name in wanted})
+                outputs |= execute(self._executor, graph, {name: known[name] for name in wanted})
                 known |= outputs
         return {name: np.asarray(value, np.float64) for name, value in outputs.items()}
-
-
-def _execute(executor: Executor, graph: Graph, feeds: Mapping[str, Array]) -> Arrays:
-    if graph.pasts and graph.past_tensors()[0].name not in feeds:
-        feeds = {**feeds, **empty_past(graph, len(next(iter(feeds.values()))), executor.dtype)}
-    return executor(graph, feeds)
 
 
 @dataclass
@@ -233,7 +192,10 @@ class _Comparison:
     def _runner(self, executor: Executor) -> Runner[Any]:
         with plugins.blame(self.plugin, f"cannot prepare the task {self.task.name}"):
             cls: type[Runner[Any]] = load_reference(self.task.run, self.plugin)
-            runner = cls(_Opened(self.subject, executor), cls.options.from_dict(cls.sample_options))
+            runner = cls(
+                ExecutorSession(self.subject.stored, self.subject.graphs, executor),
+                cls.options.from_dict(cls.sample_options),
+            )
         runner.plugin = self.plugin
         return runner
 

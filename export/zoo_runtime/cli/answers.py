@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -17,15 +19,22 @@ if TYPE_CHECKING:
 __all__ = ["Report", "described", "open_stream", "print_answers", "print_stream", "show_counts", "stdout_to_stderr"]
 
 Item = TypeVar("Item")
+_NUMBER = re.compile(r"\d[\d,.]*")
+_SHOWN = 3
+"""Errors that differ in numbers only, of which each has a warning."""
 
 
 class Report:
-    """Counts answers and collects their errors, printing a warning for each unless ``quiet``."""
+    """Counts answers and collects their errors, printing warnings of them unless ``quiet``.
+
+    Of the errors that differ in numbers only, the first three have a warning each, and the others one together.
+    """
 
     def __init__(self, *, quiet: bool) -> None:
         self.quiet = quiet
         self.total = 0
         self.errors: list[ZooError] = []
+        self._alike: Counter[str] = Counter()
 
     def watch(self, answers: Iterator[Answer]) -> Iterator[Answer]:
         """Pass answers on."""
@@ -33,9 +42,14 @@ class Report:
             self.total += 1
             if answer.error is not None:
                 self.errors.append(answer.error)
-                if not self.quiet:
+                kind = _NUMBER.sub("N", answer.error.what)
+                self._alike[kind] += 1
+                if not self.quiet and self._alike[kind] <= _SHOWN:
                     message("warning", answer.error.command_line)
             yield answer
+        for kind, count in self._alike.items():
+            if not self.quiet and count > _SHOWN:
+                message("warning", f"{count - _SHOWN:,} more inputs failed likewise: {kind}")
 
     @property
     def summary(self) -> str:

@@ -23,7 +23,6 @@ from zoo_runtime.generation.search import continue_rows
 from zoo_runtime.generation.settings import read_generation_config, without_contradictions
 from zoo_runtime.generation.speculation import Counts
 from zoo_runtime.generation.text import GrowingText, described
-from zoo_runtime.providers import device_of
 from zoo_runtime.runner import Answer, Context, TextRunner, Tokens
 from zoo_runtime.serving.names import CAPACITY
 from zoo_runtime.stepper import Array, Stepper
@@ -147,7 +146,7 @@ class Generate(TextRunner):
         items, stepper, ids, mask = self.start(items)
         rows = [self.open_row(item) for item in items]
         graph = self.session.graphs[-1]
-        if device_of(self.session.sessions[graph.name]) == "cpu":
+        if self.session.provider == "cpu":
             longest = max(len(row.text) + row.limit for row in rows)
             size = beam_bytes(graph, self.session.dtype, longest, vocabulary_of(self.session))
             require_beam_memory(len(rows), self.chosen.num_beams, size)

@@ -13,15 +13,13 @@ import numpy as np
 from zoo.config import Settings
 from zoo.errors import ArtifactError, UsageError
 from zoo.tokenizers.inputs import require_tokens
-from zoo.tokenizers.windows import token_windows
+from zoo.tokenizers.truncation import trained_length
+from zoo.tokenizers.windows import LONGEST_WINDOW, token_windows
 from zoo_runtime.parts import Parts, PartsRunner
 from zoo_runtime.runner import Answer, Context, Pair, Tokens, texts_of
 from zoo_runtime.spans import best_spans
 
 __all__ = ["Question", "QuestionAnswering", "QuestionOptions", "Window"]
-
-_LONGEST_WINDOW = 384
-"""Default of transformers' pipeline, and of the code of Devlin et al. 2019 for SQuAD."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,8 +33,8 @@ class QuestionOptions(Settings):
     handle_impossible: bool = False
     """Whether the empty answer may be the best, for models that are trained with questions without an answer."""
     max_seq_len: int | None = None
-    """Number of tokens in a window over a long context, with the question. By default 384, or fewer if the model has
-    fewer positions."""
+    """Number of tokens in a window over a long context, with the question. By default that with which the model was
+    trained, if zoo has trained it; otherwise 384, or fewer if the model has fewer positions."""
     stride: int | None = None
     """Number of tokens that two neighbouring windows share. By default 128, or half a window if that is less."""
     align_to_words: bool = True
@@ -86,7 +84,8 @@ class QuestionAnswering(PartsRunner):
         positions, wanted = session.option("max_seq_len"), chosen.max_seq_len
         if wanted is not None and positions is not None and wanted > positions:
             raise UsageError(f"max_seq_len {wanted} exceeds the model's {positions} positions", session.path)
-        self.longest = wanted or min(positions or _LONGEST_WINDOW, _LONGEST_WINDOW)
+        default = trained_length(session.stored) or LONGEST_WINDOW
+        self.longest = wanted or min(positions or default, default)
         self.candidates = 2 * chosen.top_k + 10 if chosen.align_to_words else chosen.top_k
 
     def samples(self) -> Sequence[Any]:

@@ -95,11 +95,33 @@ def test_tokens_of_the_span_are_those_of_the_answer(
         assert reader(max_length=whole - 1).encode(row)["span"].tolist() == [0, 0]
 
 
-def test_only_the_context_is_truncated() -> None:
-    criterion = reader(max_length=12)
-    ids = criterion.encode({"text": "abcdefg", "pair": "hijk", "label": {"answer_start": [], "text": []}})["input_ids"]
-    assert criterion.truncated == 1
-    assert ids.tolist() == tokenizer().encode("abcdefg", "hi").ids
+@given(data=st.data(), context=st.lists(st.sampled_from("abcde"), min_size=1, max_size=60))
+@settings(deadline=None, max_examples=60)
+def test_windows_are_those_of_run_qa(data: st.DataObject, context: list[str]) -> None:
+    """Windows of the tokenizers library; those that do not hold the whole answer have the span of the first token."""
+    first = data.draw(st.integers(0, len(context) - 1))
+    last = data.draw(st.integers(first, min(first + 4, len(context) - 1)))
+    text, limit = " ".join(context), data.draw(st.integers(8, 24))
+    label: dict[str, Any] = {"start": 2 * first, "text": " ".join(context[first : last + 1])}
+    if data.draw(st.booleans()):
+        label = {"answer_start": [], "text": []}
+    criterion = reader(max_length=limit)
+    found = list(criterion.examples({"text": "ab", "pair": text, "label": label}))
+    used = len(tokenizer().encode("ab").ids) + 1
+    cutting = tokenizer()
+    cutting.enable_truncation(limit, stride=min(128, limit // 2, (limit - used) // 2), strategy="only_second")
+    whole = cutting.encode("ab", text)
+    wanted = [whole, *whole.overflowing]
+    if criterion.noted["windows"] == len(wanted):  # the library adds windows that end where the one before ends
+        assert [example["input_ids"].tolist() for example in found] == [window.ids for window in wanted]
+    for example, window in zip(found, wanted, strict=False):
+        places = {offset[0]: place for place, offset in enumerate(window.offsets) if window.sequence_ids[place] == 1}
+        ends = (2 * first, 2 * last)
+        inside = "start" in label and all(end in places for end in ends)
+        assert example["span"].tolist() == ([places[end] for end in ends] if inside else [0, 0])
+    without = sum(not example["span"].any() for example in found)
+    assert criterion.noted["windows without the answer"] == (without if "start" in label else 0)
+    assert criterion.truncated == 0
 
 
 def test_spaces_around_an_answer_do_not_count() -> None:

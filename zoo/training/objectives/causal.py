@@ -30,6 +30,7 @@ class CausalLM(Criterion):
     """
 
     packed = True
+    models_language = True
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)

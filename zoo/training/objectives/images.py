@@ -19,7 +19,7 @@ from zoo.training.data.examples import Example
 from zoo.training.objectives.classification import class_loss, label_array, label_tensor, require_classes
 from zoo.training.options import ImageClassificationOptions
 
-__all__ = ["ImageClassification"]
+__all__ = ["ImageClassification", "image_of"]
 
 Array = np.ndarray[Any, Any]
 _RATIO = 4 / 3
@@ -51,7 +51,7 @@ class ImageClassification(Criterion):
     def encode(self, row: Row) -> Example:
         labels = label_array(self.config, row["label"])
         try:
-            pixels = self._reader.read(_image(row["image"]))
+            pixels = self._reader.read(image_of(row["image"]))
         except ArtifactError as error:
             raise ValueError(f"image {error}") from error
         kind = np.float32 if pixels.dtype.kind == "f" else np.uint8
@@ -76,7 +76,7 @@ class ImageClassification(Criterion):
         return class_loss(self.config, self.outputs(model, batch)["logits"], batch["labels"])
 
 
-def _image(value: Any) -> Any:
+def image_of(value: Any) -> Any:
     """Return what :class:`ImageReader` reads of a value of a column."""
     if isinstance(value, Mapping):
         value = value.get("bytes") or value.get("path")

@@ -39,6 +39,7 @@ class Corruption(Criterion):
     """
 
     settings: MaskingOptions
+    divides = True
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -134,6 +135,8 @@ class Corruption(Criterion):
 class MaskedLM(Corruption):
     """The cross-entropy of the chosen tokens, of which 80 % are masked, 10 % are replaced and 10 % are kept."""
 
+    models_language = True
+
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         mask = getattr(self.config, "mask_token_id", None)
@@ -158,10 +161,12 @@ class Pretraining(MaskedLM):
     """The sum of the means of two losses: of masked tokens, and of whether the second text follows the first.
 
     The columns are ``text``, ``pair`` and ``label``: 0 if the pair follows the text, 1 if it does not, as in
-    transformers' ``next_sentence_label``. The accuracy is that of the masked tokens.
+    transformers' ``next_sentence_label``. Evaluations give the loss and the accuracy of both.
     """
 
     terms = 2
+    names = ("masked_lm", "next_sentence")
+    divides = False
 
     def encode(self, row: Row) -> Example:
         label = _FOLLOWS.get(class_name(row["label"]))
@@ -187,4 +192,6 @@ class Pretraining(MaskedLM):
         outputs, labels = self.outputs(model, batch), batch["labels"]
         logits = wide(outputs["next_sentence_logits"])
         follows = F.cross_entropy(logits, labels, reduction="sum")
-        return replace(token_loss(outputs["logits"], batch["targets"]), further=(Loss(follows, len(labels)),))
+        right = int(logits.detach().argmax(-1).eq(labels).sum())
+        further = (Loss(follows, len(labels), right),)
+        return replace(token_loss(outputs["logits"], batch["targets"]), further=further)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from zoo.tokenizers.library import guarded
+from zoo.tokenizers.windows import token_windows
 from zoo.training.criterion import Batch, Criterion, Loss, Row, is_list, wide
 from zoo.training.data.examples import Example
 
@@ -22,38 +22,50 @@ class QuestionAnswering(Criterion):
 
     The columns are ``text``, the question; ``pair``, the context; and ``label``, the answer, as ``{"start": character,
     "text": answer}`` or in SQuAD's layout ``{"answer_start": [...], "text": [...]}``, of which the first answer counts.
-    Only the context is truncated. The first token stands for an answer that is missing (Devlin et al. 2019, section
-    4.3) or truncated. The accuracy is the share of examples of which both tokens are predicted.
+    A context that does not fit into ``max_length`` is divided into windows, as by ``zoo run``, and each is an example.
+    The first token stands for an answer that is missing (Devlin et al. 2019, section 4.3), or that is not whole in a
+    window, as in transformers' ``run_qa.py``. The accuracy is the share of examples of which both tokens are predicted.
     """
+
+    divides = True
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self._tokenizer = self.tokenizer.truncating(self.max_length, strategy="only_second")
+        self._tokenizer = self.tokenizer.truncating(None)
+
+    @property
+    def text_limit(self) -> int:
+        """The length of a window."""
+        return self.max_length
 
     def encode(self, row: Row) -> Example:
-        self._check_question(row)
+        """Return the example of a row's first window."""
+        return next(iter(self.examples(row)))
+
+    def examples(self, row: Row) -> Sequence[Example]:
         answer = self._answer(row)
         encoded = self.encode_text(row, "text", "pair")
-        span = (0, 0)
-        if answer is not None:
-            start, end = answer
-            context = [place for place, number in enumerate(encoded.sequence_ids) if number == 1]
-            offsets = encoded.offsets
-            inside = [place for place in context if offsets[place][0] < end and offsets[place][1] > start]
-            is_cut = bool(encoded.overflowing) and offsets[context[-1]][1] < end
-            if not inside and not is_cut:
-                raise ValueError("the answer has no tokens")
-            span = (0, 0) if is_cut else (inside[0], inside[-1])
-        return {**self.pair_fields(encoded), "span": np.array(span, np.int32)}
-
-    def _check_question(self, row: Row) -> None:
-        """Raise :class:`ValueError` if the question leaves no room for the context."""
-        backend = self.tokenizer.backend
-        with guarded():
-            added = backend.num_special_tokens_to_add(True)
-            used = len(backend.encode(str(row["text"]), add_special_tokens=False).ids) + added
+        numbers, offsets = encoded.sequence_ids, encoded.offsets
+        used = len(numbers) - numbers.count(1)
         if used >= self.max_length:
             raise ValueError(f"text has {used} tokens, so the pair has no room in max_length {self.max_length}")
+        start, stop = answer if answer is not None else (0, 0)
+        context = (place for place, number in enumerate(numbers) if number == 1)
+        inside = {place for place in context if offsets[place][0] < stop and offsets[place][1] > start}
+        if answer is not None and not inside:
+            raise ValueError("the answer has no tokens")
+        fields, found = self.pair_fields(encoded), []
+        windows = token_windows(encoded, limit=self.max_length, name="context")
+        for window in windows:
+            kept = [number for number, place in enumerate(window.places) if place in inside]
+            span = (kept[0], kept[-1]) if inside and len(kept) == len(inside) else (0, 0)
+            parts = {name: values[window.places] for name, values in fields.items()}
+            found.append({**parts, "span": np.array(span, np.int32)})
+        without = sum(not example["span"].any() for example in found)
+        self.noted["windows"] += len(found)
+        self.noted["windows without the answer"] += without if answer is not None else 0
+        self.noted["answers that no window holds"] += answer is not None and without == len(found)
+        return found
 
     def _answer(self, row: Row) -> tuple[int, int] | None:
         """Return the answer's first character in the context and the one after its last; None for no answer."""

@@ -26,6 +26,7 @@ class SequenceToSequence(Criterion):
     """
 
     settings: SequenceToSequenceOptions
+    models_language = True
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
