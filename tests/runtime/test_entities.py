@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +12,17 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from seqeval import scheme as schemes
 from seqeval.metrics.sequence_labeling import get_entities
+from seqeval.scheme import Tokens
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import BertConfig, BertForTokenClassification, PreTrainedTokenizerFast, pipeline
 
 from tests.runtime.test_pipelines import COMPUTED, SIZES, characters, make, opened
 from zoo.errors import ArtifactError, UsageError
 from zoo_runtime import Session
-from zoo_runtime.tasks.entities import TokenClassification, are_tags
+from zoo_runtime.tags import SCHEMES, are_tags, entities_of, scheme_of
+from zoo_runtime.tasks.entities import TokenClassification
 
 Zoo = Callable[..., Any]
 TAGS = ("O", "B-PER", "I-PER", "B-LOC", "I-LOC")
@@ -108,26 +112,41 @@ def test_ignored_labels_can_be_chosen(case: tuple[Any, Session]) -> None:
     assert "PER" in {row["label"] for row in session.run(text)["entities"]}
 
 
-def grouped(labels: list[str], *, has_ends: bool) -> list[tuple[str, int, int]]:
+def grouped(labels: list[str]) -> list[tuple[str, int, int]]:
     """Group labels of tokens that are one character long."""
     from zoo_runtime.tasks.entities import _Piece
 
     runner: Any = object.__new__(TokenClassification)
-    runner.has_ends = has_ends
     pieces = iter([_Piece(name, 1.0, place, place + 1) for place, name in enumerate(labels)])
     return [(tag, group[0].start, group[-1].end - 1) for tag, group in runner._groups(pieces) if tag != "O"]
 
 
-@pytest.mark.parametrize("prefixes", ["BI", "BIES", "BILU"])
-@given(data=st.data())
-def test_groups_are_those_of_seqeval(prefixes: str, data: st.DataObject) -> None:
-    """Sequences need not be well-formed; IOB1 and IOB2 differ only in whether an entity has to begin with B."""
-    names = ["O", *(f"{prefix}-{tag}" for prefix in prefixes for tag in ("PER", "LOC"))]
-    labels = data.draw(st.lists(st.sampled_from(names), max_size=12))
-    wanted = get_entities(
-        [name.replace("L-", "E-", 1).replace("U-", "S-", 1) if name[0] in "LU" else name for name in labels]
-    )
-    assert grouped(labels, has_ends=prefixes != "BI") == wanted
+@given(labels=st.lists(st.sampled_from(("O", "B-PER", "I-PER", "B-LOC", "I-LOC")), max_size=12))
+def test_groups_are_those_of_seqeval(labels: list[str]) -> None:
+    """Without a scheme, entities of IOB1 and of IOB2 are told alike: in its default mode, seqeval does so, too."""
+    assert grouped(labels) == get_entities(labels)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_entities_of_a_scheme_are_those_of_strict_seqeval(scheme: Any) -> None:
+    """All sequences of up to four tags of two types, well-formed or not."""
+    names = ["O", *(f"{prefix}-{kind}" for prefix in SCHEMES[scheme] for kind in ("X", "Y"))]
+    for count in range(5):
+        for tags in product(names, repeat=count):
+            wanted = [
+                (item.tag, item.start, item.end) for item in Tokens(list(tags), getattr(schemes, scheme)).entities
+            ]
+            assert [tuple(item) for item in entities_of(tags, scheme)] == wanted, tags
+
+
+def test_schemes_follow_from_the_labels() -> None:
+    found = {prefixes: scheme_of(["O", *(f"{one}-X" for one in prefixes)]) for prefixes in
+             ("I", "B", "BI", "E", "IE", "S", "BIE", "BIES", "U", "BIL", "BILU", "SU", "BEL")}  # fmt: skip
+    assert found == {
+        "I": "IOB1", "B": "IOB2", "BI": "IOB2", "E": "IOE2", "IE": "IOE2", "S": "IOBES", "BIE": "IOBES",
+        "BIES": "IOBES", "U": "BILOU", "BIL": "BILOU", "BILU": "BILOU", "SU": None, "BEL": None,
+    }  # fmt: skip
+    assert scheme_of(["NOUN", "VERB"]) is None
 
 
 def test_tags_are_recognised() -> None:

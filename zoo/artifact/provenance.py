@@ -42,6 +42,8 @@ class Training(Settings):
     data: str
     """Hub id or base name of the data."""
     steps: int
+    max_length: int | None = None
+    """Number of tokens to which inputs were truncated, or into windows of which they were divided; None for neither."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,6 +88,13 @@ class Origin(Settings):
         before = self.parent if self.kind == "modified" and self.parent is not None else self
         known = next((origin for origin in (self, before) if origin.weights == weights), None)
         return known if known is not None else before.derive("modified", weights=weights)
+
+    @property
+    def last_training(self) -> Training | None:
+        """The last training of these weights, or of those from which they were made otherwise; None if unknown."""
+        if self.kind in ("adapted", "modified") and self.parent is not None:
+            return self.parent.last_training
+        return self.training
 
     def to_dict(self) -> dict[str, Any]:
         """Return JSON data without unknown fields."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -14,17 +14,15 @@ from zoo.classes import class_names
 from zoo.config import Settings
 from zoo.errors import ArtifactError, UsageError
 from zoo.tokenizers.library import description
-from zoo_runtime.runner import Answer, Context, TextRunner, Tokens, finite, label
+from zoo.tokenizers.words import join_words, places_in_words
+from zoo_runtime.runner import Answer, Context, Pair, TextRunner, Tokens, finite, label
+from zoo_runtime.tags import SCHEMES, Scheme, are_tags, entities_of, prefixes_of, scheme_of
 from zoo_runtime.tasks.classification import classify, problem_type, softmax
 
-__all__ = ["EntityOptions", "TokenClassification", "are_tags"]
+__all__ = ["EntityOptions", "TokenClassification"]
 
 Array = np.ndarray[Any, Any]
 Strategy = Literal["auto", "none", "simple", "first", "average", "max"]
-_TAG = re.compile("O|[BIESLU]-.+")
-_BEGIN, _END = "BSU", "ESLU"
-"""Prefixes of the first and the last token of an entity. IOBES marks single tokens and ends by S and E, BILOU by U and
-L. In IOB1 and IOB2, entities end where another begins."""
 
 
 class _Piece(NamedTuple):
@@ -41,6 +39,8 @@ class Text(Tokens):
     """A text with its tokens."""
 
     text: str = ""
+    words: tuple[str, ...] = ()
+    """The words of a text that is given as a list of them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +50,12 @@ class EntityOptions(Settings):
     aggregation_strategy: Strategy = "auto"
     """How tokens become entities. ``none``: not at all. ``simple``: each token has its likeliest tag. Otherwise the
     tokens of a word share one tag: that of the ``first`` token, of the ``average`` probabilities, or of the token with
-    the ``max`` probability. ``auto``: ``simple`` for texts if all labels are tags such as B-PER, else ``none``."""
+    the ``max`` probability. ``auto``: if all labels are tags such as B-PER, ``first`` for a model that zoo trained on
+    words, and ``simple`` for others; else ``none``. Of a list of words, each has the tag of its first token."""
+    scheme: Literal["auto", "IOB1", "IOB2", "IOE1", "IOE2", "IOBES", "BILOU"] = "auto"
+    """The scheme of the tags, in which those that contradict it belong to no entity. ``auto`` is
+    :func:`zoo_runtime.tags.scheme_of` the labels; but IOB tags of a text become the entities of transformers' pipeline,
+    which begin with B or I, unless zoo has trained the model."""
     ignore_labels: tuple[str, ...] = ("O",)
     """Labels that are not entities."""
 
@@ -59,7 +64,11 @@ class TokenClassification(TextRunner):
     """``entities`` of a text, or ``classes`` of its tokens.
 
     An entity has ``label``, ``score``, ``text``, ``start`` and ``end``, which count characters. Entities are those of
-    transformers' pipeline, which does not know the prefixes E, S, L and U.
+    transformers' pipeline, which does not know the prefixes E, S, L and U, or those of the labels' scheme.
+
+    An input may also be a list of words, as in the data for training. The result has ``words``, each with ``word``,
+    ``label`` and ``probability``, which are None for a word without tokens, such as one that was truncated; and the
+    ``entities`` that ``zoo evaluate`` scores, if labels are tags. Characters are those of the words joined by spaces.
 
     ``classes`` lists for each token, special ones included, the likeliest class and its probability. With several
     labels, each token has the ``probabilities`` of all; for regression, its ``values``: see
@@ -68,46 +77,76 @@ class TokenClassification(TextRunner):
 
     options = EntityOptions
     needs = ("logits",)
+    sample_options = MappingProxyType({"aggregation_strategy": "none"})
 
     def __init__(self, session: Context, chosen: EntityOptions) -> None:
         super().__init__(session, chosen)
         self.problem = problem_type(session, self.graph)
         names = session.option("labels") or ()
         single = self.problem == "single_label_classification"
-        self.has_ends = are_tags(names) and any(name[0] in "ESLU" for name in names)
+        record = session.stored.origin.last_training
+        is_trained = record is not None and record.objective == "token-classification"
+        self.scheme = _chosen_scheme(names, chosen.scheme, session.path)
+        """The scheme of the tags of words; None for labels that are no tags of one scheme."""
+        knows = is_trained or chosen.scheme != "auto" or bool(set(prefixes_of(names)) & set("ESLU"))
+        self.text_scheme = self.scheme if knows else None
+        """The same for texts; None for the entities of transformers' pipeline."""
         self.strategy = chosen.aggregation_strategy
         if self.strategy == "auto":
-            self.strategy = "simple" if single and are_tags(names) else "none"
+            self.strategy = ("first" if is_trained else "simple") if single and are_tags(names) else "none"
         if self.strategy != "none" and not single:
             raise UsageError(f"entities need one label per token, problem_type is {self.problem}", session.path)
 
-    def samples(self) -> Sequence[Any]:
-        """Return texts of which each token has its own characters, if tokens make up entities."""
-        values = super().samples()
-        if self.strategy == "none" or self.session.tokenizer is None:
-            return values
-        found = []
-        for text in ("Ada met Grace in New York", "a", "x y", *map(str, values)):
-            encoded = self.tokenizer.encode(text)
-            masks = zip(encoded.offsets, encoded.special_tokens_mask, strict=True)
-            places = [place for place, special in masks if not special]
-            if len(set(places)) == len(places) and all(start < end for start, end in places):
-                found.append(text)
-        return found
-
     def read(self, value: Any, number: int) -> Tokens:
+        if isinstance(value, list | tuple) and not isinstance(value, Pair) and value and isinstance(value[0], str):
+            return self._read_words(value, number)
         item = super().read(value, number)
         if item.encoding is None and self.chosen.aggregation_strategy not in ("auto", "none"):
             raise ArtifactError("entities need a text", f"input {number}", "set aggregation_strategy to none")
         return item if item.encoding is None else Text(**vars(item), text=value)
 
+    def _read_words(self, words: Sequence[Any], number: int) -> Text:
+        if self.problem != "single_label_classification":
+            raise ArtifactError(f"words need one label each, problem_type is {self.problem}", f"input {number}")
+        if not all(isinstance(word, str) for word in words):
+            raise ArtifactError("expected a list of words or of token ids, not of both", f"input {number}")
+        try:
+            text = join_words(words)
+        except ValueError as error:
+            raise ArtifactError(str(error), f"input {number}", "leave it out") from error
+        return Text(**vars(super().read(text, number)), text=text, words=tuple(words))
+
     def answer(self, items: Sequence[Tokens]) -> Sequence[Any]:
         logits = self.compute(items)["logits"]
-        results = [
-            self._classes(item, row) if self.strategy == "none" or item.encoding is None else self._entities(item, row)
-            for item, row in zip(items, logits, strict=True)
-        ]
+        results = [self._result(item, row) for item, row in zip(items, logits, strict=True)]
         return finite(items, logits, results)
+
+    def _result(self, item: Tokens, logits: Array) -> dict[str, Any]:
+        if isinstance(item, Text) and item.words:
+            return self._words_result(item, softmax(logits[: len(item.ids)]))
+        if self.strategy == "none" or item.encoding is None:
+            return self._classes(item, logits)
+        return self._entities(item, logits)
+
+    def _words_result(self, item: Text, chances: Array) -> dict[str, Any]:
+        """Return the classes of words, each that of its first token, and the entities that they make up."""
+        names, firsts = class_names(self.session.option("labels"), chances.shape[-1], self.problem), dict[int, int]()
+        assert item.encoding is not None
+        for place, word in enumerate(places_in_words(item.words, item.encoding.offsets)):
+            if word is not None:
+                firsts.setdefault(word, place)
+        words: list[dict[str, Any]] = [{"word": word, "label": None, "probability": None} for word in item.words]
+        for word, place in firsts.items():
+            words[word] |= _likeliest(chances[place], names)
+        result = {"tokens": len(item.ids), "words": words}
+        if self.scheme is None:
+            return result
+        pieces, start = list[_Piece](), 0
+        for word in words:
+            stop = start + len(word["word"])
+            pieces.append(_Piece(word["label"] or "O", word["probability"] or 0.0, start, stop))
+            start = stop + 1
+        return {**result, "entities": self._described(item, _in_scheme(pieces, self.scheme))}
 
     def _classes(self, item: Tokens, logits: Array) -> dict[str, Any]:
         names = self.session.option("labels")
@@ -121,15 +160,21 @@ class TokenClassification(TextRunner):
         return {"tokens": len(item.ids), "classes": classes}
 
     def _entities(self, item: Any, logits: Array) -> dict[str, Any]:
+        pieces = self._pieces(item, softmax(logits[: len(item.ids)]))
+        groups = self._groups(pieces) if self.text_scheme is None else _in_scheme(list(pieces), self.text_scheme)
+        return {"tokens": len(item.ids), "entities": self._described(item, groups)}
+
+    def _described(self, item: Any, groups: Sequence[tuple[str, list[_Piece]]]) -> list[dict[str, Any]]:
+        """Return groups of pieces with their tags as the entities of a result."""
         entities = []
-        for tag, pieces in self._groups(self._pieces(item, softmax(logits[: len(item.ids)]))):
+        for tag, pieces in groups:
             if tag not in self.chosen.ignore_labels:
                 start, end = pieces[0].start, pieces[-1].end
                 score = float(np.mean([piece.score for piece in pieces]))
                 entities.append(
                     {"label": tag, "score": score, "text": item.text[start:end], "start": start, "end": end}
                 )
-        return {"tokens": len(item.ids), "entities": entities}
+        return entities
 
     def _pieces(self, item: Any, chances: Array) -> Iterator[_Piece]:
         """Yield the tokens of a text, or its words, each with its likeliest class."""
@@ -180,30 +225,28 @@ class TokenClassification(TextRunner):
         return model.get("continuing_subword_prefix"), number
 
     def _groups(self, pieces: Iterator[_Piece]) -> list[tuple[str, list[_Piece]]]:
-        """Return the entities with their tags: neighbours of one tag, unless a prefix says that one begins or ends."""
+        """Return the entities of transformers' pipeline with their tags: neighbours of one tag up to the next B."""
         groups: list[tuple[str, list[_Piece]]] = []
-        last_prefix, last_tag = "", ""
+        last_tag = ""
         for piece in pieces:
-            prefix, tag = self._split(piece.label)
-            if groups and tag == last_tag and prefix not in _BEGIN and last_prefix not in _END:
+            is_tag = piece.label[:2] in ("B-", "I-")
+            tag = piece.label[2:] if is_tag else piece.label
+            if groups and tag == last_tag and not piece.label.startswith("B-"):
                 groups[-1][1].append(piece)
             else:
                 groups.append((piece.label.split("-", 1)[-1], [piece]))
-            last_prefix, last_tag = prefix, tag
+            last_tag = tag
         return groups
-
-    def _split(self, name: str) -> tuple[str, str]:
-        """Return the prefix and the tag of a label; a label without a prefix continues itself."""
-        if name[1:2] == "-" and name[0] in ("BIESLU" if self.has_ends else "BI"):
-            return name[0], name[2:]
-        return "I", name
 
     def show(self, answers: Sequence[Answer]) -> Iterator[str]:
         for answer in answers:
             result = answer.result
-            parts = (
-                map(_shown_entity, result["entities"]) if "entities" in result else map(self._shown, result["classes"])
-            )
+            if "entities" in result:
+                parts = map(_shown_entity, result["entities"])
+            elif "words" in result:
+                parts = (f"{row['word']!r} {row['label']}" for row in result["words"])
+            else:
+                parts = map(self._shown, result["classes"])
             yield f"{label(answer)}: " + "  ".join(parts)
 
     def _shown(self, part: dict[str, Any]) -> str:
@@ -216,13 +259,24 @@ class TokenClassification(TextRunner):
         return f"{token} " + "  ".join(f"{name}: {score:.4f}" for name, score in zip(names, scores, strict=True))
 
 
-def are_tags(names: Sequence[str]) -> bool:
-    """Whether all labels are tags of IOB, IOBES or BILOU, such as O, B-PER and I-PER.
+def _chosen_scheme(names: Sequence[str], chosen: Any, where: object) -> Scheme | None:
+    """Return the scheme that is chosen for labels, or found from them.
 
-    >>> are_tags(["O", "B-PER", "I-PER"]), are_tags(["NOUN", "VERB"])
-    (True, False)
+    Raises :class:`UsageError` if the labels are no tags of the chosen one.
     """
-    return any(name != "O" for name in names) and all(map(_TAG.fullmatch, names))
+    if chosen == "auto":
+        return scheme_of(names)
+    scheme: Scheme = chosen
+    if not are_tags(names) or set(prefixes_of(names)) - set(SCHEMES[scheme]):
+        listed = f"the prefixes {', '.join(prefixes_of(names))}" if are_tags(names) else "no prefixes"
+        raise UsageError(f"the labels have {listed}, scheme {scheme} has {', '.join(SCHEMES[scheme])}", where)
+    return scheme
+
+
+def _in_scheme(pieces: Sequence[_Piece], scheme: Scheme) -> list[tuple[str, list[_Piece]]]:
+    """Return the entities of a scheme with their tags."""
+    found = entities_of([piece.label for piece in pieces], scheme)
+    return [(entity.label, list(pieces[entity.first : entity.stop])) for entity in found]
 
 
 def _likeliest(chances: Array, names: Sequence[str] | None) -> dict[str, Any]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate
 from typing import Any
 
 import numpy as np
 from torch import nn
 
 from zoo.classes import ClassifierConfig
+from zoo.tokenizers.words import join_words, places_in_words
 from zoo.training.criterion import IGNORED, Batch, Criterion, Ids, Loss, Row, is_list, listed_ids, padded
 from zoo.training.data.examples import Example
 from zoo.training.objectives.causal import token_loss
@@ -54,14 +54,10 @@ class TokenClassification(Criterion):
         return {"input_ids": self.checked(ids, "text"), "labels": np.array(labels, np.int32)}
 
     def _encode_words(self, words: Sequence[str], labels: Sequence[int]) -> Example:
-        if not all(map(str.strip, words)):
-            raise ValueError("text has an empty word")
-        encoded = self.encode_text({"text": " ".join(words)})
-        ends = np.array(list(accumulate(len(word) + 1 for word in words))) - 1
-        targets, last = np.full(len(encoded.ids), IGNORED, np.int32), -1
-        for place, (start, end) in enumerate(encoded.offsets):
-            word = int(np.searchsorted(ends, start, "right"))  # the first word that ends after the token's start
-            if word < len(words) and max(start, ends[word] - len(words[word])) < end:
+        encoded = self.encode_text({"text": join_words(words)})
+        targets, last = np.full(len(encoded.ids), IGNORED, np.int32), None
+        for place, word in enumerate(places_in_words(words, encoded.offsets)):
+            if word is not None:
                 if self.settings.all_tokens or word != last:
                     targets[place] = labels[word]
                 last = word
