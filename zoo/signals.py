@@ -11,12 +11,14 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any
 
-__all__ = ["Interrupted", "catch", "deferred", "end_at_once", "in_command", "interrupt", "interrupts", "status"]
+__all__ = ["Interrupted", "catch", "deferred", "end_at_once", "in_command", "interrupt", "interrupts", "postponed",
+           "status"]  # fmt: skip
 
 _received: list[int] = []
 _waiting: list[int] = []
@@ -25,6 +27,10 @@ _caught: list[int] = []
 """The signals that are caught: none in a process that uses zoo as a library, nor those that its parent ignores."""
 
 _command = False
+_NAMES = ("SIGINT", "SIGTERM", "SIGHUP")
+"""Windows has no SIGHUP."""
+_REPEATED = 1.0
+"""Seconds in which further signals count as the first: ``timeout`` and schedulers of clusters send theirs twice."""
 
 
 class Interrupted(KeyboardInterrupt):
@@ -39,11 +45,14 @@ def catch() -> None:
     """Catch the signals, unless the parent process ignores them, and end the process at once on one."""
     global _command
     _command = True
-    for name in ("SIGINT", "SIGTERM", "SIGHUP"):
-        number = getattr(signal, name, None)  # Windows has no SIGHUP
-        if number is not None and signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
+    for number in _numbers():
+        if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
             _caught.append(number)
     end_at_once()
+
+
+def _numbers() -> list[int]:
+    return [getattr(signal, name) for name in _NAMES if hasattr(signal, name)]
 
 
 def in_command() -> bool:
@@ -87,6 +96,45 @@ def deferred() -> Iterator[None]:
         before = _waiting.pop()
         if len(_received) > before and not _waiting:
             raise Interrupted
+
+
+@contextmanager
+def postponed(notice: str = "") -> Iterator[Callable[[], bool]]:
+    """Let a block finish after a first signal. Yields a function that tells whether one was received.
+
+    The signal takes effect after the block; a second one takes effect at once. Processes that the block forks, such as
+    those that prepare batches, ignore their first one: the block may still need them.
+
+    Args:
+        notice: written to stderr when the first signal is received.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda: False
+        return
+    effects: dict[int, Any] = {number: signal.getsignal(number) for number in _numbers() if interrupts(number)}
+    received: list[tuple[int, float]] = []
+    process = os.getpid()
+
+    def note(number: int, frame: FrameType | None) -> None:
+        now = time.monotonic()
+        if not received:
+            received.append((number, now))
+            if notice and os.getpid() == process:
+                with suppress(OSError):
+                    os.write(2, f"{notice}\n".encode())  # a print may be what the signal interrupts
+        elif now - received[0][1] > _REPEATED:
+            effects[number](number, frame)
+
+    for number in effects:
+        signal.signal(number, note)
+    try:
+        yield lambda: bool(received)
+    finally:
+        for number, effect in effects.items():
+            signal.signal(number, effect)
+    if received:
+        number = received[0][0]
+        effects[number](number, None)
 
 
 def _interrupt(number: int, _: FrameType | None) -> None:

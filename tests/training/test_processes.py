@@ -75,6 +75,34 @@ def test_number_of_processes_may_change(zoo: Zoo) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("all_processes", [False, True], ids=["one", "all"])
+def test_signal_saves(zoo: Zoo, all_processes: bool) -> None:
+    """All processes save after the same step, whether torchrun tells all of them or one is told alone."""
+    Path("corpus.txt").write_text("".join(f"line {number} counts to {number + 1}\n" for number in range(300)))
+    options = (*FAST, "--set", "micro_batch_size=4", "--set", "workers=1", "--max-steps", "4000")
+    arguments = ("gpt-tiny", "--data", "corpus.txt", *options)
+    process = launch(2, *arguments, "-o", "shared")
+    assert process.stderr is not None
+    found = psutil.Process(process.pid)
+    for line in process.stderr:
+        if line.startswith("step 20 "):
+            break
+    if all_processes:
+        process.terminate()
+    else:
+        last = next(item for item in found.children() if item.environ()["RANK"] == "1")
+        last.terminate()
+    _, err = process.communicate(timeout=120)
+    saved = steps_of("shared")
+    assert saved >= 20
+    assert f"saved at step {saved:,}: zoo train shared --resume" in err
+    again = launch(1, "shared", "--resume")
+    assert again.stderr is not None
+    assert again.stderr.readline() == f"continuing at step {saved:,}\n"
+    kill(again)
+
+
+@pytest.mark.slow
 def test_too_few_parts_are_refused(zoo: Zoo) -> None:
     Path("corpus.txt").write_text("some text to learn " * 50)
     process = launch(2, "gpt-tiny", "--data", "corpus.txt", *FAST, "--set", "micro_batch_size=8", "-o", "m")

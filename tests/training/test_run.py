@@ -174,6 +174,115 @@ def test_interrupted_run_continues_after_evaluations(
     assert records[0]["best"] == records[1]["best"]
 
 
+def interrupt_in(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, call: int, times: int = 1) -> None:
+    """Have a signal, or several, arrive in the ``call``-th call of a function."""
+    original, calls = getattr(owner, name), itertools.count(1)
+
+    def interrupted(*arguments: Any, **options: Any) -> Any:
+        if next(calls) == call:
+            for _ in range(times):
+                signal.raise_signal(signal.SIGINT)
+        return original(*arguments, **options)
+
+    monkeypatch.setattr(owner, name, interrupted)
+
+
+AVERAGED = ("--set", "ema=0.5", "--set", "dropout=0.2")
+DIVIDED = ("--set", "micro_batch_size=4")
+
+
+@pytest.mark.slow_after(2)
+@pytest.mark.parametrize(
+    ("more", "place", "call", "saved"),
+    [
+        (DIVIDED, "Trainer._backward", 13, 7),
+        (AVERAGED, "evaluation_batches", 3, 9),
+        (AVERAGED, "Trainer._step", 7, 7),
+        (DIVIDED, "Trainer._step", 1, 1),
+        (AVERAGED, "Trainer._step", 12, 12),
+        (DIVIDED, "evaluation_batches", 4, 12),
+    ],
+)
+def test_signal_saves(
+    zoo: Zoo, corpus: Path, monkeypatch: pytest.MonkeyPatch, more: tuple[str, ...], place: str, call: int, saved: int
+) -> None:
+    """A signal in a step, also between its parts, or in an evaluation loses nothing."""
+    from zoo.training import loop
+
+    owner, _, name = place.rpartition(".")
+    arguments = ("gpt-tiny", "--data", str(corpus), "--validation", str(corpus), *FAST, *more, "--max-steps", "12",
+                 "--set", "evaluate_every=3", "--set", "checkpoint_every=100", "--set", "log_every=5")  # fmt: skip
+    assert zoo("train", *arguments, "-o", "whole").status == 0
+    with monkeypatch.context() as patch:
+        interrupt_in(patch, getattr(loop, owner) if owner else loop, name, call)
+        result = zoo("train", *arguments, "-o", "part")
+    assert result.status == 130
+    assert f"saved at step {saved}: zoo train part --resume" in result.err
+    resumed = zoo("train", "part", "--resume")
+    assert resumed.status == 0
+    assert f"continuing at step {saved}" in resumed.err
+    assert equal(weights("whole"), weights("part"))
+    rows = [[json.loads(line) for line in Path(name, "metrics.jsonl").read_text().splitlines()]
+            for name in ("whole", "part")]  # fmt: skip
+    for row in itertools.chain(*rows):
+        del row["seconds"], row["utilization"]
+    assert rows[0] == rows[1]
+
+
+@pytest.mark.slow
+def test_signal_saves_adapters(zoo: Zoo, corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from zoo.training.loop import Trainer
+
+    assert zoo("build", "gpt-tiny", *SMALL, "-o", "base").status == 0
+    options = FAST[len(SMALL) :]
+    arguments = ("base", "--lora", "rank=2,dropout=0.1", "--data", str(corpus), "--validation", str(corpus), *options,
+                 "--set", "evaluate_every=2", "--max-steps", "6")  # fmt: skip
+    assert zoo("train", *arguments, "-o", "whole").status == 0
+    with monkeypatch.context() as patch:
+        interrupt_in(patch, Trainer, "_step", 5)
+        assert "saved at step 5" in zoo("train", *arguments, "-o", "part").err
+    assert zoo("train", "part", "--resume").status == 0
+    assert equal(weights("whole"), weights("part"))
+
+
+def test_second_signal_ends_at_once(zoo: Zoo, corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from zoo import signals
+    from zoo.training.loop import Trainer
+
+    arguments = ("gpt-tiny", "--data", str(corpus), *FAST, "--max-steps", "5", "--set", "checkpoint_every=1")
+    with monkeypatch.context() as patch:
+        interrupt_in(patch, Trainer, "_step", 4, times=2)  # so soon after the first, it is the same one
+        result = zoo("train", *arguments, "-o", "once")
+    assert (result.status, "saved at step 4" in result.err) == (130, True)
+    monkeypatch.setattr(signals, "_REPEATED", 0.0)
+    with monkeypatch.context() as patch:
+        interrupt_in(patch, Trainer, "_step", 4, times=2)
+        result = zoo("train", *arguments, "-o", "twice")
+    assert (result.status, "saved at step 3" in result.err) == (130, True)
+    with monkeypatch.context() as patch:
+        interrupt_in(patch, Trainer, "_step", 1, times=2)
+        result = zoo("train", *arguments, "-o", "none")
+    assert (result.status, "no step was finished" in result.err) == (130, True)
+
+
+def test_checkpoints_by_time(zoo: Zoo, corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from zoo.training.loop import Trainer
+
+    arguments = ("gpt-tiny", "--data", str(corpus), *FAST, "--max-steps", "5", "--set", "checkpoint_every=100")
+    for minutes, saved in (("0.0000001", 3), ("10", 0), ("none", 0)):
+        with monkeypatch.context() as patch:
+            step = Trainer._step
+
+            def failing(self: Trainer, number: int, parts: Any, step: Any = step) -> Any:
+                if number == 3:
+                    raise KeyboardInterrupt
+                return step(self, number, parts)
+
+            patch.setattr(Trainer, "_step", failing)
+            zoo("train", *arguments, "--set", f"checkpoint_minutes={minutes}", "-o", "lm", "--force")
+        assert json.loads(Path("lm/training.json").read_text())["progress"]["step"] == saved
+
+
 def test_changed_data_is_refused(zoo: Zoo, corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from zoo.training.loop import Trainer
 

@@ -131,20 +131,27 @@ def command(
     from zoo.training import launch
     from zoo.training.processes import joined
 
-    with joined() as processes:
-        with show_progress("reading data") as progress:
-            if plan is None or output is None:
-                run = launch.resume(Path(model), fsdp=fsdp, processes=processes, progress=progress)
-            else:
-                run = launch.start(plan, output, force=force, processes=processes, progress=progress)
-        for note in run.notes if is_first() and not is_quiet() else ():
-            message("note", note)
-        facts = run.data.facts
+    run: Run | None = None
+    try:
+        with joined() as processes:
+            with show_progress("reading data") as progress:
+                if plan is None or output is None:
+                    run = launch.resume(Path(model), fsdp=fsdp, processes=processes, progress=progress)
+                    if is_first() and not is_quiet():
+                        echo(f"continuing at step {run.trainer.done:,}", err=True)
+                else:
+                    run = launch.start(plan, output, force=force, processes=processes, progress=progress)
+            for note in run.notes if is_first() and not is_quiet() else ():
+                message("note", note)
+            if is_first():
+                limit = run.trainer.criterion.text_limit
+                show_facts(run.data.facts, limit, "--set max_length=N sets another length, up to the model's positions")
+            with show_progress("training") as progress:
+                outcome = run.train(Reporter(run.trainer.done, progress))
+    except KeyboardInterrupt:
         if is_first():
-            limit = run.trainer.criterion.text_limit
-            show_facts(facts, limit, "--set max_length=N sets another length, up to the model's positions")
-        with show_progress("training") as progress:
-            outcome = run.train(Reporter(run.trainer.done, progress))
+            _tell_saved(run, output)
+        raise
     if not is_first():
         return
     found = outcome.evaluation
@@ -175,6 +182,14 @@ def show_facts(facts: Facts, limit: int | None, remedy: str) -> None:
         found += [f"{count:,} {name}" for name, count in facts.noted.items() if count]
     if found:
         echo(f"of {facts.rows:,} rows: {', '.join(found)}", err=True)
+
+
+def _tell_saved(run: Run | None, output: Path | None) -> None:
+    """Say how a run that a signal has ended can be continued."""
+    if run is not None and run.saved:
+        echo(f"saved at step {run.saved:,}: zoo train {run.directory} --resume", err=True)
+    elif output is not None and (run is None or run.saved == 0):
+        echo("no step was finished, so nothing is saved", err=True)
 
 
 def is_first() -> bool:

@@ -309,8 +309,11 @@ class Trainer:
         what = what or "a gradient of some process is not finite"
         raise TrainingError(f"{what} (examples {shown})", f"step {number + 1}")
 
-    def evaluate(self) -> Evaluation:
-        """Return the loss and the accuracy on the examples for evaluation, with averaged weights if there are any."""
+    def evaluate(self, is_ending: Callable[[], bool] = lambda: False) -> Evaluation | None:
+        """Return the loss and the accuracy on the examples for evaluation, with averaged weights if there are any.
+
+        ``is_ending`` tells whether to give up, which returns None. Processes that share the weights go on together.
+        """
         assert self.validation is not None
         self._share_buffers()
         training, sums = self.model.training, Sums(self.criterion.terms)
@@ -318,12 +321,16 @@ class Trainer:
         with torch.no_grad(), self.averaged():
             passes = 0
             for _, batch in evaluation_batches(self.validation, self.criterion, self._size, self.processes):
+                if is_ending() and not self.sharded:
+                    break
                 sums.add(self._loss(to_device(batch, self.device), self._forward))
                 passes += 1
             if self.sharded and passes < self._most(-(-len(self.validation) // self._size)):
                 self._loss(to_device(self._batches.first(), self.device), self._forward)
         self.model.train(training)
         sums.add_up(self.processes)
+        if self.processes.sums(is_ending() and not self.sharded)[0]:
+            return None
         if not sums.targets:
             raise TrainingError("the examples for evaluation have no targets")
         if not math.isfinite(sums.loss):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from zoo.plugins.plain import read_plain
 from zoo.training.loop import Step
 from zoo.training.progress import Evaluation
 
-__all__ = ["METRICS", "read_metrics", "read_row", "row_of", "write_metrics"]
+__all__ = ["METRICS", "read_metrics", "read_row", "row_of", "step_of", "write_metrics"]
 
 METRICS = "metrics.jsonl"
 
@@ -26,13 +26,18 @@ def row_of(step: Step, evaluation: Evaluation | None) -> dict[str, Any]:
     return row
 
 
+def step_of(row: Mapping[str, Any]) -> Step:
+    """Return the step of a record. Raises ``ValueError`` for other data."""
+    values = {"number" if key == "step" else key: value for key, value in row.items() if key != "evaluation"}
+    return read_plain(Step, values, "a record")
+
+
 def read_row(line: bytes) -> dict[str, Any]:
     """Return a record from its line. Raises ``ValueError`` for a line that :func:`write_metrics` does not write."""
     row: dict[str, Any] = json.loads(line)
     if not isinstance(row, dict):
         raise ValueError("a record is not an object")
-    values = {"number" if key == "step" else key: value for key, value in row.items() if key != "evaluation"}
-    read_plain(Step, values, "a record")
+    step_of(row)
     if "evaluation" in row:
         read_plain(Evaluation, row["evaluation"], "the evaluation of a record")
     return row

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import platform
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +16,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from zoo import signals
 from zoo.artifact import CARD, TOKENIZER, ModelDirectory, describe, new_model, write_json
 from zoo.artifact.card import adapter_card
 from zoo.artifact.layout import CONFIG, SCHEMA
@@ -24,7 +28,7 @@ from zoo.training.adapters.low_rank import Adapters
 from zoo.training.cache import Data
 from zoo.training.curve import CURVE, draw_curve, training_section
 from zoo.training.loop import Step, Trainer
-from zoo.training.metrics import METRICS, read_metrics, row_of, write_metrics
+from zoo.training.metrics import METRICS, read_metrics, row_of, step_of, write_metrics
 from zoo.training.plan import PLAN, Plan
 from zoo.training.progress import Best, Evaluation, Progress
 from zoo.training.sharding import Collector
@@ -36,6 +40,7 @@ __all__ = ["Outcome", "Run", "remove_leftovers"]
 
 BEST = "best.safetensors"
 """The trained weights of the best evaluation so far, while the run is unfinished."""
+_NOTICE = "finishing the step, then saving; a second signal ends at once"
 Report = Callable[["Run", Step, Evaluation | None], None]
 """Called after each step that is logged or evaluated."""
 
@@ -94,6 +99,8 @@ class Run:
         """How often each class is a label, by name."""
         self.notes: tuple[str, ...] = ()
         """Lines about the data and the tokenizer, to be shown before the first step."""
+        self.saved: int | None = None
+        """The step of the checkpoint in the directory; None before the first one, and after the run has finished."""
         self._worse = 0
         self._collector = Collector(trainer.processes, trainer.tensors)
 
@@ -102,6 +109,7 @@ class Run:
     def restore(self, so_far: Progress) -> None:
         """Continue from what the directory's checkpoint holds, the result of :meth:`progress` included."""
         read_state(self.trainer, self.directory / STATE)
+        self.saved = self.trainer.done
         self.best, self._worse = so_far.best, so_far.worse
         self.metrics = read_metrics(self.directory / METRICS)
         self._track()
@@ -160,6 +168,7 @@ class Run:
                 description |= self._write_checkpoint(stage)
 
         self._collector.run(write)
+        self.saved = self.trainer.done
 
     def checkpoint(self) -> None:
         """Write the weights and the state of the run to the directory. A crash leaves the old checkpoint or the new.
@@ -173,6 +182,7 @@ class Run:
                 write_json(stage / CONFIG, self._write_checkpoint(stage))
 
         self._collector.run(write)
+        self.saved = self.trainer.done
 
     def _write_checkpoint(self, stage: Path) -> dict[str, Any]:
         """Write the model and the state of the run to a stage. Returns the content of config.json."""
@@ -213,6 +223,8 @@ class Run:
     def train(self, report: Report = lambda run, step, evaluation: None) -> Outcome:
         """Do the remaining steps and complete the directory.
 
+        After a signal that would interrupt it, the step in progress is finished and a checkpoint written first.
+
         Raises :class:`zoo.training.loop.TrainingError` if training cannot go on; the last checkpoint stands.
         """
         try:
@@ -226,28 +238,58 @@ class Run:
         return outcome
 
     def _train(self, report: Report) -> Outcome:
+        with signals.postponed(_NOTICE if self.trainer.processes.is_first else "") as is_ending:
+            outcome = self._advance(report, is_ending)
+        if outcome is None:
+            raise KeyboardInterrupt  # of another process
+        return outcome
+
+    def _advance(self, report: Report, is_ending: Callable[[], bool]) -> Outcome | None:
+        """Do the remaining steps and complete the directory; None if a signal ended the run, after a checkpoint."""
         trainer, settings = self.trainer, self.plan.settings
         evaluate_every = settings.evaluate_every or trainer.steps_per_epoch
         checkpoint_every = settings.checkpoint_every or evaluate_every
+        seconds = 60 * (settings.checkpoint_minutes or math.inf)
+        saved = time.monotonic()
+
+        def evaluates(number: int) -> bool:
+            return trainer.validation is not None and (number == trainer.steps or number % evaluate_every == 0)
+
         step: Step | None = None
-        for step in trainer.run():
+        unevaluated = self._unevaluated() if evaluates(trainer.done) else []
+        for step in () if self._is_patience_over() else chain(unevaluated, trainer.run()):
             last = step.number == trainer.steps
-            evaluation = None
-            if trainer.validation is not None and (last or step.number % evaluate_every == 0):
-                evaluation = self._evaluate()
-            stopping = settings.patience is not None and self._worse >= settings.patience
-            if last or stopping or evaluation is not None or step.number % settings.log_every == 0:
+            evaluation = self._evaluate(is_ending) if evaluates(step.number) else None
+            stopping = self._is_patience_over()
+            if last or stopping or evaluates(step.number) or step.number % settings.log_every == 0:
                 self._log(step, evaluation)
                 report(self, step, evaluation)
             improved = evaluation is not None and self.best is not None and self.best.step == step.number
-            if last or stopping or improved or step.number % checkpoint_every == 0:
+            late = trainer.processes.is_first and time.monotonic() - saved > seconds
+            ending, late = map(bool, trainer.processes.sums(is_ending(), late))  # agree
+            if last or stopping or improved or ending or late or step.number % checkpoint_every == 0:
                 self.checkpoint()
+                saved = time.monotonic()
+            if ending:
+                return None
             if stopping:
                 break
         return self._finish(step)
 
-    def _evaluate(self) -> Evaluation:
-        evaluation = self.trainer.evaluate()
+    def _unevaluated(self) -> list[Step]:
+        """Return the last step, without its record, if a signal ended the run in the evaluation after it."""
+        last = self.metrics[-1] if self.metrics else None
+        if last is None or last["step"] != self.trainer.done or "evaluation" in last:
+            return []
+        return [step_of(self.metrics.pop())]
+
+    def _is_patience_over(self) -> bool:
+        return self.plan.settings.patience is not None and self._worse >= self.plan.settings.patience
+
+    def _evaluate(self, is_ending: Callable[[], bool]) -> Evaluation | None:
+        evaluation = self.trainer.evaluate(is_ending)
+        if evaluation is None:
+            return None
         if self.best is None or self._is_better(evaluation, self.best):
             self.best, self._worse = Best(**asdict(evaluation), step=self.trainer.done), 0
         else:
@@ -268,6 +310,7 @@ class Run:
     def _finish(self, step: Step | None) -> Outcome:
         """Put the weights to keep into the directory, and remove the state."""
         self._collector.run(self._complete)
+        self.saved = None
         best = self._kept_evaluation()
         kept = best.step if best is not None else self.trainer.done
         loss = step.loss if step is not None else self.metrics[-1]["loss"] if self.metrics else float("nan")

@@ -63,6 +63,8 @@ class TrainingSettings(Settings):
     """Steps between evaluations; once per epoch by default."""
     checkpoint_every: int | None = None
     """Steps between checkpoints; the same as ``evaluate_every`` by default."""
+    checkpoint_minutes: float | None = 10.0
+    """Minutes after which a checkpoint is written if there was none meanwhile; None for no limit."""
     log_every: int = 10
     """Steps between records in metrics.jsonl."""
     patience: int | None = None
@@ -81,8 +83,8 @@ class TrainingSettings(Settings):
     def __post_init__(self) -> None:
         """Raise ``ValueError`` for a number out of its range."""
         positive = ("max_steps", "epochs", "batch_size", "micro_batch_size", "max_length", "evaluate_every",
-                    "checkpoint_every", "log_every", "patience", "learning_rate", "epsilon", "clip_norm",
-                    "layer_decay")  # fmt: skip
+                    "checkpoint_every", "checkpoint_minutes", "log_every", "patience", "learning_rate", "epsilon",
+                    "clip_norm", "layer_decay")  # fmt: skip
         for name in positive:
             value = getattr(self, name)
             if value is not None and not value > 0:
