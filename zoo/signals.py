@@ -17,8 +17,8 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any
 
-__all__ = ["Interrupted", "catch", "deferred", "end_at_once", "in_command", "interrupt", "interrupts", "postponed",
-           "status"]  # fmt: skip
+__all__ = ["Interrupted", "catch", "deferred", "end_at_once", "ignore_first", "in_command", "interrupt", "interrupts",
+           "postponed", "status"]  # fmt: skip
 
 _received: list[int] = []
 _waiting: list[int] = []
@@ -102,8 +102,8 @@ def deferred() -> Iterator[None]:
 def postponed(notice: str = "") -> Iterator[Callable[[], bool]]:
     """Let a block finish after a first signal. Yields a function that tells whether one was received.
 
-    The signal takes effect after the block; a second one takes effect at once. Processes that the block forks, such as
-    those that prepare batches, ignore their first one: the block may still need them.
+    The signal takes effect after the block; a second one takes effect at once. Processes that the block still needs
+    call :func:`ignore_first`: they often receive the same signals.
 
     Args:
         notice: written to stderr when the first signal is received.
@@ -135,6 +135,19 @@ def postponed(notice: str = "") -> Iterator[Callable[[], bool]]:
     if received:
         number = received[0][0]
         effects[number](number, None)
+
+
+def ignore_first() -> None:
+    """Ignore the first signal in this process, which another one needs to finish its work. A later one ends it."""
+    received: list[float] = []
+
+    def note(number: int, _: FrameType | None) -> None:
+        received.append(time.monotonic())
+        if received[-1] - received[0] > _REPEATED:
+            os._exit(128 + number)
+
+    for number in _numbers():
+        signal.signal(number, note)
 
 
 def _interrupt(number: int, _: FrameType | None) -> None:

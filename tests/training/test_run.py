@@ -6,6 +6,7 @@ import itertools
 import json
 import multiprocessing
 import random
+import shutil
 import signal
 import sys
 import time
@@ -281,6 +282,66 @@ def test_checkpoints_by_time(zoo: Zoo, corpus: Path, monkeypatch: pytest.MonkeyP
             patch.setattr(Trainer, "_step", failing)
             zoo("train", *arguments, "--set", f"checkpoint_minutes={minutes}", "-o", "lm", "--force")
         assert json.loads(Path("lm/training.json").read_text())["progress"]["step"] == saved
+
+
+@pytest.fixture
+def stopped(zoo: Zoo, corpus: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, ...]:
+    """Stop a run in the directory ``part`` at step 3 of 6, and return the arguments for an uninterrupted one."""
+    from zoo.training.loop import Trainer
+
+    Path("held.txt").write_text(corpus.read_text()[:300])
+    options = (*FAST, "--set", "dropout=0", "--set", "buckets=false", "--max-steps", "6")
+    arguments = ("gpt-tiny", "--data", str(corpus), "--validation", "held.txt", *options)
+    with monkeypatch.context() as patch:
+        interrupt_in(patch, Trainer, "_step", 3)
+        assert "saved at step 3" in zoo("train", *arguments, "-o", "part").err
+    return arguments
+
+
+def test_data_may_move(zoo: Zoo, corpus: Path, stopped: tuple[str, ...]) -> None:
+    """The same bytes under another name continue the run to the same bits; other bytes or another format do not."""
+    Path("moved").mkdir()
+    text = corpus.read_text()
+    corpus.rename("moved/renamed.txt")
+    Path("held.txt").rename("moved/held.txt")
+    zoo("train", "part", "--resume").failed(3, "no such file: corpus.txt")
+    Path("moved/other.txt").write_text(text + "more")
+    Path("moved/renamed.jsonl").write_text(text)
+    places = ("--validation", "moved/held.txt")
+    for name in ("other.txt", "renamed.jsonl"):
+        zoo("train", "part", "--resume", "--data", f"moved/{name}", *places).failed(3, "changed since training began")
+    swapped = ("--data", "moved/held.txt", "--validation", "moved/renamed.txt")
+    zoo("train", "part", "--resume", *swapped).failed(3, "changed since training began")
+    assert zoo("train", "part", "--resume", "--data", "moved/renamed.txt", *places).status == 0
+    corpus.write_text(text)
+    Path("moved/held.txt").rename("held.txt")
+    assert zoo("train", *stopped, "-o", "whole").status == 0
+    assert equal(weights("whole"), weights("part"))
+
+
+def test_settings_that_gradients_do_not_depend_on_may_change(zoo: Zoo, stopped: tuple[str, ...]) -> None:
+    assert zoo("train", *stopped, "-o", "whole").status == 0
+    copies = [shutil.copytree("part", name) for name in ("exact", "divided")]
+    texts = (
+        "workers=1",
+        "log_every=2",
+        "checkpoint_every=4",
+        "checkpoint_minutes=none",
+        "activation_checkpointing=true",
+    )
+    given = [part for text in texts for part in ("--set", text)]
+    assert zoo("train", copies[0], "--resume", *given).status == 0
+    assert equal(weights("whole"), weights(copies[0]))
+    found = zoo("train", copies[1], "--resume", "--set", "micro_batch_size=4")
+    assert (found.status, "micro_batch_size 4 instead of None from step 4 (sums are" in found.err) == (0, True)
+    expected, divided = weights("whole"), weights(copies[1])
+    for name in expected:
+        torch.testing.assert_close(divided[name], expected[name], rtol=1e-4, atol=1e-5)
+    assert "micro_batch_size 4 instead of None from step 4" in Path(copies[1], "README.md").read_text()
+    for text in ("learning_rate=1", "max_steps=9", "buckets=true", "evaluate_every=1", "hidden_size=8", "nothing=1"):
+        key = text.partition("=")[0]
+        zoo("train", "part", "--resume", "--set", text).failed(2, "cannot be changed when training continues", key)
+    assert zoo("train", "part", "--resume", "--set", "batch_size=8").status == 0  # as it is
 
 
 def test_changed_data_is_refused(zoo: Zoo, corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:

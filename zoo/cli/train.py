@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import timedelta
 from pathlib import Path
@@ -20,7 +20,7 @@ from zoo.cli.report import emit_json, say
 from zoo.errors import UsageError
 from zoo.registry.recipes import find_recipe
 from zoo.training.plan import make_plan
-from zoo.training.settings import LowRankSettings
+from zoo.training.settings import CHANGEABLE, LowRankSettings, TrainingSettings
 
 if TYPE_CHECKING:
     from zoo.training.cache import Facts
@@ -136,9 +136,16 @@ def command(
         with joined() as processes:
             with show_progress("reading data") as progress:
                 if plan is None or output is None:
-                    run = launch.resume(Path(model), fsdp=fsdp, processes=processes, progress=progress)
+                    run = launch.resume(
+                        Path(model),
+                        data=data,
+                        validation=validation,
+                        settings=_changed_settings(settings, fsdp),
+                        processes=processes,
+                        progress=progress,
+                    )
                     if is_first() and not is_quiet():
-                        echo(f"continuing at step {run.trainer.done:,}", err=True)
+                        echo("; ".join((f"continuing at step {run.trainer.done:,}", *run.plan.changes)), err=True)
                 else:
                     run = launch.start(plan, output, force=force, processes=processes, progress=progress)
             for note in run.notes if is_first() and not is_quiet() else ():
@@ -197,13 +204,28 @@ def is_first() -> bool:
     return os.environ.get("RANK", "0") == "0"
 
 
+_RESUMABLE = ("model", "resume", "data", "validation", "settings", "fsdp", "as_json", "quiet")
+"""Parameters that may be given with ``--resume``."""
+
+
 def _refuse_with_resume() -> None:
     """Raise :class:`UsageError` for other options with ``--resume``: the run is described in its directory."""
     context = click.get_current_context()
     for parameter in context.command.params:
         given = context.get_parameter_source(str(parameter.name)) is click.core.ParameterSource.COMMANDLINE
-        if given and parameter.name not in ("model", "resume", "fsdp", "as_json", "quiet"):
+        if given and parameter.name not in _RESUMABLE:
             raise UsageError("cannot be changed when training continues", parameter.opts[-1], "leave it out")
+
+
+def _changed_settings(texts: Sequence[str], fsdp: bool | None) -> dict[str, Any]:
+    """Return the settings of training that are given with ``--resume``."""
+    for text in texts:
+        key = text.partition("=")[0]
+        if key not in TrainingSettings.field_types():
+            remedy = f"only these can: {', '.join(CHANGEABLE)}"
+            raise UsageError(f"{key} cannot be changed when training continues", f"--set {text}", remedy)
+    found = TrainingSettings.parse_settings(texts, "--set")
+    return found if fsdp is None else {**found, "fsdp": fsdp}
 
 
 def _evaluation_text(found: Evaluation) -> str:

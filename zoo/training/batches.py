@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+from zoo import signals
 from zoo.training.criterion import Batch, Criterion
 from zoo.training.data.examples import Examples
 from zoo.training.data.order import Order, generator
@@ -69,13 +70,24 @@ def step_batches(
 ) -> Iterator[tuple[int, list[MicroBatch]]]:
     """Yield the steps from ``first`` to before ``last``, each with the parts of this process."""
     mine = processes.mine(range(batches.parts))
-    loader = DataLoader(batches, batch_size=None, sampler=product(range(first, last), mine), num_workers=workers)
+    loader = DataLoader(
+        batches,
+        batch_size=None,
+        sampler=product(range(first, last), mine),
+        num_workers=workers,
+        worker_init_fn=_outlive_signals,
+    )
     found: list[MicroBatch] = []
     for (step, part), batch in zip(product(range(first, last), mine), loader, strict=True):
         found.append(batch)
         if part == mine[-1]:
             yield step, found
             found = []
+
+
+def _outlive_signals(_: int) -> None:
+    """Let a worker prepare batches until the process that trains has finished its step."""
+    signals.ignore_first()
 
 
 def evaluation_batches(

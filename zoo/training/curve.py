@@ -43,6 +43,7 @@ def training_section(record: Mapping[str, Any], *, curve: bool) -> str:
         "steps": f"{record['steps']:,} of {settings['batch_size']} examples",
         "optimiser": f"{settings['optimizer']}, learning rate {settings['learning_rate']:g}, {settings['schedule']}",
         "seed": settings["seed"],
+        **({"changed": "; ".join(record["changes"])} if record["changes"] else {}),
         "last training loss": f"{record['loss']:.4f}" if record["loss"] is not None else "-",
         "best evaluation": f"loss {best['loss']:.4f} at step {best['step']:,}" if best else "none",
         "machine": record["machine"],

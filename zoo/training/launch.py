@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from torch import nn
@@ -101,13 +102,26 @@ def start(
 
 
 def resume(
-    directory: Path, *, fsdp: bool | None = None, processes: Processes = ALONE, progress: Progress | None = None
+    directory: Path,
+    *,
+    data: Sequence[str] = (),
+    validation: Sequence[str] = (),
+    settings: Mapping[str, Any] = MappingProxyType({}),
+    processes: Processes = ALONE,
+    progress: Progress | None = None,
 ) -> Run:
     """Continue an unfinished run from its last checkpoint.
 
-    ``fsdp`` replaces that setting of the run.
+    Args:
+        directory: the model directory.
+        data: where the data is now, if it was moved or renamed.
+        validation: the same for the data for evaluations.
+        settings: settings that change, of :data:`zoo.training.settings.CHANGEABLE`.
+        processes: those that share the run.
+        progress: called with the number of rows read.
 
     Raises:
+        UsageError: another setting would change.
         ArtifactError: the directory holds no unfinished run, or the data has changed since it was started.
     """
     release = _lock(directory, processes)
@@ -116,9 +130,8 @@ def resume(
         remove_leftovers(stored)
         raise ArtifactError("holds no unfinished training", directory, "start one without --resume")
     plan, so_far = Plan.read(stored.file(PLAN))
+    plan = plan.changed(so_far.step, data=data, validation=validation, settings=settings)
     trackers = Trackers(plan.trackers)
-    if fsdp is not None:
-        plan = replace(plan, settings=replace(plan.settings, fsdp=fsdp))
     copy = not (plan.settings.fsdp and processes.count > 1)  # or each process copies its part
     if plan.lora is None:
         model, adapters = trainable(persist.load_directory(stored), copy=copy), None
@@ -131,10 +144,13 @@ def resume(
     sources = find_sources(plan, objective)
     tokenizer = model_tokenizer(replace(plan, tokenizer=None), stored.spec, model)
     digests = data_digests(sources, tokenizer) | (adapters.digests() if adapters is not None else {})
-    names = digests.keys() | plan.digests.keys()
-    changed = ", ".join(sorted(name for name in names if digests.get(name) != plan.digests.get(name)))
+    same = _without_names if data or validation else dict
+    now, before = same(digests), same(plan.digests)
+    changed = sorted(name for name in now.keys() | before.keys() if now.get(name) != before.get(name))
     if changed:
-        raise ArtifactError(f"changed since training began: {changed}", directory, "restore it, or start anew")
+        what = f"changed since training began: {', '.join(changed)}"
+        raise ArtifactError(what, directory, "restore it, name its new place with --data, or start anew")
+    plan = replace(plan, digests=digests)
     with values_of(directory / PLAN):
         origin = Origin.from_dict(so_far.origin)
         options_of(plan, plugin, objective)
@@ -142,6 +158,16 @@ def resume(
     run = _make(plan, stored.spec, model, directory, *parts)
     run.restore(so_far)
     return run
+
+
+def _without_names(digests: Mapping[str, str]) -> dict[str, str]:
+    """Return digests with the types of files in place of their names, such as ``data 0 *.txt``."""
+    found = {}
+    for key, digest in digests.items():
+        part, _, rest = key.partition(" ")
+        number, _, name = rest.partition(" ")
+        found[f"{part} {number} *{Path(name).suffix.lower()}" if number.isdecimal() and name else key] = digest
+    return found
 
 
 def _make(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Self
@@ -20,7 +20,7 @@ from zoo.registry import load_reference, registry
 from zoo.registry.recipes import Recipe
 from zoo.terminal import is_unicode
 from zoo.training.progress import Progress
-from zoo.training.settings import LowRankSettings, TrainingSettings
+from zoo.training.settings import CHANGEABLE, INEXACT, LowRankSettings, TrainingSettings
 
 __all__ = ["PLAN", "Plan", "make_plan"]
 
@@ -62,6 +62,8 @@ class Plan:
     """Hexadecimal digits by which trackers tell runs apart."""
     digests: Mapping[str, str] = field(default_factory=dict)
     """SHA-256 of each file of data and of the tokenizer, by name."""
+    changes: tuple[str, ...] = ()
+    """What was changed when the run was continued, for people."""
 
     def __post_init__(self) -> None:
         for name in (self.model, self.tokenizer or "", *self.data, *self.validation, *self.digests):
@@ -70,6 +72,36 @@ class Plan:
         for role, name in self.columns.items():
             if not is_unicode(name):
                 raise UsageError("the name of the column is not UTF-8", argument(f"{role}_column"), "rename it")
+
+    def changed(
+        self, step: int, *, data: Sequence[str] = (), validation: Sequence[str] = (), settings: Mapping[str, Any]
+    ) -> Self:
+        """Return the plan with other places of the data and other settings, which are recorded as changes.
+
+        Args:
+            step: number of steps that are done.
+            data: the new places of the same data; by default the old ones.
+            validation: the same for the data for evaluations.
+            settings: those of :data:`CHANGEABLE`.
+
+        Raises :class:`UsageError` for another setting whose value differs, or for an invalid value.
+        """
+        new = {key: value for key, value in settings.items() if getattr(self.settings, key) != value}
+        if fixed := [key for key in new if key not in CHANGEABLE]:
+            remedy = f"start anew with it; these can be changed: {', '.join(CHANGEABLE)}"
+            raise UsageError("cannot be changed when training continues", fixed[0], remedy)
+        made = TrainingSettings.from_dict({**self.settings.to_dict(), **new}, "settings")
+        texts = []
+        for key, value in new.items():
+            why = f" ({INEXACT[key]})" if key in INEXACT else ""
+            texts.append(f"{key} {value} instead of {getattr(self.settings, key)} from step {step + 1}{why}")
+        return replace(
+            self,
+            data=tuple(data) or self.data,
+            validation=tuple(validation) or self.validation,
+            settings=made,
+            changes=(*self.changes, *texts),
+        )
 
     def write(self, file: Path, progress: Progress) -> None:
         """Write the plan and what is known of the run so far."""

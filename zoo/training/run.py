@@ -362,6 +362,7 @@ class Run:
             "classes": self.classes,
             "settings": plan.settings.to_dict(),
             "lora": plan.lora and plan.lora.to_dict(),
+            "changes": list(plan.changes),
             "steps": self.trainer.done,
             "loss": self.metrics[-1]["loss"] if self.metrics else None,
             "best": self.best and asdict(self.best),

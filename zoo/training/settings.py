@@ -8,7 +8,17 @@ from typing import Literal, Self
 
 from zoo.config import Settings
 
-__all__ = ["LowRankSettings", "TrainingSettings"]
+__all__ = ["CHANGEABLE", "INEXACT", "LowRankSettings", "TrainingSettings"]
+
+CHANGEABLE = ("activation_checkpointing", "checkpoint_every", "checkpoint_minutes", "fsdp", "log_every",
+              "micro_batch_size", "workers")  # fmt: skip
+"""Settings that may change when a run continues. The gradients do not depend on them, apart from what
+:data:`INEXACT` says."""
+INEXACT = {
+    "micro_batch_size": "sums are rounded in another order, and dropout draws other numbers",
+    "fsdp": "sums are rounded in another order",
+}
+"""Why the weights differ, although the examples of each step are the same."""
 
 
 @dataclass(frozen=True, kw_only=True)
