@@ -221,7 +221,8 @@ class _Comparison:
                 if not error <= part.graphs:
                     part.graphs, part.worst = error, mine.input
                 part.module = max(part.module, _error(wanted_too[name]))
-                part.scale = max(part.scale, float(np.max(np.abs(_values(value)), initial=0.0)))
+                sizes = np.abs(_values(value))
+                part.scale = max(part.scale, float(np.max(sizes, where=np.isfinite(sizes), initial=0.0)))
         self._allow(self.subject.models.yardstick, exact)
         if not all(part.passed(self.ulp) for part in self.parts.values()):
             for executor in self.subject.nudged():
@@ -236,8 +237,8 @@ class _Comparison:
         """Raise the limits by the errors of the formula on a module that rounds differently."""
         for (item, mine, _), (wanted, _) in zip(self.cases, exact, strict=True):
             for name, value in self._expected(item, mine, executor).items():
-                error = np.abs(_values(value) - _values(wanted[name]))
-                self.parts[name].torch = max(self.parts[name].torch, float(np.max(error, initial=0.0)))
+                error = float(np.max(_distances(_values(value), _values(wanted[name])), initial=0.0))
+                self.parts[name].torch = error if np.isnan(error) else max(self.parts[name].torch, error)
 
     def _expected(self, item: Any, answer: Answer, executor: Executor) -> Mapping[str, Numbers | Choice | Same]:
         models = self.subject.models
@@ -272,6 +273,12 @@ def _values(value: Numbers | Choice | Same) -> Array:
     return np.asarray(value.scores if isinstance(value, Choice) else value.expected, np.float64)
 
 
+def _distances(found: Array, wanted: Array) -> Array:
+    """Return the absolute differences of numbers, 0 where both are infinite with the same sign."""
+    result: Array = np.abs(np.subtract(found, wanted, where=found != wanted, out=np.zeros(np.shape(wanted))))
+    return result
+
+
 def _error(value: Numbers | Choice | Same) -> float:
     """Return the distance of a part of a result from what it should be; infinite if the two cannot be compared.
 
@@ -293,6 +300,6 @@ def _error(value: Numbers | Choice | Same) -> float:
             return np.inf
         if found.shape != wanted.shape:
             return np.inf
-        error = np.abs(found - wanted)
+        error = _distances(found, wanted)
     highest = float(np.max(error, initial=0.0))
     return highest if np.isfinite(highest) else np.inf

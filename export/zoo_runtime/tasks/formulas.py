@@ -124,7 +124,7 @@ def rerank(runner: Any, item: Any, result: Result, model: Model) -> Expected:
 def score(runner: Any, item: Any, result: Result, model: Model) -> Expected:
     """The log-probability of each token after the first, and the logarithm of the perplexity."""
     logits = model(runner.feed([item]))["logits"][0]
-    wanted = np.array([np.log(_softmax(row))[token] for row, token in zip(logits, item.ids[1:], strict=False)])
+    wanted = np.array([_log_softmax(row)[token] for row, token in zip(logits, item.ids[1:], strict=False)])
     return {
         "log_probability": Numbers([part["log_probability"] for part in result["scores"]], wanted),
         "perplexity": Numbers(np.log(result["perplexity"]), -wanted.mean()),
@@ -279,7 +279,12 @@ def _clip(found: Array, least: Any, most: Any) -> Array:
 
 
 def _softmax(logits: Array) -> Array:
-    result: Array = np.exp(logits - np.logaddexp.reduce(logits, -1, keepdims=True))
+    result: Array = np.exp(_log_softmax(logits))
+    return result
+
+
+def _log_softmax(logits: Array) -> Array:
+    result: Array = logits - np.logaddexp.reduce(logits, -1, keepdims=True)
     return result
 
 

@@ -10,11 +10,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from tests.exported import LIVELY
 from zoo.artifact import Export, ModelDirectory
-from zoo_export.parity.answers import Answers, Questions
+from zoo.models import create, persist
+from zoo.registry import registry
+from zoo_export.parity.answers import Answers, Questions, _error
 from zoo_export.parity.subject import OnnxSubject
+from zoo_runtime.formula import Numbers
 from zoo_runtime.generation import text as pieces
 from zoo_runtime.tasks import candidates, classification, entities, generate, images, likelihood, questions, text
 
@@ -223,6 +227,27 @@ def test_task_that_misreads_the_outputs_fails(
     failures = answers_of(folder).failures
     assert failures
     assert any(re.search(message, line) for line in failures), failures
+
+
+@pytest.mark.slow
+def test_chances_that_vanish_have_logarithms(tmp_path: Path, zoo: Zoo) -> None:
+    """With one huge embedding, the logits of a token differ by thousands from those of others."""
+    spec = registry().resolve("gpt-tiny", ("max_seq_len=32",))
+    model = create.build(spec, seed=0, dtype="float32")
+    with torch.no_grad():
+        model.get_parameter("token_embedding.weight")[250] *= 1e4
+    folder = persist.save_spec(spec, model, tmp_path / "model", tokenizer=spec.tokenizer)
+    exported = zoo("export", folder, "--onnx")
+    assert exported.status == 0, exported.err
+    score = json.loads((folder / "parity.json").read_text())["answers"]["score"]["answers"]["log_probability"]
+    assert 0 < score["max_abs_error"] <= score["limit"] < np.inf
+
+
+def test_equal_infinities_are_equal() -> None:
+    numbers = np.array([-np.inf, np.inf, 1.0])
+    assert _error(Numbers([-np.inf, np.inf, 1.5], numbers)) == 0.5
+    for other in ([np.inf, np.inf, 1.0], [-np.inf, np.inf, np.nan], [0.0, np.inf, 1.0]):
+        assert _error(Numbers(other, numbers)) == np.inf
 
 
 @pytest.mark.slow
