@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -12,7 +12,7 @@ import numpy as np
 
 from zoo.contract import Graph, TensorSpec, dim_names
 from zoo.errors import ArtifactError, UsageError
-from zoo.probe.inputs import Feeds
+from zoo.probe.inputs import Feeds, given_inputs
 from zoo.probe.pipeline import Arrays, typed_feeds
 from zoo_runtime.adapters import ADAPTER_IDS
 from zoo_runtime.buffers import PAST_LENGTH, Buffers, run_in_place
@@ -20,7 +20,7 @@ from zoo_runtime.onnx_runtime import ort
 from zoo_runtime.providers import device_of
 from zoo_runtime.values import run_lean, run_session
 
-__all__ = ["LOGITS_TO_KEEP", "OnnxExecutor", "check_feeds", "check_past", "run_keeping"]
+__all__ = ["LOGITS_TO_KEEP", "OnnxExecutor", "check_feeds", "check_finite", "check_past", "run_keeping"]
 
 LOGITS_TO_KEEP = "logits_to_keep"
 """Optional graph input: the number of last positions to compute logits for; 0 means all."""
@@ -143,6 +143,28 @@ def check_feeds(graph: Graph, feeds: Feeds) -> None:
         known = all(name in sizes for dim in tensor.dims for name in dim_names(dim))
         if known and tensor.shape(sizes) != shape:
             raise ArtifactError(f"{tensor.name} must have the shape {tensor.shape(sizes)}, got {shape}", where)
+
+
+def check_finite(graphs: Sequence[Graph], graph: Graph, feeds: Feeds, equal: Collection[str]) -> None:
+    """Raise :class:`ArtifactError` for inputs with NaN or infinity, unless it is among ``equal``.
+
+    Outputs of other graphs and pasts are not checked.
+    """
+    given = given_inputs(graphs)
+    for tensor in graph.input_tensors():
+        if not tensor.is_float or tensor.name not in given or tensor.name not in feeds:
+            continue
+        value = np.asarray(feeds[tensor.name])
+        if np.isfinite(value).all():
+            continue
+        for kind, found in (("NaN", np.isnan(value).any()), ("infinity", np.isinf(value).any())):
+            if found and kind not in equal:
+                what = (
+                    f"{tensor.name} contains {kind}, which the comparison has not shown the graph to treat as the model"
+                )
+                raise ArtifactError(
+                    what, f"graph {graph.name}", "replace these numbers: see grid.non_finite in parity.json"
+                )
 
 
 def _check_values(tensor: TensorSpec, value: Array, where: str) -> None:

@@ -42,7 +42,7 @@ from zoo_runtime.arguments import (
 )
 from zoo_runtime.batching import batches
 from zoo_runtime.choosing import chosen_provider, find_export, runner_class
-from zoo_runtime.executor import OnnxExecutor, check_feeds
+from zoo_runtime.executor import OnnxExecutor, check_feeds, check_finite
 from zoo_runtime.generation.opening import open_stepper
 from zoo_runtime.mapped_weights import MappedWeights
 from zoo_runtime.onnx_runtime import ort
@@ -456,12 +456,16 @@ class Session:
             timeout: seconds after which the run is stopped.
 
         Raises:
-            ArtifactError: inputs contradict each other or have a size that the model does not declare, or ONNX Runtime
-                refuses them.
+            ArtifactError: inputs contradict each other, have a size that the model does not declare or contain NaN or
+                infinity where the comparison has not shown that the graph treats them as the model does, or ONNX
+                Runtime refuses them.
             UsageError: an input is missing.
             StoppedError: the time is over, or another thread has called :meth:`interrupt`.
         """
         check_feeds(graph, feeds)
+        if self.export.is_verified():
+            known = self.export.evidence.get("grid", {}).get("non_finite", {})
+            check_finite(self.graphs, graph, feeds, {name for name, facts in known.items() if facts["equal"]})
         if graph.pasts and graph.past_tensors()[0].name not in feeds:
             rows = len(next(iter(feeds.values())))
             feeds = {**feeds, **empty_past(graph, rows, self.dtype)}

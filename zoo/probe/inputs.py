@@ -25,7 +25,9 @@ __all__ = [
     "Padding",
     "Point",
     "at_magnitudes",
+    "at_non_finite",
     "empty_past",
+    "given_inputs",
     "is_affordable",
     "is_long",
     "longest_length",
@@ -37,6 +39,7 @@ __all__ = [
 
 Feeds = Mapping[str, "np.ndarray[Any, Any]"]
 Padding = Literal["none", "left", "right", "empty row"]
+Values = Literal["finite", "NaN", "infinity"]
 
 BATCHES = (1, 2, 5)
 ODD = 7
@@ -70,6 +73,8 @@ class Point:
     mean: float = 0.0
     deviation: float = 1.0
     """Of floating-point inputs, which are normally distributed."""
+    values: Values = "finite"
+    """What the floating-point inputs of some rows contain: every eighth number of a row, and all of the next one."""
 
     @property
     def tokens(self) -> int:
@@ -78,16 +83,20 @@ class Point:
 
     def __str__(self) -> str:
         sizes = f"batch {self.batch}, length {self.length}, past {self.past}, padding {self.padding}"
+        if self.values != "finite":
+            return f"{sizes}, inputs with {self.values}"
         return sizes if self.is_standard else f"{sizes}, inputs of mean {self.mean:g} and deviation {self.deviation:g}"
 
     @property
     def is_standard(self) -> bool:
-        """Whether floating-point inputs have mean 0 and deviation 1."""
-        return (self.mean, self.deviation) == (0, 1)
+        """Whether floating-point inputs are finite, with mean 0 and deviation 1."""
+        return (self.mean, self.deviation, self.values) == (0, 1, "finite")
 
     def to_dict(self) -> dict[str, Any]:
         """Return the entry for parity.json; mean and deviation are left out if they are 0 and 1."""
         facts = asdict(self)
+        if self.values == "finite":
+            del facts["values"]
         return {key: facts[key] for key in ("batch", "length", "past", "padding")} if self.is_standard else facts
 
 
@@ -212,9 +221,21 @@ def _unusual_points(longest: int, has_past: bool, paddings: Sequence[Padding], a
 
 def at_magnitudes(graphs: Sequence[Graph], point: Point) -> list[Point]:
     """Return a point with floating-point inputs of each of ``MAGNITUDES``, or nothing if no graph is given any."""
-    if not any(tensor.is_float for tensor in _given(graphs).values()):
+    if not any(tensor.is_float for tensor in given_inputs(graphs).values()):
         return []
     return [replace(point, mean=mean, deviation=deviation) for mean, deviation in MAGNITUDES]
+
+
+def at_non_finite(graphs: Sequence[Graph], point: Point, fixed: Mapping[str, int]) -> list[Point]:
+    """Return a point with NaN and one with infinity, or nothing if no graph is given floating-point inputs.
+
+    They have no padding and, if the size is not fixed, at least one row of finite numbers.
+    """
+    if not any(tensor.is_float for tensor in given_inputs(graphs).values()):
+        return []
+    rows = point.batch if rows_of(graphs)[0] in fixed else max(3, point.batch)
+    plain = replace(point, batch=rows, padding="none")
+    return [replace(plain, values="NaN"), replace(plain, values="infinity")]
 
 
 def _points_at_windows(graphs: Sequence[Graph], longest: int, paddings: Sequence[Padding]) -> list[Point]:
@@ -227,7 +248,7 @@ def _points_at_windows(graphs: Sequence[Graph], longest: int, paddings: Sequence
     return [Point(*shape) for shape in shapes if shape[2] > 0 and shape[1] + shape[2] <= longest]
 
 
-def _given(graphs: Sequence[Graph]) -> dict[str, TensorSpec]:
+def given_inputs(graphs: Sequence[Graph]) -> dict[str, TensorSpec]:
     """Return the inputs by name that are neither outputs of a graph nor a past."""
     made = {tensor.name for graph in graphs for tensor in graph.output_tensors()}
     made |= {tensor.name for graph in graphs for tensor in graph.past_tensors()}
@@ -260,7 +281,7 @@ def make_feeds(
     """
     rng = np.random.default_rng([seed, point.batch, point.length, point.past, len(point.padding)])
     feeds: dict[str, np.ndarray[Any, Any]] = {}
-    given = _given(graphs)
+    given = given_inputs(graphs)
     total = point.length + point.past
     if other is None and not any("sequence" in graph.dim_names() for graph in graphs):
         other = total
@@ -295,8 +316,13 @@ def _make_tensor(
             _place(values.reshape(-1), {*range(4), tensor.upper - 1, *special}, tensor.upper, rng)
         return values.astype(tensor.dtype, copy=False)
     numbers = point.mean + point.deviation * rng.standard_normal(shape)
-    if point.is_standard:
+    if (point.mean, point.deviation) == (0, 1):
         _replace(numbers.reshape(-1), SPECIAL, 8, rng)
+    if point.values != "finite":
+        special = (np.nan,) if point.values == "NaN" else (np.inf, -np.inf)
+        for row, share in ((0, 8), (1, 1)):
+            if row < max(1, len(numbers) - 1) and numbers[row].size:
+                _replace(numbers[row : row + 1].reshape(-1), special, share, rng)  # a view
     return numbers
 
 

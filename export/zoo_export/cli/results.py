@@ -52,6 +52,7 @@ def summary(report: Report, variant: str = "") -> dict[str, Any]:
         "left_out": report.evidence["grid"]["left_out"],
         "unseen": [line for part in report.evidence["grid"].get("coverage", {}).values() for line in part["unseen"]],
         "magnitudes": report.evidence["grid"].get("magnitudes", []),
+        "non_finite": report.evidence["grid"].get("non_finite", {}),
         "not_perturbed": report.evidence.get("not_perturbed", []),
         "files": [export_file(name, variant, "onnx") for name in names],
         "outputs": len(outputs),
@@ -72,6 +73,9 @@ def say_report(report: Report, directory: Path, variant: str = "") -> None:
     say(f"worst output {where}: error {worst['max_abs_error']:.1e}, limit {worst['limit']:.1e}")
     if facts["magnitudes"]:
         say(_magnitudes(facts["magnitudes"]))
+    for name, found in facts["non_finite"].items():
+        if not found["equal"]:
+            say(f"inputs with {name} are refused: {found['reason']}")
     if kept := facts["not_perturbed"]:
         say(f"tensors compared with their stored values only: {abridged(kept)}")
     covered = coverage_summary(report.evidence)

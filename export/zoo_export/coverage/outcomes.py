@@ -228,10 +228,10 @@ class Coverage:
             for outcome in item.outcomes(feeds, point, self._dtype, cheap=cheap)
         }
 
-    def add(self, points: Iterable[Point]) -> None:
-        """Add compared points."""
+    def add(self, points: Iterable[Point], *, failures: bool = True) -> None:
+        """Add compared points, with or without failures of the graphs."""
         for point in points:
-            self.seen |= self.at(point)
+            self.seen |= {item for item in self.at(point) if failures or item[1][0] >= 0}
 
     def extend(self, more: Iterable[Point]) -> Iterator[Point]:
         """Yield those of the given points that show an outcome not seen before, and add them."""

@@ -25,6 +25,7 @@ from zoo.probe.inputs import (
     Feeds,
     Point,
     at_magnitudes,
+    at_non_finite,
     is_affordable,
     is_long,
     make_feeds,
@@ -39,6 +40,7 @@ from zoo_export.parity.ahead import Ahead, Results, size_of
 from zoo_export.parity.greedy import greedy_agreement, greedy_tokens
 from zoo_export.parity.laws import check_split, special_ids
 from zoo_export.parity.memory import fits, longest_input
+from zoo_export.parity.nonfinite import Asking, NonFinite, masks, other_kind, without
 from zoo_export.parity.reference import SEED
 from zoo_export.parity.references import References
 from zoo_export.parity.rule import WIDE, Findings, Judges
@@ -79,6 +81,10 @@ class Sweep:
         self.findings = self._new_findings()
         self.magnitudes: dict[Point, Magnitude] = {}
         """Comparisons with floating-point inputs of other magnitudes."""
+        self.non_finite: dict[Point, NonFinite] = {}
+        """Comparisons with inputs that are NaN or infinite."""
+        self._agreed: Mapping[str, Mapping[str, tuple[Any, Any]]] | None = None
+        """While they are compared, the numbers that are judged."""
         self.coverage: dict[str, Any] | None = None
         self.points: list[Point] = []
         self.added: list[Point] = []
@@ -117,6 +123,7 @@ class Sweep:
         self.visit([point for point in points if point not in long], progress, len(points))
         if not self.findings.hopeless:
             self.compare_magnitudes(points, self.runtimes)
+            self.compare_non_finite(points)
             self.decode()
         if long and not self.findings.hopeless:
             self.runtimes = self.subject.long_runtimes(self.runtimes)
@@ -145,14 +152,15 @@ class Sweep:
         long = self._long(points, full_grid)
         short = in_order(point for point in points if point not in long)
         apart = self._ahead.apart(self.runtimes)
-        magnitudes = at_magnitudes(graphs, smallest_points(points)[0]) if apart else []
+        smallest = smallest_points(points)[0]
+        others = [*at_magnitudes(graphs, smallest), *at_non_finite(graphs, smallest, self.subject.fixed)]
         with suppress(Exception):  # they are compared again, and fail there
             self._decoded = {
                 level: tokens
                 for level, runtime in apart.items()
                 if (tokens := greedy_tokens(runtime, graphs, self.longest, self.subject.fixed)) is not None
             }
-        self._run_ahead([*magnitudes, *short])
+        self._run_ahead([*(others if apart else ()), *short])
 
     def _long(self, points: Sequence[Point], full_grid: bool) -> list[Point]:
         return [] if full_grid else [point for point in points if is_long(point, self.parameters)]
@@ -182,6 +190,7 @@ class Sweep:
         self.special = sorted({*self.special, *constants})
         coverage = Coverage(conditions, self._feeds, self.subject.models.yardstick.dtype, self.parameters)
         coverage.add(points)
+        coverage.add(at_non_finite(graphs, smallest_points(points)[0], self.subject.fixed), failures=False)
         turning = turning_points(graphs, self.longest, constants)
         tried = candidates(graphs, self.longest, constants[:_CONSTANTS])
         if not full_grid:
@@ -276,6 +285,42 @@ class Sweep:
             stable = {level: runtimes[level] for level in runtimes if level not in magnitude.left_out}
             self._judge(magnitude.findings, point, stable, feeds, self._run(stable, feeds, point), exact, allowed)
 
+    def compare_non_finite(self, points: Sequence[Point]) -> None:
+        """Compare inputs that are NaN and inputs that are infinite at the smallest point, on the stored weights."""
+        for point in at_non_finite(self.subject.graphs, smallest_points(points)[0], self.subject.fixed):
+            if fits(self.subject.graphs, point):
+                self.non_finite[point] = self._compare_non_finite(point)
+                self._agreed = None
+
+    def _compare_non_finite(self, point: Point) -> NonFinite:
+        feeds, finite, findings = self._feeds(point), replace(point, values="finite"), self._new_findings()
+        reference = self.subject.models.reference
+        try:
+            with Asking() as usual:
+                self._run_one(reference, self._feeds(finite), finite)
+            with Asking() as asking:
+                exact = self._run_one(reference, feeds, point)
+            allowed = self._run_yardsticks(self.runtimes, feeds, point)
+        except Exception as error:  # a model may raise any at numbers that it does not expect
+            return NonFinite(f"PyTorch fails ({error})")
+        is_expected = asking.count > usual.count
+        agreed = masks(exact, {level: outputs for levels, outputs in allowed for level in levels})
+        try:
+            found = self._run(self.runtimes, feeds, point)
+            for level, results in found.items():
+                if (difference := other_kind(exact, results, agreed)) is not None:
+                    return NonFinite(f"{difference}, {self.subject.labels[level]}, at {point}", is_expected)
+            self._agreed = agreed  # from here on, results have no others
+            exact, *rest = (without(item, agreed) for item in (exact, *found.values()))
+            found = dict(zip(found, rest, strict=True))
+            allowed = [(levels, without(outputs, agreed)) for levels, outputs in allowed]
+            self._judge(findings, point, self.runtimes, feeds, found, exact, allowed)
+        except IncomparableError:
+            raise
+        except ParityError as error:
+            return NonFinite(str(error), is_expected)
+        return NonFinite(next(iter(findings.failures()), None), is_expected)
+
     def _longer(self, points: Sequence[Point]) -> list[Point]:
         """Return the point with the longest past, or else the longest input, among those that cost little."""
         cheap = [point for point in points if point.tokens * self.parameters <= CHEAP]
@@ -345,7 +390,8 @@ class Sweep:
     def _run_one(self, executor: Executor, feeds: Feeds, point: Point, *, complete: bool = False) -> Results:
         with executor.keeping(feeds, point) if isinstance(executor, TorchExecutor) else nullcontext():
             outputs = run_pipeline(executor, self.subject.graphs, feeds, point, split=True)
-        return self._kept(outputs, feeds, point, complete=complete)
+        kept = self._kept(outputs, feeds, point, complete=complete)
+        return kept if self._agreed is None else without(kept, self._agreed)
 
     def _kept(
         self, outputs: dict[str, Arrays], feeds: Feeds, point: Point, *, complete: bool = False
@@ -475,6 +521,7 @@ class Sweep:
         facts = {"seed": SEED, "left_out": self.left_out, "points": [point.to_dict() for point in self.points]}
         facts |= {"reduced": reduced} if (reduced := self._reduced()) else {}
         facts |= {"magnitudes": self.magnitude_facts()} if self.magnitudes else {}
+        facts |= {"non_finite": self.non_finite_facts()} if self.non_finite else {}
         return facts | ({"coverage": self.coverage} if self.coverage is not None else {})
 
     def _reduced(self) -> list[dict[str, Any]]:
@@ -498,6 +545,10 @@ class Sweep:
         """Evidence about floating-point inputs of other magnitudes."""
         return [{**point.to_dict(), **magnitude.to_dict()} for point, magnitude in self.magnitudes.items()]
 
+    def non_finite_facts(self) -> dict[str, Any]:
+        """Evidence about inputs that are NaN or infinite."""
+        return {point.values: item.to_dict() for point, item in self.non_finite.items()}
+
     def _all_findings(self) -> list[Findings]:
         return [self.findings, *(magnitude.findings for magnitude in self.magnitudes.values())]
 
@@ -505,7 +556,8 @@ class Sweep:
         """One line per failed comparison; the first names the first module that diverges."""
         lines = [line for findings in self._all_findings() for line in findings.failures()]
         module = self.first_divergence() if lines else None
-        return [f"{lines[0]}; it begins in {module}", *lines[1:]] if module else lines
+        lines = [f"{lines[0]}; it begins in {module}", *lines[1:]] if module else lines
+        return lines + [item.reason for item in self.non_finite.values() if item.is_expected and item.reason]
 
     def first_divergence(self) -> str | None:
         """The first module whose output differs, with its source and plugin; None if it cannot be told."""
