@@ -165,7 +165,7 @@ def command(
     if as_json:
         result = {"directory": str(outcome.directory), "steps": outcome.steps, "kept_step": outcome.kept}
         scores = None if found is None else {"loss": found.loss, "accuracy": found.accuracy, **found.terms}
-        data_facts = {"rows": asdict(facts), "classes": run.classes}
+        data_facts = {"rows": asdict(run.data.facts), "classes": run.classes}
         emit_json("train", {**result, "loss": outcome.loss, "evaluation": scores, **data_facts})
         return
     text = f"{outcome.directory}: {outcome.steps:,} steps, loss {outcome.loss:.4f}"
