@@ -342,7 +342,14 @@ class TextRunner(Runner[Tokens]):
         """Return the tokenizer's ``Encoding`` of a text or a pair, truncated if the session truncates."""
         if self._truncating is None:
             self._truncating = self.tokenizer.truncating(self.text_limit(), side=self.padding)
-        return self._truncating.encode(*texts, where=f"input {number}")
+        if self._truncating.limit is None:
+            self.check_lengths(number, *texts)
+        return self._truncating.encode(*texts, where=f"input {number}", overflowing=False)
+
+    def check_lengths(self, number: int, *texts: str) -> None:
+        """Raise :class:`LongInputError` for a text that a part of it shows to be too long, before it is encoded."""
+        for text in texts:
+            self.inputs.check_length(text, self.tokenizer, f"input {number}", can_truncate=self.can_truncate)
 
     @property
     def truncated(self) -> str | None:

@@ -16,6 +16,8 @@ from zoo.errors import ArtifactError, UsageError, Wording
 if TYPE_CHECKING:
     from tokenizers import Encoding
 
+    from zoo.tokenizers.tokenizer import Tokenizer
+
 __all__ = ["LongInputError", "Side", "TextInputs", "padded", "require_tokens", "segments_of"]
 
 Array = np.ndarray[Any, Any]
@@ -90,8 +92,7 @@ class TextInputs:
         if not ids:
             raise ArtifactError("empty input", where, "give at least one token")
         if self.positions is not None and len(ids) > self.positions:
-            what = f"{len(ids)} tokens exceed the model's {self.positions} positions"
-            raise LongInputError(what, where, _SHORTEN if is_text else "shorten it")
+            raise self._too_long(str(len(ids)), where, is_text)
         allowed = self._sizes.get(str(self.ids_input.dims[-1]), Size())
         if not allowed.allows(len(ids)):
             raise ArtifactError(f"{len(ids)} tokens, but the number must be {allowed}", where)
@@ -102,6 +103,24 @@ class TextInputs:
         if self.segments > 1 and max(types, default=0) >= self.segments:
             what = f"segment {max(types)} is out of range: the model has {self.segments}, numbered from 0"
             raise ArtifactError(what, where, "is this the model's tokenizer?")
+
+    def check_length(self, text: str, tokenizer: Tokenizer, where: object, *, can_truncate: bool = True) -> None:
+        """Raise :class:`LongInputError` for a text with more tokens than positions, if a part of it shows that.
+
+        A long text takes much memory to encode. :meth:`check` finds the others.
+
+        Args:
+            text: the text.
+            tokenizer: the tokenizer that encodes it.
+            where: the input, for errors.
+            can_truncate: whether the error may name truncation as a remedy.
+        """
+        if self.positions is not None and tokenizer.exceeds(text, self.positions, where):
+            raise self._too_long(f"more than {self.positions}", where, can_truncate)
+
+    def _too_long(self, count: str, where: object, can_truncate: bool) -> LongInputError:
+        what = f"{count} tokens exceed the model's {self.positions} positions"
+        return LongInputError(what, where, _SHORTEN if can_truncate else "shorten it")
 
     def batch(self, rows: Sequence[tuple[Sequence[int], Sequence[int]]], side: Side) -> dict[str, Array]:
         """Return the graph's inputs for a padded batch, each (B, T): ids, mask, positions and segments.

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import threading
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -20,6 +22,7 @@ from zoo.tokenizers.chat import ChatTemplate, read_chat_template
 from zoo.tokenizers.inputs import Side, TextInputs, padded, require_tokens
 from zoo.tokenizers.library import description, guarded
 from zoo.tokenizers.load import read_tokenizer
+from zoo.tokenizers.prefixes import Prefixes
 from zoo.tokenizers.stream import TextStream, continuation
 from zoo.tokenizers.truncation import text_limit, truncated_texts
 from zoo.tokenizers.windows import token_windows
@@ -32,6 +35,9 @@ __all__ = ["Tokenizer", "load_tokenizer", "model_tokenizer", "open_tokenizer"]
 
 Array = np.ndarray[Any, Any]
 Strategy = Literal["longest_first", "only_second"]
+_LONG = 500_000
+"""Characters from which a text is encoded alone: it takes some 200 times as many bytes meanwhile."""
+_one_long_text = threading.Lock()
 
 
 def load_tokenizer(
@@ -254,17 +260,21 @@ class Tokenizer:
             warnings.warn(truncated_texts(self.truncated - before, self.limit), ZooWarning, stacklevel=2)
         return batch
 
-    def encode(self, *texts: str, where: object = None, offsets: bool = True) -> Encoding:
+    def encode(self, *texts: str, where: object = None, offsets: bool = True, overflowing: bool = True) -> Encoding:
         """Return the ``Encoding`` of the ``tokenizers`` library of a text or of a pair, truncated if there is a limit.
 
         Args:
             texts: one text, or two.
             where: the input, for errors.
             offsets: whether to find the places of tokens in the text, which takes several times longer.
+            overflowing: whether ``overflowing`` of the result must have all of a text that is truncated; otherwise most
+                of a text much longer than the limit is not encoded.
 
         Raises:
             ArtifactError: the text cannot be encoded, or special tokens leave no room for it.
         """
+        if self.limit is not None and not overflowing and self.side == "right":
+            texts = self._without_rests(texts, self.limit, where)
         cutting = self._cutting
         encoded = self._encode(cutting or self.backend, texts, where, offsets)
         if self.limit is None or (cutting is None and len(encoded) <= self.limit):
@@ -281,10 +291,31 @@ class Tokenizer:
         self.truncated += bool(encoded.overflowing)
         return encoded
 
+    def exceeds(self, text: str, count: int, where: object = None) -> bool:
+        """Return whether a long text has more tokens than ``count``, found without encoding all of it.
+
+        False if that needs the whole text.
+        """
+        _check_length((text,), where)
+        return self._prefixes.exceeds(text, count, where)
+
+    @cached_property
+    def _prefixes(self) -> Prefixes:
+        return Prefixes(self.backend)
+
+    def _without_rests(self, texts: tuple[str, ...], limit: int, where: object) -> tuple[str, ...]:
+        """Return texts whose tokens within a limit are the same, without the rest of long ones."""
+        _check_length(texts, where)
+        shorter = tuple(self._prefixes.with_more_tokens(text, limit, where) for text in texts)
+        if all(len(short) < len(text) for short, text in zip(shorter, texts, strict=True)) and len(texts) > 1:
+            added = self.backend.num_special_tokens_to_add(True) if self.special_tokens else 0
+            if self.strategy == "longest_first" and (limit - added) % 2:  # the longer one keeps a token more
+                return texts
+        return shorter
+
     def _encode(self, backend: Any, texts: tuple[str, ...], where: object, offsets: bool = True) -> Encoding:
-        length = sum(len(text) for text in texts if isinstance(text, str))
-        TEXT_CHARACTERS.check(length, f"a text of {length:,} characters", where)
-        with guarded(where):
+        length = _check_length(texts, where)
+        with guarded(where), nullcontext() if length < _LONG else _one_long_text:
             try:
                 encode = backend.encode_batch if offsets else backend.encode_batch_fast
                 # Unlike backend.encode, these let other threads run.
@@ -302,7 +333,10 @@ class Tokenizer:
             raise ArtifactError("expected a text, or a pair of texts", where)
         names = ("text",) if len(texts) == 1 else ("first text", "second text")
         if self.stride is None or self.limit is None:
-            encoded = self.encode(*texts, where=where)
+            if self.limit is None:
+                for text in texts:
+                    self.inputs.check_length(text, self, where)
+            encoded = self.encode(*texts, where=where, overflowing=False)
             require_tokens(encoded, where, *names)
             yield encoded, range(len(encoded.ids))
             return
@@ -368,3 +402,10 @@ class Tokenizer:
                 yield piece
         if piece := pieces.rest():
             yield piece
+
+
+def _check_length(texts: tuple[str, ...], where: object) -> int:
+    """Return the number of characters. Raises :class:`ArtifactError` if texts have too many."""
+    length = sum(len(text) for text in texts if isinstance(text, str))
+    TEXT_CHARACTERS.check(length, f"a text of {length:,} characters", where)
+    return length

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from zoo.errors import ArtifactError, UsageError, ZooError
+from zoo.tokenizers.inputs import LongInputError
 from zoo_runtime.generation.choices import ForbiddenError
 
 __all__ = ["RequestError", "as_request_error", "server_error"]
@@ -45,7 +46,8 @@ class RequestError(Exception):
 def as_request_error(error: ZooError, param: str | None = None) -> RequestError:
     """Return the error of a request whose options or input a task has refused."""
     if isinstance(error, UsageError | ArtifactError):
-        return RequestError(400, error.what, "invalid_value", param)
+        code = "context_length_exceeded" if isinstance(error, LongInputError) else "invalid_value"
+        return RequestError(400, error.what, code, param)
     return server_error(error)
 
 

@@ -15,7 +15,7 @@ from zoo.artifact import MANIFEST, SERVING, Export, ModelDirectory
 from zoo.errors import ArtifactError, MissingPackageError, UsageError, ZooError, nearest
 from zoo.reading import read_bytes
 from zoo.tokenizers.chat import ChatTemplate, read_chat_template
-from zoo.tokenizers.inputs import LongInputError, TextInputs
+from zoo.tokenizers.inputs import TextInputs
 from zoo.tokenizers.tokenizer import model_tokenizer
 from zoo_runtime.runner import Runner
 from zoo_runtime.server.errors import RequestError, as_request_error
@@ -276,15 +276,10 @@ class Served:
 
         Raises :class:`RequestError` if it is empty, too long, or not of the vocabulary.
         """
-        if isinstance(runner, Generate) and isinstance(value, str):
-            self._refuse_long(value, param)
         try:
             item = runner.read(value, number)
         except ZooError as error:
-            found = as_request_error(error, param)
-            if isinstance(error, LongInputError):
-                found.code = "context_length_exceeded"
-            raise found from error
+            raise as_request_error(error, param) from error
         if isinstance(runner, Generate) and runner.room(item) < 1:
             what = f"{len(runner.prompt(item))} tokens leave no room for new ones"
             raise RequestError(400, what, "context_length_exceeded", param)
@@ -300,19 +295,11 @@ class Served:
             raise RequestError(400, what, "no_chat_template", "model")
         try:
             text = self.template.render(messages, where="messages", **values)
-            self._refuse_long(text, "messages")
-            return list(self._plain_tokenizer.encode(text, where="messages").ids)
+            tokenizer = self._plain_tokenizer
+            tokenizer.inputs.check_length(text, tokenizer, "messages", can_truncate=False)
+            return list(tokenizer.encode(text, where="messages").ids)
         except ArtifactError as error:
             raise as_request_error(error, "messages") from error
-
-    def _refuse_long(self, text: str, param: str) -> None:
-        """Raise :class:`RequestError` for a text whose length in bytes proves that it has too many tokens."""
-        limit, tokenizer = self.positions, self.session.tokenizer
-        if limit is None or tokenizer is None or len(text) <= limit or tokenizer.longest_token is None:
-            return
-        if (size := len(text.encode())) > limit * tokenizer.longest_token:
-            what = f"a text of {size} bytes has more tokens than the model's {limit} positions"
-            raise RequestError(400, what, "context_length_exceeded", param)
 
     def _template(self, directory: Path) -> ChatTemplate | None:
         try:

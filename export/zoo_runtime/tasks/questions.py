@@ -12,7 +12,7 @@ import numpy as np
 
 from zoo.config import Settings
 from zoo.errors import ArtifactError, UsageError
-from zoo.tokenizers.inputs import require_tokens
+from zoo.tokenizers.inputs import LongInputError, require_tokens
 from zoo.tokenizers.truncation import trained_length
 from zoo.tokenizers.windows import LONGEST_WINDOW, token_windows
 from zoo_runtime.parts import Parts, PartsRunner
@@ -98,6 +98,9 @@ class QuestionAnswering(PartsRunner):
             what = "expected a question and a context, both texts"
             raise ArtifactError(what, f"input {number}", "give --pair QUESTION CONTEXT")
         where = f"input {number}"
+        if self.tokenizer.exceeds(texts[0], self.longest, where):
+            what = f"the question has more tokens than a window, {self.longest}"
+            raise LongInputError(what, where, "shorten the question, or set max_seq_len")
         encoded = self.tokenizer.encode(*texts, where=where)
         require_tokens(encoded, where, "question", "context")
         try:
