@@ -24,6 +24,7 @@ from zoo.tokenizers.library import description, guarded
 from zoo.tokenizers.load import read_tokenizer
 from zoo.tokenizers.prefixes import Prefixes
 from zoo.tokenizers.stream import TextStream, continuation
+from zoo.tokenizers.token_bytes import TokenBytes
 from zoo.tokenizers.truncation import text_limit, truncated_texts
 from zoo.tokenizers.windows import token_windows
 
@@ -204,6 +205,11 @@ class Tokenizer:
         """The ids of all special tokens."""
         added = self.backend.get_added_tokens_decoder()
         return frozenset(number for number, token in added.items() if token.special)
+
+    @cached_property
+    def token_bytes(self) -> TokenBytes:
+        """The bytes that each token adds to a text."""
+        return TokenBytes(self.backend)
 
     # Texts to ids.
 

@@ -285,6 +285,11 @@ class Served:
             raise RequestError(400, what, "context_length_exceeded", param)
         return item
 
+    def token_bytes(self, token: int) -> bytes | None:
+        """Return the bytes of a generated token; None if it is no text, or the model has no tokenizer."""
+        tokenizer = self.session.tokenizer
+        return None if tokenizer is None else tokenizer.target.token_bytes(token)
+
     def chat_prompt(self, messages: Any, **values: Any) -> list[int]:
         """Return the token ids of a chat.
 

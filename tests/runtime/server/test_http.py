@@ -122,6 +122,8 @@ def test_streamed_probabilities_of_chats_add_up(client: openai.OpenAI) -> None:
     chunks = [chunk.choices[0].logprobs for chunk in client.chat.completions.create(stream=True, **options)]
     assert chunks[0] is None  # with the role alone
     assert [token for chunk in chunks[1:] for token in chunk.content or ()] == whole.logprobs.content
+    joined = b"".join(bytes(token.bytes or ()) for token in whole.logprobs.content or ())
+    assert joined.decode(errors="replace") == whole.message.content
 
 
 def test_chats_equal_the_session(client: openai.OpenAI, writer: Path) -> None:

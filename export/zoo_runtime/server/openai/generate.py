@@ -79,7 +79,7 @@ async def generate(
     works, prompt_tokens = await run_in_threadpool(prepare)
     facts = request.scope[FACTS]
     facts["prompt_tokens"] = prompt_tokens
-    answer = Answer(served.name, isinstance(body, Chat))
+    answer = Answer(served.name, isinstance(body, Chat), served.token_bytes)
     service.note_texts(request, output=answer.texts)
     served.engine(works[0].runner).submit(works)
     if body.stream:

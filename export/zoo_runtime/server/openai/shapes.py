@@ -6,7 +6,7 @@ import base64
 import secrets
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,8 +14,6 @@ import numpy as np
 
 __all__ = ["Answer", "embeddings_answer"]
 
-_PARTIAL = "\ufffd"
-"""Stands for the bytes of a token that is a part of a character."""
 _REASONS = {"end": "stop", "stop": "stop", "complete": "stop", "length": "length"}
 
 
@@ -26,10 +24,12 @@ class Answer:
     Args:
         model: name of the model.
         is_chat: whether it answers a chat.
+        token_bytes: returns the bytes of a token, or None if it is no text.
     """
 
     model: str
     is_chat: bool
+    token_bytes: Callable[[int], bytes | None]
     id: str = field(default_factory=lambda: secrets.token_hex(12))
     created: int = field(default_factory=lambda: int(time.time()))
     texts: list[str] = field(default_factory=list)
@@ -81,18 +81,17 @@ class Answer:
         if ranks is None:
             return None
         if self.is_chat:
-            return {"content": [_token(rank) for rank in ranks], "refusal": None}
+            return {"content": [self._token(rank) for rank in ranks], "refusal": None}
         found = _columns(ranks, self._offsets[index])
         self._offsets[index] += sum(map(len, found["tokens"]))
         return found
 
-
-def _token(ranked: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a token of a chat with its log-probability, and those of the likeliest ones in its place."""
-    text = ranked["text"] or ""
-    found: dict[str, Any] = {"token": text, "logprob": ranked["log_probability"]}
-    found["bytes"] = None if _PARTIAL in text else list(text.encode())
-    return found | {"top_logprobs": [_token(top) for top in ranked["top"]]} if "top" in ranked else found
+    def _token(self, ranked: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a token of a chat with its log-probability, and those of the likeliest ones in its place."""
+        content = self.token_bytes(ranked["token"])
+        found: dict[str, Any] = {"token": ranked["text"] or "", "logprob": ranked["log_probability"]}
+        found["bytes"] = None if content is None else list(content)
+        return found | {"top_logprobs": [self._token(top) for top in ranked["top"]]} if "top" in ranked else found
 
 
 def _columns(ranks: Sequence[Mapping[str, Any]], start: int) -> dict[str, Any]:
