@@ -1,8 +1,8 @@
 """The cache of traces, and of other results that depend on a model's code.
 
-A key (:mod:`zoo_export.trace.key`) cannot cover all that a model may read: modules of other packages, data files and
-environment variables may change without it. A cached result may therefore be out of date. It may pass a comparison with
-the model, because that shows it equal to the model as it is now; a failure is decided without the cache.
+A key (:mod:`zoo_export.trace.key`) covers the code that a model imports. It cannot cover all: the files of an installed
+package may be edited without a new version. A failure is therefore decided without the cache. A model whose code reads
+files or the environment, or runs generated code, has an empty key, under which nothing is stored.
 """
 
 from __future__ import annotations
@@ -35,7 +35,9 @@ _attempt: ContextVar[_Attempt | None] = ContextVar("attempt", default=None)
 
 
 def read(key: str) -> bytes | None:
-    """Return a result, or None if it is missing, damaged or to be computed again."""
+    """Return a result, or None if it is missing, damaged or to be computed again, or has no key."""
+    if not key:
+        return None
     attempt = _attempt.get()
     if attempt is None or key in attempt.written:
         return memo.read(key)
@@ -47,7 +49,9 @@ def read(key: str) -> bytes | None:
 
 
 def write(key: str, data: bytes) -> None:
-    """Store a result."""
+    """Store a result, unless it has no key."""
+    if not key:
+        return
     if (attempt := _attempt.get()) is not None:
         attempt.written.add(key)
     memo.write(key, data)

@@ -1,8 +1,8 @@
 """Keys of the trace cache: digests of what a trace depends on.
 
-A graph depends on code, configuration and tools, never on weights. The key includes the code of zoo and of the package
-that provides the model, and the metadata of all installed packages, versions included. It does not include what else
-the model's code may read: :mod:`zoo_export.trace.cache` decides failures without the cache.
+A graph depends on code, configuration and tools, never on weights. The key includes the code of zoo, of the package
+that provides the model and of all that it imports outside of versioned distributions, and the metadata of all installed
+packages, versions included. A model that may read more, such as files, has no key: nothing of it is cached.
 """
 
 from __future__ import annotations
@@ -16,13 +16,20 @@ from pathlib import Path
 from typing import Any
 
 from zoo.registry import ModelSpec
+from zoo_export.trace.reachable import code_digest
 
 __all__ = ["key"]
 
 
 def key(spec: ModelSpec, what: str, dtype: str, options: Mapping[str, Any]) -> str:
-    """Return the cache key of ``what``: a graph's name, or another result derived from the model."""
+    """Return the cache key of ``what``: a graph's name, or another result derived from the model.
+
+    It is empty if the model may depend on more than a key covers.
+    """
     references = (spec.architecture.model, spec.architecture.config)
+    reachable = code_digest(reference.partition(":")[0] for reference in references)
+    if reachable is None:
+        return ""
     facts = {
         "what": what,
         "architecture": [
@@ -35,6 +42,7 @@ def key(spec: ModelSpec, what: str, dtype: str, options: Mapping[str, Any]) -> s
         "dtype": dtype,
         "options": dict(options),
         "installed": sorted(set(map(_metadata, distributions()))),
+        "reachable": reachable,
         "code": _code_digest({"zoo", "zoo_export", "zoo_runtime", *map(_top_level, references)}),
     }
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
