@@ -586,12 +586,12 @@ def test_defaults_equal_those_of_the_original(tmp_path: Path, name: str, said: d
 
 
 REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
-    "yarn": (
+    "another scaling": (
         "llama",
-        {"rope_parameters": {"rope_type": "yarn", "factor": 2.0}},
-        "rope_type 'yarn' is not supported: .*known: default, linear, llama3",
+        {"rope_parameters": {"rope_type": "ntk", "factor": 2.0}},
+        "rope_type 'ntk' is not supported: .*known: default, linear, llama3, yarn, dynamic, longrope",
     ),
-    "an old name": ("mistral", {"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope_type 'dynamic'"),
+    "an old name": ("mistral", {"rope_scaling": {"type": "mrope", "factor": 2.0}}, "rope_type 'mrope'"),
     "a part of the head": (
         "llama",
         {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}},
@@ -600,7 +600,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "no factor": ("llama", {"rope_parameters": {"rope_type": "llama3"}}, "'llama3' needs factor, high_freq_factor"),
     "a list": ("llama", {"rope_parameters": [1]}, r"rope_parameters must be a mapping, got \[1\]"),
     "a factor in words": (
-        "llama", {"rope_parameters": {"rope_type": "linear", "factor": "two"}}, "rope_factor must be float, got 'two'"
+        "llama", {"rope_parameters": {"rope_type": "linear", "factor": "two"}}, "has a bad factor: 'two'"
     ),
     "layers in chunks": ("qwen2", {"layer_types": ["chunked_attention"] * 3}, "layer_types must name 3 layers, each"),
     "too few layers": ("qwen3", {"layer_types": ["full_attention"]}, "layer_types must name 3 layers"),
@@ -617,10 +617,15 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
         "rope_parameters of sliding_attention have a rope_type",
     ),
     "rotary positions in words": ("gemma3_text", {"rope_parameters": "both"}, "must be a mapping, got 'both'"),
-    "longrope": (
+    "too few factors": (
         "phi3",
         {"rope_parameters": None, "rope_scaling": {"type": "longrope", "long_factor": [1.0], "short_factor": [1.0]}},
-        "rope_type 'longrope' is not supported: .*known: default",
+        r"rope_short_factors must be \d+ positive numbers, got \(1.0,\)",
+    ),
+    "no scaling of longrope": (
+        "phi3",
+        {"rope_parameters": {"rope_type": "linear", "factor": 2.0}},
+        "rope_type 'linear' is not supported: .*known: default, longrope, su, yarn",
     ),
     "no part of the head": (
         "phi3",

@@ -36,7 +36,9 @@ from zoo.nn.positions import (
     llama3_rope_scaling,
     resize_grid,
     sinusoids,
+    stretched_frequencies,
     truncate_positions,
+    yarn_frequencies,
 )
 from zoo.nn.product_key_memory import ProductKeyMemory
 from zoo.nn.recording import (
@@ -132,7 +134,9 @@ __all__ = [
     "sinusoids",
     "soft_cap",
     "state_space",
+    "stretched_frequencies",
     "tied_linear",
     "truncate_positions",
     "unrecorded_attentions",
+    "yarn_frequencies",
 ]

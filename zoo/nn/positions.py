@@ -8,7 +8,7 @@ B batch, T tokens, E hidden size, D head size.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -26,7 +26,9 @@ __all__ = [
     "llama3_rope_scaling",
     "resize_grid",
     "sinusoids",
+    "stretched_frequencies",
     "truncate_positions",
+    "yarn_frequencies",
 ]
 
 Rotation = tuple[Tensor, Tensor]
@@ -100,6 +102,9 @@ class RotaryPositions(nn.Module):
         theta: base of the frequencies.
         scale: maps the frequencies, (D / 2,), to those for texts longer than in training:
             :func:`interpolate_frequencies` or :func:`llama3_rope_scaling`.
+        from_periods: computes the frequencies from their inverses theta^(2i/D), (D / 2,), before ``scale``:
+            :func:`yarn_frequencies` or :func:`stretched_frequencies`.
+        magnitude: factor of cosines and sines, and thereby of rotated queries and keys.
 
     Raises:
         ValueError: when D is odd.
@@ -111,26 +116,36 @@ class RotaryPositions(nn.Module):
     """
 
     def __init__(
-        self, head_dim: int, theta: float = 10000.0, *, scale: Callable[[Tensor], Tensor] | None = None
+        self,
+        head_dim: int,
+        theta: float = 10000.0,
+        *,
+        scale: Callable[[Tensor], Tensor] | None = None,
+        from_periods: Callable[[Tensor], Tensor] = torch.reciprocal,
+        magnitude: float = 1.0,
     ) -> None:
         super().__init__()
         if head_dim % 2:
             raise ValueError(f"rotary positions need an even head_dim, got {head_dim}")
         exponents = torch.arange(0, head_dim, 2, dtype=torch.float32, device="cpu") / head_dim
-        frequencies = 1.0 / theta**exponents
+        frequencies = from_periods(theta**exponents)
         if scale is not None:
             frequencies = scale(frequencies)
         # Stored as constants, so that an exported graph has exactly these: implementations of powers differ in the
         # last bit, and positions multiply the difference.
         self.frequencies: tuple[float, ...] = tuple(frequencies.tolist())
         """Radians per position, float32, (D / 2)."""
+        self.magnitude = magnitude
 
     def forward(self, positions: Tensor, dtype: torch.dtype) -> Rotation:
         """(B or 1, T) -> cosines and sines in ``dtype``."""
         frequencies = torch.tensor(self.frequencies, dtype=torch.float32, device=positions.device)
         angles = positions.float().unsqueeze(-1) * frequencies  # (B, T, D / 2)
         angles = torch.cat((angles, angles), dim=-1).unsqueeze(1)  # (B, 1, T, D)
-        return angles.cos().to(dtype), angles.sin().to(dtype)
+        cosine, sine = angles.cos(), angles.sin()
+        if self.magnitude != 1:
+            cosine, sine = cosine * self.magnitude, sine * self.magnitude
+        return cosine.to(dtype), sine.to(dtype)
 
 
 def interpolate_frequencies(frequencies: Tensor, *, factor: float) -> Tensor:
@@ -153,6 +168,53 @@ def llama3_rope_scaling(
     turns = original_length / (2 * math.pi / frequencies)
     kept = ((turns - low) / (high - low)).clamp(0, 1)
     return (1 - kept) * frequencies / factor + kept * frequencies
+
+
+def yarn_frequencies(
+    periods: Tensor,
+    *,
+    theta: float,
+    factor: float,
+    original_length: float,
+    fast: float = 32.0,
+    slow: float = 1.0,
+    truncate: bool = True,
+) -> Tensor:
+    """Divide the low frequencies by ``factor`` as YaRN does (Peng et al. 2023, section 3.2, "NTK-by-parts").
+
+    The share of the division rises linearly with the number of the frequency, from that with ``fast`` turns within
+    ``original_length`` to that with ``slow`` turns.
+
+    Args:
+        periods: positions per radian of each frequency, theta^(2i/D), (D / 2,).
+        theta: base of the frequencies.
+        factor: divisor of the low frequencies.
+        original_length: maximum text length in the original training.
+        fast: frequencies with more turns than this are unchanged.
+        slow: frequencies with fewer turns than this are divided.
+        truncate: round the two ends of the ramp to whole numbers of frequencies, outwards.
+
+    Returns:
+        Radians per position, (D / 2,).
+    """
+    size = 2 * len(periods)
+    first, last = (
+        size * math.log(original_length / (2 * math.pi * turns)) / (2 * math.log(theta)) for turns in (fast, slow)
+    )
+    if truncate:
+        first, last = math.floor(first), math.ceil(last)
+    first, last = max(first, 0), min(last, size - 1)
+    numbers = torch.arange(size // 2, dtype=torch.float32, device=periods.device)
+    kept = 1 - ((numbers - first) / (last - first or 0.001)).clamp(0, 1)
+    return 1.0 / (factor * periods) * (1 - kept) + 1.0 / periods * kept
+
+
+def stretched_frequencies(periods: Tensor, *, factors: Sequence[float]) -> Tensor:
+    """Divide each frequency by a factor of its own, as LongRoPE does (Ding et al. 2024, equation 2).
+
+    ``periods`` are as for :func:`yarn_frequencies`.
+    """
+    return 1.0 / (torch.tensor(factors, dtype=torch.float32, device=periods.device) * periods)
 
 
 def apply_rotary(x: Tensor, rotation: Rotation) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -48,8 +49,10 @@ class LlamaConfig(DecoderConfig):
     local_rope_theta: float | None = None
     """Base of the rotary frequencies in layers with a window, which are then not scaled (Gemma 3); by default these
     have the frequencies of the other layers."""
-    rope_scaling: Literal["none", "linear", "llama3"] = "none"
-    """Scaling of rotary frequencies by ``1 / rope_factor``: none, all ("linear"), or low ones only (Llama 3.1)."""
+    rope_scaling: Literal["none", "linear", "llama3", "yarn", "dynamic", "longrope"] = "none"
+    """Scaling of rotary frequencies: none, all by ``1 / rope_factor`` ("linear"), low ones only ("llama3" and "yarn"),
+    or each by ``rope_short_factors`` ("longrope"). "dynamic" scales only in texts longer than ``rope_original_length``,
+    and "longrope" has other factors there. Keys in the cache would have to change, so such texts are not supported."""
     rope_factor: float = 1.0
     """Context extension factor relative to the original training length."""
     rope_low_freq_factor: float = 1.0
@@ -57,7 +60,19 @@ class LlamaConfig(DecoderConfig):
     rope_high_freq_factor: float = 4.0
     """For "llama3": frequencies with more turns than this are unchanged; those in between are interpolated."""
     rope_original_length: int | None = None
-    """For "llama3": context length of the original training; ``max_seq_len`` by default."""
+    """Context length of the original training; ``max_seq_len`` by default."""
+    rope_attention_factor: float | None = None
+    """Factor of rotated queries and keys; by default that of the paper for "yarn" and "longrope", and 1 for others."""
+    rope_beta_fast: float = 32.0
+    """For "yarn": frequencies with more turns than this within ``rope_original_length`` are unchanged."""
+    rope_beta_slow: float = 1.0
+    """For "yarn": frequencies with fewer turns than this are scaled; those in between are interpolated."""
+    rope_truncate: bool = True
+    """For "yarn": whether the interpolation begins and ends at whole numbers of frequencies."""
+    rope_short_factors: tuple[float, ...] = ()
+    """For "longrope": divisors of the frequencies, one for each."""
+    rope_long_factors: tuple[float, ...] = ()
+    """For "longrope": divisors in texts longer than ``rope_original_length``, which only other libraries use."""
     attention_bias: bool = False
     """Whether the query, key and value projections have biases."""
     attention_output_bias: bool = False
@@ -96,7 +111,8 @@ class LlamaConfig(DecoderConfig):
         self.require_positive(
             "vocab_size", "max_seq_len", "hidden_size", "num_layers", "num_heads", "num_kv_heads", "head_dim",
             "intermediate_size", "norm_eps", "rope_theta", "rope_factor", "rope_low_freq_factor",
-            "rope_original_length", "local_rope_theta", "attention_scale", "attention_softcap", "logit_softcap",
+            "rope_original_length", "rope_beta_fast", "rope_beta_slow", "local_rope_theta", "attention_scale",
+            "attention_softcap", "logit_softcap",
         )  # fmt: skip
         self.require_probability("dropout")
         if self.joint_qk_norm and not self.qk_norm:
@@ -110,6 +126,7 @@ class LlamaConfig(DecoderConfig):
             if self.rotary_dim == self.head_dim:
                 raise ValueError(f"head_dim must be even for rotary positions, got {self.head_dim}")
             raise ValueError(f"rotary_dim must be even and at most head_dim {self.head_dim}, got {self.rotary_dim}")
+        self._check_scaling()
         if self.rope_high_freq_factor <= self.rope_low_freq_factor:
             raise ValueError(
                 f"rope_high_freq_factor {self.rope_high_freq_factor} must exceed "
@@ -123,6 +140,28 @@ class LlamaConfig(DecoderConfig):
             pattern = getattr(self, name)
             layers = [pattern[layer % len(pattern)] for layer in range(self.num_layers)]
             object.__setattr__(self, name, shortest_period(layers))
+
+    def _check_scaling(self) -> None:
+        """Check how rotary frequencies are scaled, and set ``rope_attention_factor``."""
+        original, factor = self.rope_original_length or 0, self.rope_factor
+        if self.rope_scaling in ("dynamic", "longrope") and self.max_seq_len > original:
+            raise ValueError(
+                f"max_seq_len {self.max_seq_len} exceeds rope_original_length {original}, beyond which the frequencies "
+                f"of {self.rope_scaling!r} depend on the length of the text"
+            )
+        if self.rope_scaling == "yarn" and self.rope_theta <= 1:
+            raise ValueError(f"rope_theta must exceed 1 for 'yarn', got {self.rope_theta}")
+        for name in ("rope_short_factors", "rope_long_factors") if self.rope_scaling == "longrope" else ():
+            factors = getattr(self, name)
+            if len(factors) != self.turned_size // 2 or min(factors, default=0) <= 0:
+                raise ValueError(f"{name} must be {self.turned_size // 2} positive numbers, got {factors}")
+        default = 1.0
+        if self.rope_scaling == "yarn" and factor > 1:  # Peng et al. 2023, equation 22
+            default = 0.1 * math.log(factor) + 1
+        if self.rope_scaling == "longrope" and factor > 1 and original > 1:  # Ding et al. 2024, section 3.3
+            default = math.sqrt(1 + math.log(factor) / math.log(original))
+        self.default("rope_attention_factor", default)
+        self.require_positive("rope_attention_factor")
 
     @property
     def key_size(self) -> int:

@@ -8,19 +8,17 @@ from typing import Any
 from zoo import UsageError
 from zoo.checkpoints import ACTIVATIONS, Checkpoint, Field, Layout, Rule
 from zoo_plugins.llama.config import LlamaConfig
+from zoo_plugins.llama.hub_rope import ROPE_KEYS, read_common, write_rope
 from zoo_plugins.llama.hub_shared import (
     ATTENTION_RULES,
     BLOCK_RULES,
     COMMON,
     MLP_RULES,
     NO_TOKENS,
-    ROPE_KEYS,
     classes_of,
     fields_of,
     kinds_of_layers,
-    read_common,
     read_windows,
-    write_rope,
     write_windows,
 )
 
@@ -45,11 +43,11 @@ _WINDOW_KEYS = ("use_sliding_window", "sliding_window", "max_window_layers", "la
 def _derive_llama(checkpoint: Checkpoint, values: dict[str, Any]) -> Mapping[str, Any]:
     if checkpoint.config.get("rope_interleaved"):
         raise UsageError("rope_interleaved True is not supported", checkpoint.config_file)
-    return {"attention_output_bias": values["attention_bias"], **read_common(checkpoint)}
+    return {"attention_output_bias": values["attention_bias"], **read_common(checkpoint, values)}
 
 
 def _derive_mistral(checkpoint: Checkpoint, values: dict[str, Any]) -> Mapping[str, Any]:
-    return {"sliding_windows": (checkpoint.config.get("sliding_window", 4096) or 0,), **read_common(checkpoint)}
+    return {"sliding_windows": (checkpoint.config.get("sliding_window", 4096) or 0,), **read_common(checkpoint, values)}
 
 
 def _restore_mistral(c: LlamaConfig) -> Mapping[str, Any]:
@@ -69,7 +67,7 @@ def _qwen_windows(checkpoint: Checkpoint, values: Mapping[str, Any]) -> dict[str
 
 
 def _derive_qwen2(checkpoint: Checkpoint, values: dict[str, Any]) -> Mapping[str, Any]:
-    return {"attention_bias": True, **read_common(checkpoint), **_qwen_windows(checkpoint, values)}
+    return {"attention_bias": True, **read_common(checkpoint, values), **_qwen_windows(checkpoint, values)}
 
 
 def _derive_qwen3(checkpoint: Checkpoint, values: dict[str, Any]) -> Mapping[str, Any]:
@@ -97,7 +95,7 @@ LLAMA = Layout(
         Field("mlp_bias", default=False),
     ),
     rules=_RULES,
-    ignored_keys=(*ROPE_KEYS, "pretraining_tp", "is_llama_config", "rope_interleaved", "transformers.js_config"),
+    ignored_keys=(*ROPE_KEYS, "rope_interleaved"),
     read_extra=_derive_llama,
     write_extra=write_rope,
     constant={"model_type": "llama", **NO_TOKENS},

@@ -9,6 +9,7 @@ from zoo import UsageError
 from zoo.checkpoints import ACTIVATIONS, Checkpoint, Field, Layout, Rule
 from zoo_plugins.bert.sentence import sentence_encoder
 from zoo_plugins.llama.config import LlamaConfig
+from zoo_plugins.llama.hub_rope import ROPE_KEYS, read_common, read_frequencies, write_frequencies, write_rope
 from zoo_plugins.llama.hub_shared import (
     ATTENTION_RULES,
     BLOCK_RULES,
@@ -16,15 +17,10 @@ from zoo_plugins.llama.hub_shared import (
     LOCAL,
     MLP_RULES,
     NO_TOKENS,
-    ROPE_KEYS,
     classes_of,
     fields_of,
     kinds_of_layers,
-    read_common,
-    read_frequencies,
     read_windows,
-    write_frequencies,
-    write_rope,
     write_windows,
 )
 
@@ -62,7 +58,7 @@ def _derive(checkpoint: Checkpoint, values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _derive_gemma(checkpoint: Checkpoint, values: dict[str, Any]) -> Mapping[str, Any]:
-    return {**_derive(checkpoint, values), **read_common(checkpoint)}
+    return {**_derive(checkpoint, values), **read_common(checkpoint, values)}
 
 
 def _derive_newer(checkpoint: Checkpoint, values: dict[str, Any], *, period: int) -> dict[str, Any]:
@@ -82,7 +78,7 @@ def _derive_newer(checkpoint: Checkpoint, values: dict[str, Any], *, period: int
 
 
 def _derive_gemma2(checkpoint: Checkpoint, values: dict[str, Any]) -> Mapping[str, Any]:
-    return {**_derive_newer(checkpoint, values, period=2), **read_common(checkpoint)}
+    return {**_derive_newer(checkpoint, values, period=2), **read_common(checkpoint, values)}
 
 
 def _derive_gemma3(checkpoint: Checkpoint, values: dict[str, Any]) -> Mapping[str, Any]:
@@ -100,7 +96,13 @@ def _derive_gemma3(checkpoint: Checkpoint, values: dict[str, Any]) -> Mapping[st
         raise UsageError(f"rope_parameters of {LOCAL} have a rope_type, which is not supported", where)
     return {
         **_derive_newer(checkpoint, values, period=period),
-        **read_frequencies(said, where, theta=hub.get("rope_theta", 1000000.0)),
+        **read_frequencies(
+            said,
+            where,
+            theta=hub.get("rope_theta", 1000000.0),
+            length=hub.get("max_position_embeddings", values["max_seq_len"]),
+            original=hub.get("original_max_position_embeddings"),
+        ),
         **sentence_encoder(checkpoint),
         "local_rope_theta": local["rope_theta"],
         "qk_norm": True,

@@ -9,20 +9,17 @@ from zoo import UsageError
 from zoo.checkpoints import ACTIVATIONS, Checkpoint, Field, Layout, Rule
 from zoo_plugins.bert.sentence import sentence_encoder
 from zoo_plugins.llama.config import LlamaConfig
+from zoo_plugins.llama.hub_rope import ROPE_KEYS, read_common, read_partial_rotation, write_rope
 from zoo_plugins.llama.hub_shared import (
     ATTENTION_RULES,
     BLOCK_RULES,
     COMMON,
     MLP_RULES,
     NO_TOKENS,
-    ROPE_KEYS,
     classes_of,
     fields_of,
     kinds_of_layers,
-    read_common,
-    read_partial_rotation,
     read_windows,
-    write_rope,
     write_windows,
 )
 
@@ -43,14 +40,21 @@ _FIELDS = (
 
 
 def _derive_phi3(checkpoint: Checkpoint, values: dict[str, Any]) -> Mapping[str, Any]:
-    """Read rotary positions without scaling; longrope depends on the length of the text."""
+    """Read rotary positions; "su" and "yarn" are old names of longrope."""
     hub, where = checkpoint.config, checkpoint.config_file
     for key in ("attention_bias", "mlp_bias", "lm_head_bias"):
         if hub.get(key):
             raise UsageError(f"{key} {hub[key]!r} is not supported", where)
     width, heads = (LlamaConfig.check_field(key, values[key], where) for key in ("hidden_size", "num_heads"))
     return {
-        **read_partial_rotation(hub, where, values["head_dim"] or width // max(heads, 1)),
+        **read_partial_rotation(
+            hub,
+            where,
+            values["head_dim"] or width // max(heads, 1),
+            kinds={"longrope": "longrope", "su": "longrope", "yarn": "longrope"},
+            length=hub.get("max_position_embeddings", values["max_seq_len"]),
+            original=hub.get("original_max_position_embeddings", 4096),
+        ),
         **sentence_encoder(checkpoint),
         "sliding_windows": (hub.get("sliding_window") or 0,),
     }
@@ -82,7 +86,7 @@ def _derive_smollm3(checkpoint: Checkpoint, values: dict[str, Any]) -> Mapping[s
     return {
         "attention_output_bias": values["attention_bias"],
         "rope_layers": tuple(bool(item) for item in turned[:count]),
-        **read_common(checkpoint, theta=2000000.0),
+        **read_common(checkpoint, values, theta=2000000.0),
         **read_windows(hub.get("layer_types") or default, window, values, where),
     }
 
@@ -111,12 +115,9 @@ PHI3 = Layout(
         *ROPE_KEYS,
         "partial_rotary_factor",
         "sliding_window",
-        "original_max_position_embeddings",
         "attention_bias",
         "mlp_bias",
         "lm_head_bias",
-        "embd_pdrop",
-        "resid_pdrop",
     ),
     read_extra=_derive_phi3,
     write_extra=_restore_phi3,
@@ -148,7 +149,6 @@ SMOLLM3 = Layout(
         "layer_types",
         "no_rope_layers",
         "no_rope_layer_interval",
-        "pretraining_tp",
     ),
     read_extra=_derive_smollm3,
     write_extra=_restore_smollm3,

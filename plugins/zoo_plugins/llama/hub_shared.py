@@ -7,9 +7,10 @@ from typing import Any
 
 from zoo import UsageError
 from zoo.checkpoints import Checkpoint, Field, Rule
-from zoo_plugins.bert.sentence import PROJECTIONS, sentence_encoder, sentence_files
+from zoo_plugins.bert.sentence import PROJECTIONS, sentence_files
 from zoo_plugins.gpt.hub import OUTPUTS
 from zoo_plugins.llama.config import LlamaConfig
+from zoo_plugins.llama.hub_rope import rope_notes
 
 __all__ = [
     "ATTENTION_RULES",
@@ -18,18 +19,12 @@ __all__ = [
     "LOCAL",
     "MLP_RULES",
     "NO_TOKENS",
-    "ROPE_KEYS",
     "classes_of",
     "fields_of",
     "kinds_of_layers",
-    "read_common",
     "read_expert_layers",
-    "read_frequencies",
-    "read_partial_rotation",
     "read_windows",
     "write_expert_layers",
-    "write_frequencies",
-    "write_rope",
     "write_windows",
 ]
 
@@ -62,24 +57,9 @@ COMMON: dict[str, Any] = {
     "outputs": OUTPUTS,
     "files": sentence_files,
     "ignored_tensors": (r".*\.rotary_emb\.inv_freq",),
+    "notes": rope_notes,
 }
-ROPE_KEYS = ("rope_parameters", "rope_scaling", "rope_theta")
 LOCAL, _FULL = "sliding_attention", "full_attention"
-_ROPE_TYPES = {"default": "none", "linear": "linear", "llama3": "llama3"}
-"""``rope_type`` in config.json, and zoo's ``rope_scaling``."""
-_ROPE_FIELDS = {
-    "rope_theta": "rope_theta",
-    "factor": "rope_factor",
-    "low_freq_factor": "rope_low_freq_factor",
-    "high_freq_factor": "rope_high_freq_factor",
-    "original_max_position_embeddings": "rope_original_length",
-}
-_SCALED_BY = {
-    "none": (),
-    "linear": ("factor",),
-    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
-}
-"""Parameters of each kind of scaling."""
 
 
 def classes_of(name: str) -> dict[str, str]:
@@ -102,85 +82,6 @@ def fields_of(*, eps: float = 1e-6) -> Sequence[Field]:
         Field("rms_norm_eps", "norm_eps", default=eps),
         Field("attention_dropout", "dropout", default=0.0),
     )
-
-
-def read_common(checkpoint: Checkpoint, *, theta: float = 10000.0) -> dict[str, Any]:
-    """Read rotary positions, with this default base, and the files of a sentence encoder.
-
-    transformers 5 keeps all settings of rotary positions in one mapping, earlier versions the base outside it.
-    """
-    hub = checkpoint.config
-    said = hub.get("rope_scaling") or hub.get("rope_parameters") or {}
-    found = read_frequencies(said, checkpoint.config_file, theta=hub.get("rope_theta", theta))
-    return {**found, **sentence_encoder(checkpoint)}
-
-
-def read_frequencies(said: object, where: object, *, theta: object) -> dict[str, Any]:
-    """Read one mapping of rotary settings; ``theta`` is the base if it has none."""
-    if not isinstance(said, dict):
-        raise UsageError(f"rope_parameters must be a mapping, got {said!r}", where)
-    kind = said.get("rope_type", said.get("type", "default"))
-    if not isinstance(kind, str) or kind not in _ROPE_TYPES:
-        raise UsageError(f"rope_type {kind!r} is not supported", where, f"known: {', '.join(_ROPE_TYPES)}")
-    unknown = said.keys() - _ROPE_FIELDS.keys() - {"rope_type", "type"}
-    if said.get("partial_rotary_factor") == 1:
-        unknown -= {"partial_rotary_factor"}
-    if unknown:
-        raise UsageError(f"unsupported rope_parameters: {', '.join(sorted(unknown))}", where)
-    ours = _ROPE_TYPES[kind]
-    missing = set(_SCALED_BY[ours]) - said.keys() - {"original_max_position_embeddings"}
-    if missing:
-        raise UsageError(f"rope_type {kind!r} needs {', '.join(sorted(missing))}", where)
-    told = {key: said[key] for key in _SCALED_BY[ours] if key in said}
-    told["rope_theta"] = said.get("rope_theta", theta)
-    return {"rope_scaling": ours, **{_ROPE_FIELDS[key]: value for key, value in told.items()}}
-
-
-def read_partial_rotation(
-    hub: Mapping[str, Any], where: object, head_dim: int, *, part: float = 1.0, known: Sequence[str] = ()
-) -> dict[str, Any]:
-    """Read rotary settings without scaling, which may rotate only a part of each head, by default this one.
-
-    Args:
-        hub: the configuration, or a section of it.
-        where: its path, for errors.
-        head_dim: width of a head.
-        part: default of ``partial_rotary_factor``.
-        known: further keys of the mapping, without effect on texts.
-
-    Returns:
-        ``rope_theta`` and ``rotary_dim``.
-    """
-    said = hub.get("rope_scaling") or hub.get("rope_parameters") or {}
-    part = hub.get("partial_rotary_factor", part)
-    if isinstance(said, dict):
-        kind = said.get("rope_type", said.get("type", "default"))
-        if kind != "default":
-            raise UsageError(f"rope_type {kind!r} is not supported", where, "known: default")
-        part = said.get("partial_rotary_factor", part)
-        said = {key: value for key, value in said.items() if key not in ("partial_rotary_factor", *known)}
-    if not isinstance(part, int | float) or not 0 < part <= 1:
-        raise UsageError(f"partial_rotary_factor must lie in (0, 1], got {part!r}", where)
-    found = read_frequencies(said, where, theta=hub.get("rope_theta", 10000.0))
-    return {"rope_theta": found["rope_theta"], "rotary_dim": int(head_dim * part)}
-
-
-def write_frequencies(c: LlamaConfig) -> dict[str, Any]:
-    """Invert :func:`read_frequencies`."""
-    kind = next(theirs for theirs, ours in _ROPE_TYPES.items() if ours == c.rope_scaling)
-    scaling = {key: getattr(c, _ROPE_FIELDS[key]) for key in _SCALED_BY[c.rope_scaling]}
-    return {"rope_type": kind, **scaling, "rope_theta": c.rope_theta}
-
-
-def write_rope(c: LlamaConfig) -> dict[str, Any]:
-    """Write both the keys of transformers 5 and those of earlier versions, which other programs read."""
-    parameters = write_frequencies(c)
-    scaling = {key: value for key, value in parameters.items() if key != "rope_theta"}
-    return {
-        "rope_parameters": parameters,
-        "rope_theta": c.rope_theta,
-        "rope_scaling": scaling if c.rope_scaling != "none" else None,
-    }
 
 
 def read_windows(kinds: object, window: object, values: Mapping[str, Any], where: object) -> dict[str, Any]:

@@ -32,6 +32,8 @@ from zoo.nn import (
     llama3_rope_scaling,
     positions_of,
     soft_cap,
+    stretched_frequencies,
+    yarn_frequencies,
 )
 from zoo_plugins.gpt.heads import add_head, answer
 from zoo_plugins.llama.config import LlamaConfig
@@ -86,7 +88,7 @@ class Llama(nn.Module):
         super().__init__()
         self.config = c
         self.token_embedding = nn.Embedding(c.vocab_size, c.hidden_size)
-        self.positions = RotaryPositions(c.turned_size, c.rope_theta, scale=_frequency_scale(c))
+        self.positions = RotaryPositions(c.turned_size, c.rope_theta, **_scaling(c))
         if c.local_rope_theta is not None:
             self.local_positions = RotaryPositions(c.turned_size, c.local_rope_theta)
         self.blocks = nn.ModuleList(self.block(c, layer) for layer in range(c.num_layers))
@@ -140,16 +142,26 @@ class Llama(nn.Module):
         return {window: made[kind] for window, kind in kinds.items()}
 
 
-def _frequency_scale(c: LlamaConfig) -> Callable[[Tensor], Tensor] | None:
-    """Return the scaling of rotary frequencies that the configuration selects, or None."""
-    if c.rope_scaling == "linear":
-        return partial(interpolate_frequencies, factor=c.rope_factor)
-    if c.rope_scaling == "llama3":
-        return partial(
-            llama3_rope_scaling,
-            factor=c.rope_factor,
-            low=c.rope_low_freq_factor,
-            high=c.rope_high_freq_factor,
-            original_length=c.rope_original_length or c.max_seq_len,
-        )
-    return None
+def _scaling(c: LlamaConfig) -> dict[str, Any]:
+    """Return the options of :class:`RotaryPositions` for the configured scaling."""
+    factor, length = c.rope_factor, c.rope_original_length or c.max_seq_len
+    found: dict[str, Any] = {"magnitude": c.rope_attention_factor}
+    match c.rope_scaling:
+        case "linear":
+            found["scale"] = partial(interpolate_frequencies, factor=factor)
+        case "llama3":
+            low, high = c.rope_low_freq_factor, c.rope_high_freq_factor
+            found["scale"] = partial(llama3_rope_scaling, factor=factor, low=low, high=high, original_length=length)
+        case "yarn":
+            found["from_periods"] = partial(
+                yarn_frequencies,
+                theta=c.rope_theta,
+                factor=factor,
+                original_length=length,
+                fast=c.rope_beta_fast,
+                slow=c.rope_beta_slow,
+                truncate=c.rope_truncate,
+            )
+        case "longrope":
+            found["from_periods"] = partial(stretched_frequencies, factors=c.rope_short_factors)
+    return found

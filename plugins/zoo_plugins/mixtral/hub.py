@@ -6,19 +6,17 @@ from collections.abc import Mapping
 from typing import Any
 
 from zoo.checkpoints import ACTIVATIONS, Checkpoint, Field, Layout, Rule
+from zoo_plugins.llama.hub_rope import ROPE_KEYS, read_common, write_rope
 from zoo_plugins.llama.hub_shared import (
     ATTENTION_RULES,
     BLOCK_RULES,
     COMMON,
     MLP_RULES,
     NO_TOKENS,
-    ROPE_KEYS,
     classes_of,
     fields_of,
-    read_common,
     read_expert_layers,
     write_expert_layers,
-    write_rope,
 )
 from zoo_plugins.mixtral.config import MixtralConfig
 
@@ -56,7 +54,7 @@ def _fields(*, eps: float, loss: float) -> tuple[Field, ...]:
 
 def _derive_mixtral(checkpoint: Checkpoint, values: dict[str, Any]) -> Mapping[str, Any]:
     window = checkpoint.config.get("sliding_window")
-    return {"sliding_windows": (window or 0,), **read_common(checkpoint, theta=1000000.0)}
+    return {"sliding_windows": (window or 0,), **read_common(checkpoint, values, theta=1000000.0)}
 
 
 def _restore_mixtral(c: MixtralConfig) -> Mapping[str, Any]:
@@ -65,7 +63,7 @@ def _restore_mixtral(c: MixtralConfig) -> Mapping[str, Any]:
 
 def _derive_olmoe(checkpoint: Checkpoint, values: dict[str, Any]) -> Mapping[str, Any]:
     norms = {"qk_norm": True, "joint_qk_norm": True}
-    return {**norms, "attention_output_bias": values["attention_bias"], **read_common(checkpoint)}
+    return {**norms, "attention_output_bias": values["attention_bias"], **read_common(checkpoint, values)}
 
 
 def _derive_qwen3(checkpoint: Checkpoint, values: dict[str, Any]) -> Mapping[str, Any]:
@@ -79,7 +77,7 @@ def _derive_qwen3(checkpoint: Checkpoint, values: dict[str, Any]) -> Mapping[str
         "num_experts": hub.get("num_experts", hub.get("num_local_experts", 128)),
         "expert_layers": read_expert_layers(checkpoint, count),
         "sliding_windows": (window or 0,),
-        **read_common(checkpoint),
+        **read_common(checkpoint, values),
     }
 
 

@@ -12,7 +12,8 @@ from typing import Any
 
 from zoo import UsageError
 from zoo.checkpoints import ACTIVATIONS, Checkpoint, Field, Layout, Rule
-from zoo_plugins.llama.hub_shared import read_expert_layers, read_partial_rotation, write_expert_layers
+from zoo_plugins.llama.hub_rope import read_partial_rotation
+from zoo_plugins.llama.hub_shared import read_expert_layers, write_expert_layers
 from zoo_plugins.qwen3_next.config import Qwen3NextConfig, Qwen3NextMoeConfig
 
 __all__ = ["QWEN3_5", "QWEN3_5_IMAGES", "QWEN3_NEXT"]
