@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -50,14 +51,24 @@ class Trainer(nn.Module):
         self.model = model
 
 
-WRAPPERS: dict[str, Callable[[nn.Module], nn.Module]] = {
-    "module.": nn.DataParallel,
-    "_orig_mod.": torch.compile,
-    "model.": Trainer,
-    "module._orig_mod.": lambda model: nn.DataParallel(torch.compile(model)),
-    "_orig_mod.module.": lambda model: torch.compile(nn.DataParallel(model)),
-    "module.model.": lambda model: nn.DataParallel(Trainer(model)),
+def compile_parts(model: Any) -> Any:
+    """Return a model whose children are compiled each by itself."""
+    for name, child in list(model.named_children()):
+        if not isinstance(child, nn.Linear):
+            setattr(model, name, torch.compile(child))
+    return model
+
+
+WRAPPERS: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "data parallel": (nn.DataParallel, "module."),
+    "compiled": (torch.compile, "_orig_mod."),
+    "in a trainer": (Trainer, "model."),
+    "parallel, of a compiled model": (lambda model: nn.DataParallel(torch.compile(model)), "_orig_mod. and module."),
+    "compiled, of a parallel model": (lambda model: torch.compile(nn.DataParallel(model)), "_orig_mod. and module."),
+    "parallel, in a trainer": (lambda model: nn.DataParallel(Trainer(model)), "module.model."),
+    "compiled in parts": (compile_parts, "_orig_mod."),
 }
+"""Wrappers of a model, and what they add to the names of its tensors."""
 
 
 def make(name: str) -> PreTrainedModel:
@@ -76,27 +87,45 @@ def configure(**values: Any) -> None:
     file.write_text(json.dumps({**json.loads(file.read_text()), **values}))
 
 
-@pytest.mark.parametrize("prefix", WRAPPERS)
-@pytest.mark.parametrize("name", MODELS)
-def test_names_of_wrapped_models_are_understood(name: str, prefix: str, zoo: Zoo) -> None:
+@pytest.mark.slow_after(3)
+@pytest.mark.parametrize(
+    ("name", "wrapper"),
+    [
+        ("llama", "parallel, of a compiled model"),
+        ("t5", "in a trainer"),
+        ("tied llama", "compiled in parts"),
+        *itertools.product(MODELS, WRAPPERS),
+    ],
+)
+def test_names_of_wrapped_models_are_understood(name: str, wrapper: str, zoo: Zoo) -> None:
     theirs = make(name)
     stored = load_file(FILE)
-    wrapped = WRAPPERS[prefix](theirs).state_dict()
-    store({key: wrapped[key] for key in wrapped if key.removeprefix(prefix) in stored})
+    with torch.no_grad():
+        expected = theirs(IDS, **({"decoder_input_ids": IDS[:, :4]} if name == "t5" else {}))
+    wrap, added = WRAPPERS[wrapper]
+    wrapped = wrap(theirs).state_dict()
+    store({key: tensor for key, tensor in wrapped.items() if _plain(key, added) in stored})
+    assert len(load_file(FILE)) == len(stored)
     said = zoo("import", "hub", "-o", "ours")
     assert said.status == 0, said.err
     assert "compared with" in said.out
     origin = ModelDirectory.open("ours").origin
-    removed = prefix.removesuffix("model.") if name == "llama without a head" else prefix  # then as with a head
-    changes = [f"prefix {removed} removed from the names of tensors"] if removed else []
+    removed = added.removesuffix("model.") if name == "llama without a head" else added  # then as with a head
+    changes = [f"{removed} removed from the names of tensors"] if removed else []
     assert list(origin.changes) == changes
     assert [f"note: hub: {change}" for change in changes] == said.err.splitlines()
     decoded = (IDS[:, :4],) if name == "t5" else ()
     with torch.no_grad():
-        expected = theirs(IDS, **({"decoder_input_ids": IDS[:, :4]} if decoded else {}))
         found = library.load("ours")(IDS, *decoded)
     if name != "llama without a head":
         assert_close(found["logits"] if isinstance(found, dict) else found, expected.logits, rtol=1e-4, atol=1e-5)
+
+
+def _plain(key: str, added: str) -> str:
+    """Return the name of a tensor without what a wrapper added."""
+    for part in added.split(" and "):
+        key = key.replace(part, "") if part == "_orig_mod." else key.removeprefix(part)
+    return key
 
 
 def test_prefix_of_some_tensors_is_not_removed(zoo: Zoo) -> None:

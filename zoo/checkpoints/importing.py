@@ -215,17 +215,17 @@ Fitted = tuple[ModelSpec, Config | None, TensorReader]
 
 
 def _without_wrapper(checkpoint: Checkpoint, fit: Callable[[Checkpoint], Fitted]) -> Fitted:
-    """Return the result of ``fit``; if it fails, that without the prefix of a wrapper with which it succeeds.
+    """Return the result of ``fit``; if it fails, that without what wrappers add to the names of tensors.
 
-    Raises the error without a change of the names if no prefix fits, or if several do and lead to different models.
+    Raises the error without a change of the names if no change fits, or if several do and lead to different models.
     """
     try:
         return fit(checkpoint)
     except (ArtifactError, UsageError) as error:
         found = []
-        for prefix in checkpoint.prefixes():
+        for unwrapped in checkpoint.unwrapped():
             with suppress(ArtifactError, UsageError):
-                found.append(fit(checkpoint.without_prefix(prefix)))
+                found.append(fit(unwrapped))
         places = [{ours: place for ours, (_, place) in reader.sources.items()} for *_, reader in found]
         if not found or any(other != places[0] for other in places):
             raise error

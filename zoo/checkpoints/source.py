@@ -36,8 +36,10 @@ __all__ = ["Checkpoint", "SourceModule", "SourceTensor", "source_tensors"]
 
 LEGACY = "pytorch_model.bin"
 LEGACY_INDEX = "pytorch_model.bin.index.json"
-_PREFIXES = ("module.", "_orig_mod.", "model.")
-"""What DistributedDataParallel, torch.compile and training scripts put before the names of a whole model."""
+_PREFIXES = ("module.", "model.")
+"""What DistributedDataParallel and training scripts put before the names of a whole model."""
+_INSERTED = re.compile(r"(?:(?<=\.)|^)(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
+"""What torch.compile, FSDP and activation checkpointing put into the names of any module that they wrap."""
 _WRAPPERS = ("state_dict", "model_state_dict", "model")
 """Keys under which training scripts store the tensors beside other data."""
 _DTYPES = {name: dtype for dtype, name in STORED_DTYPES.items()}
@@ -175,18 +177,21 @@ class Checkpoint:
             return read_shards(self.path / LEGACY_INDEX, _Pickles().tensors)
         raise ArtifactError(f"no {SINGLE}, {INDEX}, {LEGACY} or {LEGACY_INDEX}", self.path)
 
-    def prefixes(self) -> Iterator[str]:
-        """Yield the prefixes of wrappers that all tensors of the model itself share, shortest first."""
-        names = [name for name in self.tensors if not re.match(r"Dense\.\d+\.", name)]
+    def unwrapped(self) -> Iterator[Checkpoint]:
+        """Yield checkpoints without what wrappers may have added to the names, in all possible ways, shortest first."""
+        names = {name: _INSERTED.sub("", name) for name in self.tensors}
+        parts = list(dict.fromkeys(part for name in self.tensors for part in _INSERTED.findall(name)))
+        own = [name for name in names.values() if not re.match(r"Dense\.\d+\.", name)]
+        prefix: str | None = ""
         found = ""
-        while names and (part := next((p for p in _PREFIXES if all(n.startswith(found + p) for n in names)), None)):
-            found += part
-            yield found
-
-    def without_prefix(self, prefix: str) -> Checkpoint:
-        """Return the checkpoint with other names of the tensors."""
-        planned = {name.removeprefix(prefix): tensor for name, tensor in self.tensors.items()}
-        return replace(self, planned=planned, removed=f"prefix {prefix} removed from the names of tensors")
+        while own and prefix is not None and len({*names.values()}) == len(names):
+            found += prefix
+            removed = " and ".join([*parts, found] if found else parts)
+            if removed:
+                what = f"{removed} removed from the names of tensors"
+                planned = {new.removeprefix(found): self.tensors[name] for name, new in names.items()}
+                yield replace(self, planned=planned, removed=what)
+            prefix = next((part for part in _PREFIXES if all(name.startswith(found + part) for name in own)), None)
 
     def special_token(self, name: str) -> int | None:
         """Return the id of a special token that tokenizer_config.json names, such as ``pad_token``, or None."""
