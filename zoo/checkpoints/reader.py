@@ -14,7 +14,7 @@ from zoo.checkpoints.layout import Layout, Place
 from zoo.checkpoints.source import Checkpoint
 from zoo.checkpoints.stacks import join_stacks
 from zoo.config import Config
-from zoo.errors import ArtifactError, PluginError, Wording
+from zoo.errors import ArtifactError, PluginError, UsageError, Wording
 from zoo.models import create
 from zoo.models.tensors import stored_tensors, tensor_groups
 from zoo.registry import ModelSpec
@@ -124,8 +124,11 @@ class TensorReader:
         config = self.spec.config
         if getattr(config, "tie_embeddings", None) is not False:
             return False
-        tied = replace(self.spec, config=type(config).from_dict({**config.to_dict(), "tie_embeddings": True}))
-        return not tensor_groups(create.build_on_meta(tied)).keys() & set(missing)
+        try:
+            tied = type(config).from_dict({**config.to_dict(), "tie_embeddings": True})
+        except UsageError:  # other values exclude it
+            return False
+        return not tensor_groups(create.build_on_meta(replace(self.spec, config=tied))).keys() & set(missing)
 
     def belongs_to_own_head(self, name: str, config: Config) -> bool:
         """Return whether a tensor belongs to a module that a model for another task does not keep."""
