@@ -531,7 +531,10 @@ def test_sentence_encoder(tmp_path: Path, name: str, pooling: str, normalize: bo
     [
         ([{"type": "sentence_transformers.models.CNN"}], {}, 2, ("the module CNN is not supported", "modules.json")),
         (
-            [{"type": "sentence_transformers.models.Dense", "path": "2_Dense"}, {"type": "models.Pooling"}],
+            [
+                {"type": "sentence_transformers.models.Dense", "path": "2_Dense"},
+                {"type": "sentence_transformers.models.Pooling"},
+            ],
             {},
             2,
             ("the order of the modules Dense, Pooling is not supported",),
