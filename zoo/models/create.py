@@ -16,6 +16,7 @@ from zoo.errors import PluginError, UsageError
 from zoo.limits import MODEL_BYTES
 from zoo.models.attachments import Attachments, attach
 from zoo.models.dtypes import STORED_DTYPES, torch_dtype
+from zoo.models.hooks import saving_hooks
 from zoo.models.tensors import weights_digest
 from zoo.registry import ModelSpec, Summary, registry
 
@@ -66,6 +67,9 @@ def construct(spec: ModelSpec) -> nn.Module:
             raise
     if not isinstance(getattr(model, "config", None), Config):
         raise PluginError(f"{spec.plugin}: {spec.architecture.model} must keep its configuration as .config")
+    if (hook := next(saving_hooks(model), None)) is not None:
+        remedy = "keep state in parameters and persistent buffers, without such a method or hook"
+        raise PluginError(f"{spec.plugin}: {hook} changes what is stored of {spec.name}", None, remedy)
     return model
 
 

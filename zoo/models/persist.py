@@ -33,6 +33,7 @@ from zoo.models.attachments import Attachments, attach, attachments
 from zoo.models.count import parameter_count
 from zoo.models.create import build_on_meta, find_spec
 from zoo.models.dtypes import STORED_DTYPES
+from zoo.models.hooks import loading_hooks
 from zoo.models.tensors import bytes_of, stored_tensors, tensor_groups
 from zoo.reading import read_bytes
 from zoo.registry import ModelSpec
@@ -302,7 +303,10 @@ def check_layout(model: nn.Module, layout: Mapping[str, StoredTensor], where: ob
 
 
 def fill(model: nn.Module, tensors: Iterable[tuple[str, Tensor]]) -> None:
-    """Put tensors into a model built on the meta device, under every name that shares each tensor."""
+    """Put tensors into a model built on the meta device, under every name that shares each tensor.
+
+    Then run the model's own code for loading, as :meth:`torch.nn.Module.load_state_dict` does.
+    """
     groups = tensor_groups(model)
     for name, value in tensors:
         old, aliases = groups[name]
@@ -316,6 +320,12 @@ def fill(model: nn.Module, tensors: Iterable[tuple[str, Tensor]]) -> None:
                 f"buffer {name} of {type(model).__qualname__} has no data", None,
                 "register it as persistent, or compute it in forward",
             )  # fmt: skip
+    if (hook := next(loading_hooks(model), None)) is not None:
+        try:
+            model.load_state_dict(model.state_dict(keep_vars=True), assign=True)
+        except Exception as error:  # a plugin's code may raise any
+            what = f"{hook} fails ({str(error).partition(chr(10))[0]})"
+            raise PluginError(what, None, "correct it: it must load the state that the model saves") from error
 
 
 def read_tensors(directory: Path, files: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
