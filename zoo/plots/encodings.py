@@ -94,7 +94,7 @@ def _computed(model: StoredModel) -> Iterator[_Encoding]:
             yield _Encoding(path, "sinusoids", table, "dimension", "value", curves=_rows(len(table)))
     for path, rotary in model.find(RotaryPositions):
         cosines, _ = rotary(places, torch.float32)  # (1, 1, N, D)
-        table = as_floats(cosines[0, 0, :, : cosines.shape[-1] // 2].T)  # (D / 2, N)
+        table = as_floats((cosines / rotary.magnitude)[0, 0, :, : cosines.shape[-1] // 2].T)  # (D / 2, N)
         yield _Encoding(path, "rotary", table, "pair", "cosine of the angle", curves=_rows(len(table)))
     for path, bias in model.find(RelativePositionBias):
         model.fill(path, bias)

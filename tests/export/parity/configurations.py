@@ -119,7 +119,7 @@ def draw_llama_configuration(seed: int) -> Configuration:
         "activation": rng.choice(("gelu", "gelu_tanh", "relu", "silu")),
         "norm_eps": rng.choice((1e-6, 1e-5, 1e-3)),
         "rope_theta": rng.choice((10.0, 10000.0, 1000000.0)),
-        "rope_scaling": rng.choice(("none", "linear", "llama3")),
+        "rope_scaling": rng.choice(("none", "linear", "llama3", "yarn")),
         "rope_factor": rng.choice((1.5, 8.0)),
         "rope_original_length": rng.choice((5, 100)),
         "attention_bias": rng.choice(("true", "false")),
