@@ -19,10 +19,12 @@ from torch.overrides import TorchFunctionMode
 
 from zoo.probe.pipeline import Arrays
 
-__all__ = ["Asking", "NonFinite", "masks", "other_kind", "without"]
+__all__ = ["Agreed", "Asking", "NonFinite", "masks", "other_kind", "without"]
 
 Array = np.ndarray[Any, Any]
 Results = Mapping[str, Arrays]
+Agreed = Mapping[str, Mapping[str, tuple[Array, Array]]]
+"""Of each output, where PyTorch agrees on the kind of number, and where it agrees on a finite number."""
 
 _NAMES = (
     "fmax", "fmin", "isfinite", "isinf", "isnan", "isneginf", "isposinf", "nan_to_num", "nan_to_num_", "nanmean",
@@ -45,7 +47,7 @@ class NonFinite:
     reason: str | None
     """Why the graphs do not treat them as the model does, as far as is known; None if they do."""
     is_expected: bool = False
-    """Whether the model's code handles them."""
+    """Whether the model's code asks for them, and the graphs differ where its numbers are finite."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the entry for parity.json."""
@@ -73,7 +75,7 @@ def _asks(function: Any, args: tuple[Any, ...]) -> bool:
     return args[1] is args[0] or (isinstance(args[1], float) and not math.isfinite(args[1]))
 
 
-def masks(exact: Results, others: Mapping[str, Results]) -> dict[str, dict[str, tuple[Array, Array]]]:
+def masks(exact: Results, others: Mapping[str, Results]) -> Agreed:
     """Return, for each output, where PyTorch agrees on what is finite, and where it agrees on a finite number.
 
     Args:
@@ -91,14 +93,21 @@ def masks(exact: Results, others: Mapping[str, Results]) -> dict[str, dict[str, 
     return found
 
 
-def other_kind(exact: Results, found: Results, agreed: Mapping[str, Mapping[str, tuple[Array, Array]]]) -> str | None:
-    """Describe the first output that is finite where it should not be, or the reverse; None if there is none."""
+def other_kind(exact: Results, found: Results, agreed: Agreed, *, finite: bool) -> str | None:
+    """Describe the first output that is not finite where the model's is, or is another kind of number elsewhere.
+
+    Args:
+        exact: the outputs of each graph, by the reference.
+        found: the same by the graphs.
+        agreed: the places that count, from :func:`masks`.
+        finite: whether to look where the model's numbers are finite, or elsewhere.
+    """
     for graph, outputs in exact.items():
         for name, values in outputs.items():
             if found[graph][name].shape != values.shape:
                 continue  # the shape is judged elsewhere
             wanted, kinds = _kinds(values), _kinds(found[graph][name])
-            wrong = agreed[graph][name][0] & (wanted != kinds)
+            wrong = agreed[graph][name][0] & (wanted != kinds) & ((wanted == 0) == finite)
             if wrong.any():
                 place = int(np.flatnonzero(wrong)[0])
                 is_now, should_be = (_KINDS[item.flat[place]] for item in (kinds, wanted))
@@ -107,7 +116,7 @@ def other_kind(exact: Results, found: Results, agreed: Mapping[str, Mapping[str,
     return None
 
 
-def without(results: Results, agreed: Mapping[str, Mapping[str, tuple[Array, Array]]]) -> dict[str, Arrays]:
+def without(results: Results, agreed: Agreed) -> dict[str, Arrays]:
     """Return results with 0 where PyTorch does not agree on a finite number."""
     return {
         graph: {

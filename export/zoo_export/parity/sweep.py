@@ -40,7 +40,7 @@ from zoo_export.parity.ahead import Ahead, Results, size_of
 from zoo_export.parity.greedy import greedy_agreement, greedy_tokens
 from zoo_export.parity.laws import check_split, special_ids
 from zoo_export.parity.memory import fits, longest_input
-from zoo_export.parity.nonfinite import Asking, NonFinite, masks, other_kind, without
+from zoo_export.parity.nonfinite import Agreed, Asking, NonFinite, masks, other_kind, without
 from zoo_export.parity.reference import SEED
 from zoo_export.parity.references import References
 from zoo_export.parity.rule import WIDE, Findings, Judges
@@ -83,7 +83,7 @@ class Sweep:
         """Comparisons with floating-point inputs of other magnitudes."""
         self.non_finite: dict[Point, NonFinite] = {}
         """Comparisons with inputs that are NaN or infinite."""
-        self._agreed: Mapping[str, Mapping[str, tuple[Any, Any]]] | None = None
+        self._agreed: Agreed | None = None
         """While they are compared, the numbers that are judged."""
         self.coverage: dict[str, Any] | None = None
         self.points: list[Point] = []
@@ -305,21 +305,32 @@ class Sweep:
             return NonFinite(f"PyTorch fails ({error})")
         is_expected = asking.count > usual.count
         agreed = masks(exact, {level: outputs for levels, outputs in allowed for level in levels})
+        known = without(exact, agreed)
+        own = [(levels, without(outputs, agreed)) for levels, outputs in allowed]
+        if unstable := self._unstable(feeds, known, own, point):
+            return NonFinite(next(iter(unstable.values())))
         try:
             found = self._run(self.runtimes, feeds, point)
-            for level, results in found.items():
-                if (difference := other_kind(exact, results, agreed)) is not None:
-                    return NonFinite(f"{difference}, {self.subject.labels[level]}, at {point}", is_expected)
+            if difference := self._other_kind(exact, found, agreed, finite=True):
+                return NonFinite(f"{difference}, at {point}", is_expected)
             self._agreed = agreed  # from here on, results have no others
-            exact, *rest = (without(item, agreed) for item in (exact, *found.values()))
-            found = dict(zip(found, rest, strict=True))
-            allowed = [(levels, without(outputs, agreed)) for levels, outputs in allowed]
-            self._judge(findings, point, self.runtimes, feeds, found, exact, allowed)
+            rest = {level: without(results, agreed) for level, results in found.items()}
+            self._judge(findings, point, self.runtimes, feeds, rest, known, own)
         except IncomparableError:
             raise
         except ParityError as error:
             return NonFinite(str(error), is_expected)
-        return NonFinite(next(iter(findings.failures()), None), is_expected)
+        if failures := findings.failures():
+            return NonFinite(failures[0], is_expected)
+        difference = self._other_kind(exact, found, agreed, finite=False)
+        return NonFinite(difference and f"{difference}, at {point}")
+
+    def _other_kind(self, exact: Results, found: Mapping[str, Results], agreed: Agreed, *, finite: bool) -> str | None:
+        """Describe the first difference of kind, with its level, or return None."""
+        for level, results in found.items():
+            if (difference := other_kind(exact, results, agreed, finite=finite)) is not None:
+                return f"{difference}, {self.subject.labels[level]}"
+        return None
 
     def _longer(self, points: Sequence[Point]) -> list[Point]:
         """Return the point with the longest past, or else the longest input, among those that cost little."""
