@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from types import MappingProxyType
 from typing import Any, Literal
@@ -26,6 +26,7 @@ __all__ = [
     "Point",
     "at_magnitudes",
     "at_non_finite",
+    "at_powers",
     "empty_past",
     "given_inputs",
     "is_affordable",
@@ -39,7 +40,7 @@ __all__ = [
 
 Feeds = Mapping[str, "np.ndarray[Any, Any]"]
 Padding = Literal["none", "left", "right", "empty row"]
-Values = Literal["finite", "NaN", "infinity"]
+Values = Literal["finite", "NaN", "infinity", "powers"]
 
 BATCHES = (1, 2, 5)
 ODD = 7
@@ -74,7 +75,8 @@ class Point:
     deviation: float = 1.0
     """Of floating-point inputs, which are normally distributed."""
     values: Values = "finite"
-    """What the floating-point inputs of some rows contain: every eighth number of a row, and all of the next one."""
+    """``NaN`` or ``infinity``: what floating-point inputs contain, at every eighth number of a row and all of the next.
+    ``powers``: integers are the powers of 2 and 10 and their neighbours."""
 
     @property
     def tokens(self) -> int:
@@ -84,7 +86,8 @@ class Point:
     def __str__(self) -> str:
         sizes = f"batch {self.batch}, length {self.length}, past {self.past}, padding {self.padding}"
         if self.values != "finite":
-            return f"{sizes}, inputs with {self.values}"
+            what = "powers of 2 and 10" if self.values == "powers" else self.values
+            return f"{sizes}, inputs with {what}"
         return sizes if self.is_standard else f"{sizes}, inputs of mean {self.mean:g} and deviation {self.deviation:g}"
 
     @property
@@ -238,6 +241,26 @@ def at_non_finite(graphs: Sequence[Graph], point: Point, fixed: Mapping[str, int
     return [replace(plain, values="NaN"), replace(plain, values="infinity")]
 
 
+def at_powers(graphs: Sequence[Graph], names: Collection[str], longest: int) -> list[Point]:
+    """Return a point at which the inputs ``names`` have all powers of 2 and 10 and their neighbours."""
+    given = given_inputs(graphs)
+    tensors = [given[name] for name in given.keys() & {*names} if (given[name].upper or 0) > _FEW]
+    if not tensors:
+        return []
+    rows = {*rows_of(graphs)}
+    have_length = all(any(isinstance(dim, str) and dim not in rows for dim in tensor.dims) for tensor in tensors)
+    allowed = sizes_of(graphs).get("sequence", Size())
+    length = allowed.nearest(min(DEFAULT_MAX, longest) if have_length else allowed.min)
+    number = max(len(_powers(tensor.upper or 0)) for tensor in tensors)
+    return [Point(-(-number // (length if have_length else 1)), length, 0, "none", values="powers")]
+
+
+def _powers(upper: int) -> list[int]:
+    """Return the powers of 2 and 10 and their neighbours below an upper limit."""
+    powers = {base**exponent for base in (2, 10) for exponent in range(upper.bit_length() + 1)}
+    return sorted({near for power in powers for near in (power - 1, power, power + 1) if near < upper})
+
+
 def _points_at_windows(graphs: Sequence[Graph], longest: int, paddings: Sequence[Padding]) -> list[Point]:
     """Return points with a past that is just too short to fill a window, that fills it, and that is longer."""
     left, right = paddings[1:3] if len(paddings) > 1 else ("none", "none")
@@ -314,11 +337,13 @@ def _make_tensor(
         values = rng.integers(0, tensor.upper or 2, shape, dtype=np.int64)
         if tensor.upper is not None and tensor.upper > _FEW:
             _place(values.reshape(-1), {*range(4), tensor.upper - 1, *special}, tensor.upper, rng)
+            if point.values == "powers":
+                values = np.resize(_powers(tensor.upper), shape)
         return values.astype(tensor.dtype, copy=False)
     numbers = point.mean + point.deviation * rng.standard_normal(shape)
     if (point.mean, point.deviation) == (0, 1):
         _replace(numbers.reshape(-1), SPECIAL, 8, rng)
-    if point.values != "finite":
+    if point.values in ("NaN", "infinity"):
         special = (np.nan,) if point.values == "NaN" else (np.inf, -np.inf)
         for row, share in ((0, 8), (1, 1)):
             if row < max(1, len(numbers) - 1) and numbers[row].size:

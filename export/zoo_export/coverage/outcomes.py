@@ -42,6 +42,7 @@ LARGEST_BATCH = 9
 _ALL_LENGTHS, _SPREAD = 64, 32
 """Length up to which all lengths are compared where sizes are rounded, and number of longer ones."""
 _ROUNDING = {"Cast", "Ceil", "Floor", "Round"}
+_INDEXED = {"Gather", "GatherElements", "GatherND", "ScatterElements", "ScatterND"}
 _FEW = 4
 """Largest number of elements of a small constant."""
 _SILENCE = logging.NullHandler()
@@ -97,6 +98,9 @@ class Conditions:
         self._in_place = any(value.name == PAST_LENGTH for value in model.graph.inputs)
         self.constants = _small_integers(model.graph)
         _infer_shapes(model)
+        integers = [tensor.name for tensor in graph.input_tensors() if not tensor.is_float and not tensor.is_mask]
+        self.computed = {name for name in integers if _becomes_float(model.graph, name)}
+        """Names of the integer inputs that the graph converts to floating-point numbers, to compute with them."""
         tapped = tap(model.graph)
         self.found = [condition for condition, _ in tapped]
         self._resizes = any(node.op_type == "Resize" for node in model.graph.all_nodes())
@@ -331,6 +335,24 @@ def many_lengths(graphs: Sequence[Graph], longest: int, parameters: int, *, batc
     found.sort(key=lambda point: point.tokens)
     work = np.cumsum([point.tokens * parameters for point in found])
     return [point for point, total in zip(found, work, strict=True) if total <= WORK]
+
+
+def _becomes_float(graph: ir.Graph, name: str) -> bool:
+    """Return whether an integer input is converted to floating-point numbers. As an index, it is not."""
+    stack = [value for value in graph.inputs if value.name == name]
+    seen = set(stack)
+    while stack:
+        value = stack.pop()
+        for node, place in value.uses():
+            if node.op_type == "Shape" or (node.op_type in _INDEXED and place == 1):
+                continue
+            for output in node.outputs:
+                if output.dtype is not None and output.dtype.is_floating_point():
+                    return True
+                if output not in seen and output.dtype != ir.DataType.BOOL:
+                    seen.add(output)
+                    stack.append(output)
+    return False
 
 
 def _computes_activations(value: ir.Value) -> bool:

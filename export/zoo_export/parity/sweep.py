@@ -26,6 +26,7 @@ from zoo.probe.inputs import (
     Point,
     at_magnitudes,
     at_non_finite,
+    at_powers,
     is_affordable,
     is_long,
     make_feeds,
@@ -181,6 +182,7 @@ class Sweep:
         Raises :class:`ParityError` if all of them together show too few outcomes.
         """
         graphs, conditions = self.subject.graphs, self.subject.conditions()
+        computed = {name for item in conditions for name in item.computed}
         lengths = self._lengths(conditions)
         if self.subject.fixed:
             return lengths
@@ -202,7 +204,8 @@ class Sweep:
         if failure is not None:
             remedy = "try more inputs with --grid full, or remove conditions that no input meets"
             raise ParityError(failure, self.subject.stored.path, remedy)
-        return [*added, *(point for point in lengths if point not in (*points, *added))]
+        powers = [point for point in at_powers(graphs, computed, self.longest) if fits(graphs, point)]
+        return [*added, *powers, *(point for point in lengths if point not in (*points, *added))]
 
     def _many_rows(self, points: Sequence[Point]) -> list[Point]:
         """Return a point of more rows than the grid has, for graphs whose conditions are not covered."""
