@@ -16,7 +16,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 
 from zoo.classes import ClassifierConfig
-from zoo.errors import ZooWarning
+from zoo.errors import UsageError, ZooWarning
 from zoo.training.criterion import IGNORED, Criterion, Row, is_list
 from zoo.training.objectives.classification import TextClassification, class_number, label_array
 from zoo.training.objectives.embeddings import SentenceEmbedding
@@ -135,6 +135,8 @@ class _Tokens(Scorer[TokenClassification]):
         config = criterion.config
         self._names = config.labels or tuple(map(str, range(config.num_classes)))
         chosen = self.options.get("scheme", "auto")
+        if chosen == "lenient":
+            raise UsageError("entities are scored strictly", "scheme=lenient", "name a scheme, or leave it out")
         self._scheme: Scheme | None = scheme_of(config.labels) if chosen == "auto" else chosen
         self._found: list[list[str]] = []
         self._wanted: list[list[str]] = []
@@ -244,7 +246,8 @@ class _Embeddings(Scorer[SentenceEmbedding]):
 
     def add(self, row: Row, results: Sequence[Result]) -> None:
         one, other = (np.asarray(result["embedding"], np.float64) for result in results)
-        self._cosines.append(float(one @ other / max(np.linalg.norm(one) * np.linalg.norm(other), 1e-24)))
+        lengths = float(np.linalg.norm(one)) * float(np.linalg.norm(other))
+        self._cosines.append(float(one @ other) / max(lengths, 1e-24))
         self._labels.append(row.get("label"))
 
     def scores(self) -> dict[str, float]:

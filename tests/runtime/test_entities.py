@@ -112,19 +112,26 @@ def test_ignored_labels_can_be_chosen(case: tuple[Any, Session]) -> None:
     assert "PER" in {row["label"] for row in session.run(text)["entities"]}
 
 
-def grouped(labels: list[str]) -> list[tuple[str, int, int]]:
+def grouped(labels: list[str], *, has_ends: bool) -> list[tuple[str, int, int]]:
     """Group labels of tokens that are one character long."""
     from zoo_runtime.tasks.entities import _Piece
 
     runner: Any = object.__new__(TokenClassification)
+    runner.has_ends = has_ends
     pieces = iter([_Piece(name, 1.0, place, place + 1) for place, name in enumerate(labels)])
     return [(tag, group[0].start, group[-1].end - 1) for tag, group in runner._groups(pieces) if tag != "O"]
 
 
-@given(labels=st.lists(st.sampled_from(("O", "B-PER", "I-PER", "B-LOC", "I-LOC")), max_size=12))
-def test_groups_are_those_of_seqeval(labels: list[str]) -> None:
-    """Without a scheme, entities of IOB1 and of IOB2 are told alike: in its default mode, seqeval does so, too."""
-    assert grouped(labels) == get_entities(labels)
+@pytest.mark.parametrize("prefixes", ["BI", "BIES", "BILU"])
+@given(data=st.data())
+def test_groups_are_those_of_seqeval(prefixes: str, data: st.DataObject) -> None:
+    """Sequences need not be well-formed; IOB1 and IOB2 differ only in whether an entity has to begin with B."""
+    names = ["O", *(f"{prefix}-{tag}" for prefix in prefixes for tag in ("PER", "LOC"))]
+    labels = data.draw(st.lists(st.sampled_from(names), max_size=12))
+    wanted = get_entities(
+        [name.replace("L-", "E-", 1).replace("U-", "S-", 1) if name[0] in "LU" else name for name in labels]
+    )
+    assert grouped(labels, has_ends=prefixes != "BI") == wanted
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)

@@ -229,7 +229,7 @@ def _changed_settings(texts: Sequence[str], fsdp: bool | None) -> dict[str, Any]
 
 
 def _evaluation_text(found: Evaluation) -> str:
-    scores = {"loss": found.loss, **(found.terms or {"accuracy": found.accuracy})}
+    scores: dict[str, float | None] = {"loss": found.loss, **(found.terms or {"accuracy": found.accuracy})}
     return ", ".join(f"{name} {value:.4f}" for name, value in scores.items() if value is not None)
 
 

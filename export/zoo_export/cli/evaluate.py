@@ -145,7 +145,7 @@ def _row(scores: Scores) -> Row:
     if scores.perplexity is not None:
         row["perplexity"] = scores.perplexity
     named = {name: value for name, value in scores.terms.items() if name not in row}
-    return row | (named or {"accuracy": scores.accuracy}) | dict(scores.answers)
+    return {**row, **(named or {"accuracy": scores.accuracy}), **scores.answers}
 
 
 def _text(value: str | float | None) -> str:

@@ -24,6 +24,10 @@ __all__ = ["EntityOptions", "TokenClassification"]
 Array = np.ndarray[Any, Any]
 Strategy = Literal["auto", "none", "simple", "first", "average", "max"]
 
+_BEGIN, _END = "BSU", "ESLU"
+"""Prefixes of the first and the last token of an entity. IOBES marks single tokens and ends by S and E, BILOU by U and
+L. In IOB1 and IOB2, entities end where another begins."""
+
 
 class _Piece(NamedTuple):
     """A token or a word: its class and where it is in the text."""
@@ -52,10 +56,10 @@ class EntityOptions(Settings):
     tokens of a word share one tag: that of the ``first`` token, of the ``average`` probabilities, or of the token with
     the ``max`` probability. ``auto``: if all labels are tags such as B-PER, ``first`` for a model that zoo trained on
     words, and ``simple`` for others; else ``none``. Of a list of words, each has the tag of its first token."""
-    scheme: Literal["auto", "IOB1", "IOB2", "IOE1", "IOE2", "IOBES", "BILOU"] = "auto"
-    """The scheme of the tags, in which those that contradict it belong to no entity. ``auto`` is
-    :func:`zoo_runtime.tags.scheme_of` the labels; but IOB tags of a text become the entities of transformers' pipeline,
-    which begin with B or I, unless zoo has trained the model."""
+    scheme: Literal["auto", "lenient", "IOB1", "IOB2", "IOE1", "IOE2", "IOBES", "BILOU"] = "auto"
+    """The scheme of the tags, in which those that contradict it belong to no entity. With ``lenient``, each tag that
+    cannot continue an entity begins one, as in transformers' pipeline. ``auto`` is :func:`zoo_runtime.tags.scheme_of`
+    the labels; but ``lenient`` for IOB tags of texts, unless zoo has trained the model."""
     ignore_labels: tuple[str, ...] = ("O",)
     """Labels that are not entities."""
 
@@ -77,7 +81,7 @@ class TokenClassification(TextRunner):
 
     options = EntityOptions
     needs = ("logits",)
-    sample_options = MappingProxyType({"aggregation_strategy": "none"})
+    sample_options = MappingProxyType({"scheme": "lenient"})
 
     def __init__(self, session: Context, chosen: EntityOptions) -> None:
         super().__init__(session, chosen)
@@ -86,16 +90,32 @@ class TokenClassification(TextRunner):
         single = self.problem == "single_label_classification"
         record = session.stored.origin.last_training
         is_trained = record is not None and record.objective == "token-classification"
+        is_trained = is_trained and chosen.scheme != "lenient"
+        self.has_ends = are_tags(names) and any(name[0] in "ESLU" for name in names)
         self.scheme = _chosen_scheme(names, chosen.scheme, session.path)
         """The scheme of the tags of words; None for labels that are no tags of one scheme."""
-        knows = is_trained or chosen.scheme != "auto" or bool(set(prefixes_of(names)) & set("ESLU"))
+        knows = is_trained or chosen.scheme != "auto" or self.has_ends
         self.text_scheme = self.scheme if knows else None
-        """The same for texts; None for the entities of transformers' pipeline."""
+        """The same for texts; None for lenient entities."""
         self.strategy = chosen.aggregation_strategy
         if self.strategy == "auto":
             self.strategy = ("first" if is_trained else "simple") if single and are_tags(names) else "none"
         if self.strategy != "none" and not single:
             raise UsageError(f"entities need one label per token, problem_type is {self.problem}", session.path)
+
+    def samples(self) -> Sequence[Any]:
+        """Return texts of which each token has its own characters, if tokens make up entities."""
+        values = super().samples()
+        if self.strategy == "none" or self.session.tokenizer is None:
+            return values
+        found = []
+        for text in ("Ada met Grace in New York", "a", "x y", *map(str, values)):
+            encoded = self.tokenizer.encode(text)
+            masks = zip(encoded.offsets, encoded.special_tokens_mask, strict=True)
+            places = [place for place, special in masks if not special]
+            if len(set(places)) == len(places) and all(start < end for start, end in places):
+                found.append(text)
+        return found
 
     def read(self, value: Any, number: int) -> Tokens:
         if isinstance(value, list | tuple) and not isinstance(value, Pair) and value and isinstance(value[0], str):
@@ -132,12 +152,12 @@ class TokenClassification(TextRunner):
         """Return the classes of words, each that of its first token, and the entities that they make up."""
         names, firsts = class_names(self.session.option("labels"), chances.shape[-1], self.problem), dict[int, int]()
         assert item.encoding is not None
-        for place, word in enumerate(places_in_words(item.words, item.encoding.offsets)):
-            if word is not None:
-                firsts.setdefault(word, place)
+        for place, owner in enumerate(places_in_words(item.words, item.encoding.offsets)):
+            if owner is not None:
+                firsts.setdefault(owner, place)
         words: list[dict[str, Any]] = [{"word": word, "label": None, "probability": None} for word in item.words]
-        for word, place in firsts.items():
-            words[word] |= _likeliest(chances[place], names)
+        for number, place in firsts.items():
+            words[number] |= _likeliest(chances[place], names)
         result = {"tokens": len(item.ids), "words": words}
         if self.scheme is None:
             return result
@@ -225,22 +245,28 @@ class TokenClassification(TextRunner):
         return model.get("continuing_subword_prefix"), number
 
     def _groups(self, pieces: Iterator[_Piece]) -> list[tuple[str, list[_Piece]]]:
-        """Return the entities of transformers' pipeline with their tags: neighbours of one tag up to the next B."""
+        """Return the entities with their tags: neighbours of one tag, unless a prefix says that one begins or ends."""
         groups: list[tuple[str, list[_Piece]]] = []
-        last_tag = ""
+        last_prefix, last_tag = "", ""
         for piece in pieces:
-            is_tag = piece.label[:2] in ("B-", "I-")
-            tag = piece.label[2:] if is_tag else piece.label
-            if groups and tag == last_tag and not piece.label.startswith("B-"):
+            prefix, tag = self._split(piece.label)
+            if groups and tag == last_tag and prefix not in _BEGIN and last_prefix not in _END:
                 groups[-1][1].append(piece)
             else:
                 groups.append((piece.label.split("-", 1)[-1], [piece]))
-            last_tag = tag
+            last_prefix, last_tag = prefix, tag
         return groups
+
+    def _split(self, name: str) -> tuple[str, str]:
+        """Return the prefix and the tag of a label; a label without a prefix continues itself."""
+        if name[1:2] == "-" and name[0] in ("BIESLU" if self.has_ends else "BI"):
+            return name[0], name[2:]
+        return "I", name
 
     def show(self, answers: Sequence[Answer]) -> Iterator[str]:
         for answer in answers:
             result = answer.result
+            parts: Iterator[str]
             if "entities" in result:
                 parts = map(_shown_entity, result["entities"])
             elif "words" in result:
@@ -264,8 +290,8 @@ def _chosen_scheme(names: Sequence[str], chosen: Any, where: object) -> Scheme |
 
     Raises :class:`UsageError` if the labels are no tags of the chosen one.
     """
-    if chosen == "auto":
-        return scheme_of(names)
+    if chosen in ("auto", "lenient"):
+        return scheme_of(names) if chosen == "auto" else None
     scheme: Scheme = chosen
     if not are_tags(names) or set(prefixes_of(names)) - set(SCHEMES[scheme]):
         listed = f"the prefixes {', '.join(prefixes_of(names))}" if are_tags(names) else "no prefixes"

@@ -62,8 +62,10 @@ def classes(runner: Any, item: Any, result: Result, model: Model) -> Expected:
 
 
 def token_classes(runner: Any, item: Any, result: Result, model: Model) -> Expected:
-    """The scores (T, C) of each token; for a single label, only those of the best class."""
+    """The entities of a text, or the scores (T, C) of each token; for a single label, only those of the best class."""
     name, scores = _scores(runner, model(runner.feed([item]))["logits"][0, : len(item.ids)])
+    if "entities" in result:
+        return _entities(runner, item, result["entities"], scores)
     parts, names = result["classes"], runner.session.option("labels")
     expected: Expected = {"tokens": Same([part["token"] for part in parts], item.ids)}
     if runner.problem != "single_label_classification":
@@ -73,6 +75,43 @@ def token_classes(runner: Any, item: Any, result: Result, model: Model) -> Expec
         "label": Choice(chosen, scores),
         "probability": Numbers([part["probability"] for part in parts], scores.max(-1)),
     }
+
+
+def _entities(runner: Any, item: Any, entities: Any, scores: Array) -> Expected:
+    """The classes that give these entities (strategy ``simple``), and the scores of these.
+
+    The tokens of an entity have its tag, and only its first token may begin one: it must, if it follows another of the
+    same tag. All other tokens have an ignored label. Of the classes that are thus possible for a token, the likeliest
+    must be the likeliest of all.
+    """
+    names, offsets = runner.session.option("labels"), item.encoding.offsets
+    places = [place for place, special in enumerate(item.encoding.special_tokens_mask) if not special]
+    owners, chosen, previous = dict[int, int](), [], ""
+    for number, entity in enumerate(entities):
+        inside = [at for at in places if entity["start"] <= offsets[at][0] and offsets[at][1] <= entity["end"]]
+        owners |= dict.fromkeys(inside, number)
+    for place in places:
+        tag = entities[owners[place]]["label"] if place in owners else ""
+        is_first = owners.get(place) != owners.get(place - 1)
+        possible = [n for n, name in enumerate(names) if _may_be(name, tag, previous, is_first=is_first)]
+        chosen.append(max(possible, key=scores[place].__getitem__, default=0))
+        previous = names[chosen[-1]]
+    best = [[scores[place].max() for place, owner in owners.items() if owner == n] for n in range(len(entities))]
+    return {
+        "label": Choice(np.array(chosen, int), scores[places]),
+        "score": Numbers([entity["score"] for entity in entities], np.array([np.mean(values) for values in best])),
+        "text": Same([entity["text"] for entity in entities], [item.text[e["start"] : e["end"]] for e in entities]),
+    }
+
+
+def _may_be(name: str, tag: str, previous: str, *, is_first: bool) -> bool:
+    """Return whether a token may have the class ``name``, after a token of the class ``previous``."""
+    if not tag:
+        return name == "O"
+    if name[2:] != tag:
+        return False
+    continues = previous[2:] == tag and previous[0] not in "ESLU"
+    return (name[0] in "BSU" or not continues) if is_first else (name[0] not in "BSU" and continues)
 
 
 def masks(runner: Any, item: Any, result: Result, model: Model) -> Expected:
