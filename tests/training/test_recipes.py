@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.conftest import Result
 from zoo.errors import UsageError
+from zoo.registry import registry
 from zoo.registry.recipes import find_recipe, recipe_names
-from zoo.training.plan import make_plan
+from zoo.training.defaults import preset_defaults
+from zoo.training.plan import Plan, make_plan
 
 Zoo = Callable[..., Result]
 
@@ -106,3 +109,93 @@ def test_copy_task_is_learnt(zoo: Zoo) -> None:
     assert zoo("export", "copier", "--onnx").status == 0
     scores = zoo("evaluate", "copier", "--recipe", "copy-task", "--variant", "", "--json").json["scores"][0]
     assert scores["exact_match"] >= 0.95
+
+
+def planned(preset: str, *texts: str, recipe: str | None = None, **given: Any) -> Plan:
+    found = find_recipe(recipe) if recipe else None
+    return make_plan(preset, recipe=found, texts=texts, settings={}, columns={}, data=["x.txt"], **given)
+
+
+def test_defaults_of_presets_are_those_of_the_papers() -> None:
+    """The largest rate of a Transformer is that of Vaswani et al. 2017, equation 3, at the end of the warm-up."""
+    names = [name for name in registry().names("transformer-*") if name not in ("transformer-tiny", "transformer-g2p")]
+    assert len(names) == 20
+    for name in names:
+        plan = planned(name)
+        hidden_size = registry().resolve(name).config.to_dict()["hidden_size"]
+        assert plan.settings.learning_rate == pytest.approx(hidden_size**-0.5 * 4000**-0.5, rel=1e-5)
+        assert plan.options["label_smoothing"] == {"transformer-ls0": 0.0, "transformer-ls20": 0.2}.get(name, 0.1)
+    settings = planned("transformer-ls20").settings
+    assert (settings.optimizer, settings.beta2, settings.epsilon, settings.schedule, settings.warmup_steps) == (
+        "adam", 0.98, 1e-9, "inverse-sqrt", 4000
+    )  # fmt: skip
+    assert planned("modernbert-large", task="fill-mask").options["rate"] == 0.3
+    assert planned("gpt3-175b").settings.min_learning_rate == 0.6e-5
+
+
+def test_defaults_of_all_presets_are_valid() -> None:
+    found = {name for name in registry().names() if preset_defaults(registry().resolve(name))}
+    assert {"transformer-base", "roberta-base", "gpt3-small"} <= found
+
+
+def test_precedence_of_the_defaults_of_presets(zoo: Zoo, corpus: Path) -> None:
+    """The project over the preset over its base; a recipe over all of them, and ``--set`` over the recipe."""
+    project("""
+        [models.transformer-ls20]
+        training = { warmup_steps = 7, epochs = 2.0 }
+        [models.mine]
+        base = "transformer-ls20"
+        training = { beta2 = 0.5 }
+        [recipes.other]
+        settings = { beta2 = 0.6, max_steps = 3 }
+        options = { label_smoothing = 0.3 }
+        """)
+    plan = planned("mine")
+    assert (plan.settings.warmup_steps, plan.settings.beta2, plan.settings.epochs) == (7, 0.5, 2.0)
+    assert plan.options["label_smoothing"] == 0.2
+    plan = planned("mine", recipe="other")
+    assert (plan.settings.warmup_steps, plan.settings.beta2, plan.settings.epochs) == (7, 0.6, None)
+    assert plan.options["label_smoothing"] == 0.3
+    plan = planned("mine", "label_smoothing=0.4", "beta2=0.7", recipe="other")
+    assert (plan.settings.beta2, plan.options["label_smoothing"]) == (0.7, 0.4)
+    explained = zoo("why", "mine", "--json").json["config"]
+    assert explained["training.beta2"]["source"].endswith("zoo.toml [models.mine]")
+    assert explained["training.beta2"]["replaced"][0]["source"] == "built-in registry.toml [models.transformer-base]"
+    assert "training.warmup_steps" in zoo("show", "mine").out
+
+
+def test_defaults_of_presets_train(zoo: Zoo) -> None:
+    """The run has them, and its record says so; without smoothing, the loss of the first step is another."""
+    project('[models.smooth]\nbase = "transformer-tiny"\ntraining = { label_smoothing = 0.5, max_steps = 1, seed = 3 }')
+    Path("rows.jsonl").write_text('{"text": "a", "target": "b"}\n' * 8)
+    first = zoo("train", "smooth", "--data", "rows.jsonl", "-o", "m", "--json").json
+    record = json.loads(Path("m/training.json").read_text())
+    assert (record["steps"], record["settings"]["seed"], record["options"]["label_smoothing"]) == (1, 3, 0.5)
+    second = zoo("train", "smooth", "--data", "rows.jsonl", "-o", "n", "--set", "label_smoothing=0", "--json").json
+    assert first["loss"] != second["loss"]
+
+
+def test_settings_of_an_objective_apply_where_it_has_them() -> None:
+    project('[models.mine]\nbase = "bert-tiny"\ntraining = { rate = 0.4, beta2 = 0.5 }')
+    assert planned("mine", task="fill-mask").options["rate"] == 0.4
+    plan = planned("mine", task="text-classification")
+    assert (plan.settings.beta2, "rate" in plan.options) == (0.5, False)
+
+
+@pytest.mark.parametrize(
+    ("training", "message"),
+    [
+        ("{ label_smothing = 0.1 }", "unknown key 'label_smothing' in training"),
+        ("{ label_smothing = 0.1 }", "did you mean 'label_smoothing'"),
+        ("{ label_smoothing = 1.5 }", "label_smoothing must be from 0 to less than 1, got 1.5"),
+        ('{ warmup_steps = "many" }', "warmup_steps must be int, got 'many'"),
+        ("{ warmup_steps = -1 }", "warmup_steps must not be negative"),
+        ("{ random_flip = true }", "unknown key 'random_flip' in training"),
+        ("3", "training must be a table"),
+    ],
+)
+@pytest.mark.parametrize("command", ["show", "why", "build"])
+def test_errors_in_the_defaults_of_presets(zoo: Zoo, command: str, training: str, message: str) -> None:
+    project(f'[models.mine]\nbase = "transformer-tiny"\ntraining = {training}')
+    options = ("-o", "m") if command == "build" else ()
+    zoo(command, "mine", *options).failed(2, message, "zoo.toml [models.mine]")

@@ -8,12 +8,13 @@ import click
 
 from zoo.artifact import check_model_target
 from zoo.artifact.provenance import Origin
+from zoo.cli.model_argument import resolve_preset
 from zoo.cli.options import BYTES, force_option, is_quiet, json_option, output_option, quiet_option
 from zoo.cli.output import message
 from zoo.cli.progress import show_progress
 from zoo.cli.report import bytes_text, emit_json, say
 from zoo.models.count import parameter_count
-from zoo.registry import ModelSpec, registry
+from zoo.registry import ModelSpec
 
 
 def build(
@@ -82,12 +83,12 @@ def command(
     as_json: bool,
 ) -> None:
     """Create a model directory with freshly initialised weights from the preset NAME."""
-    spec = registry().resolve(name, () if tokenizer else settings)
+    spec = resolve_preset(name, () if tokenizer else settings)
     if tokenizer or spec.tokenizer:
         from zoo.tokenizers.special import fit
 
         found = fit(spec, tokenizer, type(spec.config).parse_settings(settings, "--set"))
-        spec = registry().resolve(name, settings, values=found.values)
+        spec = resolve_preset(name, settings, found.values)
         if found.note and not is_quiet():
             message("note", found.note)
     target = output or Path(spec.name)

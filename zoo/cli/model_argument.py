@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from zoo.errors import ArtifactError, UsageError
 from zoo.registry import ModelSpec, registry
@@ -12,7 +12,17 @@ from zoo.registry import ModelSpec, registry
 if TYPE_CHECKING:
     from zoo.artifact import ModelDirectory
 
-__all__ = ["find_model", "find_preset", "refuse_settings"]
+__all__ = ["find_model", "find_preset", "refuse_settings", "resolve_preset"]
+
+
+def resolve_preset(name: str, settings: Sequence[str], values: Mapping[str, Any] | None = None) -> ModelSpec:
+    """Return a preset as :meth:`zoo.registry.Registry.resolve` does, after checking its defaults of training."""
+    spec = registry().resolve(name, settings, values=values)
+    if spec.training:
+        from zoo.training.defaults import preset_defaults
+
+        preset_defaults(spec)
+    return spec
 
 
 def find_preset(model: str, settings: Sequence[str]) -> ModelSpec | None:
@@ -22,7 +32,7 @@ def find_preset(model: str, settings: Sequence[str]) -> ModelSpec | None:
         return None
     if source.exists() or "/" in model:
         raise ArtifactError("not a directory" if source.exists() else "no such directory", model)
-    return registry().resolve(model, settings)
+    return resolve_preset(model, settings)
 
 
 def find_model(model: str, settings: Sequence[str]) -> tuple[ModelSpec, ModelDirectory | None]:
@@ -31,7 +41,9 @@ def find_model(model: str, settings: Sequence[str]) -> tuple[ModelSpec, ModelDir
     A directory takes precedence over a preset of the same name, except with settings, which apply to presets only.
     """
     presets = registry()
-    spec = presets.resolve(model, settings) if settings and model in presets.names() else find_preset(model, settings)
+    if settings and model in presets.names():
+        return resolve_preset(model, settings), None
+    spec = find_preset(model, settings)
     if spec is not None:
         return spec, None
     refuse_settings(settings)

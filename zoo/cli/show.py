@@ -20,6 +20,7 @@ from zoo.errors import ArtifactError, UsageError
 from zoo.models.count import parameter_count
 from zoo.registry import ModelSpec
 from zoo.terminal import one_line
+from zoo.training.defaults import preset_defaults
 
 if TYPE_CHECKING:
     from zoo.artifact import ModelDirectory
@@ -45,6 +46,7 @@ def describe(spec: ModelSpec) -> dict[str, Any]:
         "tokenizer": spec.tokenizer,
         "source": spec.source,
         "config": spec.config.to_dict(),
+        "training": preset_defaults(spec),
         "parameters": parameters,
         "active_parameters": spec.cost.active if spec.cost else None,
         "bytes": {dtype: parameters * size for dtype, size in ITEM_BYTES.items()},
@@ -245,7 +247,7 @@ def command(
     title = facts["description"] if stored is None else f"{_kind(stored)} {stored.path}"
     echo(one_line(f"{facts['name']}: {title}"))
     echo(one_line(f"{facts['architecture']} ({facts['reference']}), from {facts['distribution']}") + "\n")
-    columns(facts["config"].items())
+    columns((*facts["config"].items(), *((f"training.{key}", value) for key, value in facts["training"].items())))
     echo()
     sizes = ", ".join(f"{bytes_text(size)} in {dtype}" for dtype, size in facts["bytes"].items())
     if stored is not None:

@@ -33,10 +33,15 @@ def command(model: str | None, settings: tuple[str, ...], recipe: str | None, as
         return
     assert model is not None
     spec, stored = find_model(model, settings)
+    from zoo.training.defaults import preset_defaults
+
+    training = preset_defaults(spec)
     values, origins = spec.config.to_dict(), spec.origins or {}
     if stored is not None:
         given, source = stored.description["config"], str(stored.path / "config.json")
         origins = {key: [Assignment(value, source if key in given else DEFAULT)] for key, value in values.items()}
+    values |= {f"training.{key}": value for key, value in training.items()}
+    origins = {**origins, **{f"training.{key}": given for key, given in spec.training.items()}}
     _explain(spec.name, values, origins, as_json)
 
 

@@ -53,7 +53,7 @@ HEAVY = ("torch", "onnx", "onnxruntime")
 VARIABLE = "ZOO_PLUGIN_SECONDS"
 """The environment variable with the time limit for loading a plugin, in seconds."""
 _SECONDS = 20.0
-_SCHEMA = 5
+_SCHEMA = 6
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

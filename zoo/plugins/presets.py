@@ -39,6 +39,8 @@ class Preset:
     source: str | None = None
     """Published weights: ``OWNER/NAME@REVISION`` on the hub. Presets based on this one do not inherit it."""
     config: Mapping[str, Any] = field(default_factory=dict)
+    training: Mapping[str, Any] = field(default_factory=dict)
+    """Defaults of training: settings of training and of the objective."""
 
     @property
     def where(self) -> str:
@@ -46,7 +48,8 @@ class Preset:
         return f"{self.file} [models.{self.name}]"
 
 
-_KEYS = {"base": str, "arch": str, "description": str, "tokenizer": str, "source": str, "config": dict}
+_TABLES = ("config", "training")
+_KEYS = {**dict.fromkeys(("base", "arch", "description", "tokenizer", "source"), str), **dict.fromkeys(_TABLES, dict)}
 _SOURCE = re.compile(r"\w[\w.-]*/\w[\w.-]*(@[\w./-]+)?")
 
 

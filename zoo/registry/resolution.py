@@ -49,6 +49,10 @@ def _make_spec(
     short = name.rpartition(":")[2]
     cls = config_class(plugin, architecture)
     origins: dict[str, list[Assignment]] = {}
+    training: dict[str, list[Assignment]] = {}
+    for entry in entries:
+        for key, value in entry.training.items():
+            training.setdefault(key, []).append(Assignment(value, entry.where))
     with blame(plugin, f"cannot configure {short}", fault=UsageError):
         for entry in entries:
             for key, value in entry.config.items():
@@ -73,6 +77,7 @@ def _make_spec(
         tokenizer=next((entry.tokenizer for entry in reversed(entries) if entry.tokenizer), None),
         source=source,
         origins=origins,
+        training=training,
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -64,6 +64,8 @@ class ModelSpec:
     """Published weights of a preset: ``OWNER/NAME@REVISION`` on the hub."""
     origins: Mapping[str, Sequence[Assignment]] | None = None
     """All values assigned to each key, in order; the last one applies."""
+    training: Mapping[str, Sequence[Assignment]] = field(default_factory=dict)
+    """The same for a preset's defaults of training. Values are as written: see :mod:`zoo.training.defaults`."""
 
     @cached_property
     def cost(self) -> Cost | None:

@@ -19,6 +19,7 @@ from zoo.plugins.plain import read_plain
 from zoo.registry import load_reference, registry
 from zoo.registry.recipes import Recipe
 from zoo.terminal import is_unicode
+from zoo.training.defaults import preset_defaults
 from zoo.training.progress import Progress
 from zoo.training.settings import CHANGEABLE, INEXACT, LowRankSettings, TrainingSettings
 
@@ -27,6 +28,8 @@ __all__ = ["PLAN", "Plan", "make_plan"]
 PLAN = "training.json"
 """The plan of an unfinished run, or the record of a finished one."""
 _SCHEMA = 1
+_EXCLUDING = {"max_steps": "epochs", "epochs": "max_steps"}
+"""Settings of which one is given."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,7 +147,7 @@ def make_plan(
     lora: LowRankSettings | None = None,
     trackers: Sequence[str] = (),
 ) -> Plan:
-    """Return the plan of a recipe, overridden by what else is given.
+    """Return the plan of a preset's defaults of training and of a recipe, overridden by what else is given.
 
     Args:
         model: a preset or a model directory.
@@ -174,6 +177,10 @@ def make_plan(
     own: type[Settings] = load_reference(found.options, plugin) if found.options else Settings
     kinds: tuple[type[Settings], ...] = (TrainingSettings, own, type(spec.config))
     parts: tuple[dict[str, Any], ...] = tuple(recipe.table(name) for name in ("settings", "options", "config"))
+    for key, value in preset_defaults(spec).items():
+        place = next((number for number, kind in enumerate(kinds[:2]) if key in kind.field_types()), None)
+        if place is not None and _EXCLUDING.get(key) not in parts[place]:  # not that of another objective
+            parts[place].setdefault(key, value)
     parts[1].update(options)
     parts[2].update(config)
     for text in texts:
@@ -184,7 +191,7 @@ def make_plan(
             raise UsageError(f"unknown key {key!r}", f"--set {text}", nearest(key, known))
         parts[place].update(kinds[place].parse_settings([text], "--set"))
     given = {key: value for key, value in settings.items() if value is not None}
-    for one, other in (("max_steps", "epochs"), ("epochs", "max_steps")):
+    for one, other in _EXCLUDING.items():
         if one in given and other not in given:
             parts[0].pop(other, None)
     adapters = lora or _recipe_adapters(recipe)
