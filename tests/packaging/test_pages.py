@@ -31,7 +31,7 @@ PAGES = {"README.md": 15, "docs/tutorial.md": 8} | {
         "exports": 16,
         "figures": 11,
         "objectives": 3,
-        "presets": 5,
+        "presets": 6,
         "resolution": 7,
         "run": 16,
         "serve": 11,
