@@ -1,45 +1,177 @@
-"""Tables in files: comma- and tab-separated values, and parquet."""
+"""Tables in files: JSON lines, JSON, comma- and tab-separated values, and parquet. Their columns have unique names."""
 
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from zoo.errors import ArtifactError
-from zoo.reading import check_plain
+from zoo.reading import check_plain, lines, read_bytes
 
-__all__ = ["TABLES", "check_footer", "read_table"]
+__all__ = ["JSON", "LINES", "PARQUET", "TABLES", "check_names", "open_parquet", "read_numbered"]
 
+LINES = (".jsonl", ".ndjson")
+JSON = ".json"
+"""An array of objects."""
 TABLES = {".csv": ",", ".tsv": "\t"}
 """Suffixes of files, and the separators of their values."""
+PARQUET = ".parquet"
 _FIELD = 2**31 - 1
 """Largest number of characters of a value in a CSV file: as in JSON lines, limits are those of what reads the rows."""
 _BUFFER = 2**16
 """Bytes of a column that are read at a time; otherwise a whole row group is."""
+_SPACE = " \t\n\r"
+Row = dict[str, Any] | str
+"""A row by column, or what is wrong with it."""
 
 
-def read_table(path: Path) -> Iterator[dict[str, Any] | str]:
-    """Yield the rows of a CSV file with a header, or what is wrong with them."""
+def check_names(names: Sequence[str], path: object) -> None:
+    """Raise :class:`ArtifactError` if two columns have the same name. Names that differ in case are different."""
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise ArtifactError(f"the column {twice!r} occurs twice", path, "rename one of them")
+
+
+def read_numbered(path: Path) -> Iterator[tuple[int, Row]]:
+    """Yield the rows of a file of JSON lines, JSON or CSV, each with its number from 1; in JSON lines that of the line.
+
+    Raises :class:`ArtifactError` if the file cannot be read.
+    """
+    suffix = path.suffix.lower()
+    try:
+        if suffix in LINES:
+            with path.open("rb") as file:
+                yield from _read_lines(file, path)
+        else:
+            yield from enumerate(_read_array(path) if suffix == JSON else _read_table(path), 1)
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        what = error.strerror if isinstance(error, OSError) else error
+        raise ArtifactError(f"cannot read ({what})", path) from error
+
+
+class _Objects:
+    """Parses JSON and reports objects with a key that occurs twice.
+
+    Parsing goes on after such an object, so that the rows behind it can be read.
+    """
+
+    def __init__(self) -> None:
+        self._decoder = json.JSONDecoder(object_pairs_hook=self._object)
+        self._twice: list[str] = []
+
+    def _object(self, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) < len(pairs):
+            keys = [key for key, _ in pairs]
+            self._twice.append(next(key for key in keys if keys.count(key) > 1))
+        return found
+
+    def parse(self, text: str, start: int) -> tuple[Row, int]:
+        """Return the row at a place, and the place after it. Raises ``ValueError`` or ``RecursionError``."""
+        self._twice.clear()
+        row, end = self._decoder.raw_decode(text, start)
+        if self._twice:
+            return f"not JSON (the key {self._twice[0]!r} occurs twice)", end
+        return row if isinstance(row, dict) else "not a JSON object", end
+
+
+def _decoded(data: bytes) -> str:
+    return data.decode(json.detect_encoding(data), "surrogatepass")
+
+
+def _read_lines(file: IO[bytes], path: Path) -> Iterator[tuple[int, Row]]:
+    objects = _Objects()
+    for number, line in enumerate(lines(file, path), 1):
+        if not line.strip():
+            continue
+        try:
+            text = _decoded(line).strip(_SPACE)
+            row, end = objects.parse(text, 0)
+            if end < len(text):
+                row = f"not JSON (Extra data: char {end})"
+        except (ValueError, RecursionError) as error:
+            row = f"not JSON ({error})"
+        yield number, row
+
+
+def _read_array(path: Path) -> Iterator[Row]:
+    """Yield the rows of a JSON array, which is read whole."""
+    objects, remedy = _Objects(), "write an array of objects, or name JSON lines *.jsonl"
+    try:
+        text = _decoded(read_bytes(path))
+        place = _after_space(text, 0)
+        if text[place : place + 1] != "[":
+            raise ArtifactError("not a JSON array", path, remedy)
+        place = _after_space(text, place + 1)
+        if text[place : place + 1] == "]":
+            end = place + 1
+        else:
+            separator = ","
+            while separator == ",":
+                row, place = objects.parse(text, _after_space(text, place))
+                yield row
+                place = _after_space(text, place)
+                separator, end = text[place : place + 1], place + 1
+                place = end
+            if separator != "]":
+                raise ValueError(f"no ',' or ']' at char {end - 1}")
+        if _after_space(text, end) < len(text):
+            raise ValueError(f"Extra data: char {end}")
+    except (ValueError, RecursionError) as error:
+        raise ArtifactError(f"not JSON ({error})", path, remedy) from error
+
+
+def _after_space(text: str, place: int) -> int:
+    while text[place : place + 1] in _SPACE and place < len(text):
+        place += 1
+    return place
+
+
+def _read_table(path: Path) -> Iterator[Row]:
+    """Yield the rows of a CSV file with a header."""
     csv.field_size_limit(_FIELD)
     check_plain(path)
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        reader = csv.reader(file, delimiter=TABLES[path.suffix.lower()], strict=True)
+        header = next(reader, [])
+        check_names(header, path)
+        for row in reader:
+            if len(row) == len(header):
+                yield dict(zip(header, row, strict=True))
+            elif row:
+                yield f"{len(row)} fields, the header has {len(header)}"
+
+
+def open_parquet(parquet: Any, path: str | Path) -> Any:
+    """Open a file as ``ParquetFile``.
+
+    Args:
+        parquet: the module ``pyarrow.parquet``.
+        path: the file.
+
+    Raises:
+        ArtifactError: it cannot be read, its footer contradicts itself, or two columns have the same name.
+    """
     try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            reader = csv.reader(file, delimiter=TABLES[path.suffix.lower()], strict=True)
-            header = next(reader, [])
-            if twice := next((name for name in header if header.count(name) > 1), None):
-                raise ArtifactError(f"the column {twice!r} occurs twice", path)
-            for row in reader:
-                if len(row) == len(header):
-                    yield dict(zip(header, row, strict=True))
-                elif row:
-                    yield f"{len(row)} fields, the header has {len(header)}"
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise ArtifactError(f"cannot read ({error})", path) from error
+        _check_footer(parquet, path)
+        file = parquet.ParquetFile(path)
+    except ArtifactError:
+        raise
+    except FileNotFoundError as error:
+        raise ArtifactError("no such file", path) from error
+    except Exception as error:  # pyarrow raises its own classes
+        raise ArtifactError(f"not a parquet file ({error})", path) from error
+    try:
+        check_names(file.schema_arrow.names, path)
+    except ArtifactError:
+        file.close()
+        raise
+    return file
 
 
-def check_footer(parquet: Any, path: str | Path) -> None:
+def _check_footer(parquet: Any, path: str | Path) -> None:
     """Compare the numbers of rows in the metadata of a parquet file. pyarrow drops what exceeds those of a row group.
 
     Args:

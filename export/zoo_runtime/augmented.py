@@ -13,13 +13,12 @@ from typing import Any
 
 from zoo.errors import StorageError, UsageError, storage_errors
 from zoo.storage import check_file_target, new_file
-from zoo.tables import TABLES
+from zoo.tables import LINES, PARQUET, TABLES
 from zoo_runtime.results import plain
 from zoo_runtime.rows import pyarrow_module
 
 __all__ = ["AugmentedRows"]
 
-_LINES, _PARQUET = (".jsonl", ".ndjson"), ".parquet"
 _BATCH = 1024
 
 
@@ -41,9 +40,9 @@ class AugmentedRows:
     ) -> None:
         self.path, self.column, self.types, self.force = path, column, types, force
         self.suffix = path.suffix.lower()
-        if self.suffix not in (*_LINES, *TABLES, _PARQUET):
-            raise UsageError("unknown file type", path, f"name it *{', *'.join((*_LINES, *TABLES, _PARQUET))}")
-        if self.suffix == _PARQUET:
+        if self.suffix not in (*LINES, *TABLES, PARQUET):
+            raise UsageError("unknown file type", path, f"name it *{', *'.join((*LINES, *TABLES, PARQUET))}")
+        if self.suffix == PARQUET:
             pyarrow_module("parquet")
         check_file_target(path, force=force)
         self.done = set[str | int]()
@@ -78,10 +77,10 @@ class AugmentedRows:
     def _flush(self) -> None:
         rows, self._waiting = self._waiting, []
         self.rows += len(rows)
-        if self.suffix in _LINES:
+        if self.suffix in LINES:
             lines = (json.dumps(plain(row), ensure_ascii=False) + "\n" for row in rows)
             self._file.write("".join(lines).encode("utf-8", "backslashreplace"))
-        elif rows and self.suffix == _PARQUET:
+        elif rows and self.suffix == PARQUET:
             self._flush_parquet(rows)
         elif rows:
             self._flush_table(rows)

@@ -14,7 +14,8 @@ import numpy as np
 
 from zoo.errors import ArtifactError, StorageError, UsageError, storage_errors
 from zoo.storage import check_file_target, new_file
-from zoo_runtime.rows import LINES, PARQUET, ColumnError, is_id, open_input, pyarrow_module
+from zoo.tables import LINES, PARQUET
+from zoo_runtime.rows import ColumnError, is_id, open_input, pyarrow_module
 
 __all__ = ["EMBEDDING", "Results", "plain"]
 

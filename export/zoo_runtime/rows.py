@@ -1,21 +1,19 @@
-"""Reading inputs from files: plain text, JSON lines, CSV, parquet."""
+"""Reading inputs from files: plain text, JSON lines, JSON, CSV, parquet."""
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
+from zoo import tables
 from zoo.errors import ArtifactError, UsageError, ZooError, nearest
 from zoo.reading import lines
-from zoo.tables import TABLES, check_footer, read_table
+from zoo.tables import JSON, LINES, PARQUET, TABLES, read_numbered
 from zoo_runtime.runner import Answer, Pair
 
 __all__ = [
-    "LINES",
-    "PARQUET",
     "ColumnError",
     "column_types",
     "count_rows",
@@ -27,8 +25,6 @@ __all__ = [
 ]
 
 _STDIN = "-"
-LINES = (".jsonl", ".ndjson")
-PARQUET = ".parquet"
 _BATCH = 1024
 
 
@@ -42,8 +38,8 @@ def read_rows(
     """Read a file row by row. A row that cannot be read is yielded with its ``error`` set.
 
     Args:
-        path: ``.jsonl`` or ``.ndjson``, ``.csv`` or ``.tsv`` with a header, ``.parquet``, or text with one input per
-            line; ``-`` for text from stdin.
+        path: ``.jsonl`` or ``.ndjson``, ``.json`` with an array of objects, ``.csv`` or ``.tsv`` with a header,
+            ``.parquet``, or text with one input per line; ``-`` for text from stdin.
         column: the column of inputs, in formats that have columns.
         id_column: the column of row ids; by default ``id``, if the file has it.
         pair_column: the column of second texts, for inputs that are pairs.
@@ -58,10 +54,8 @@ def read_rows(
         raise ArtifactError("no such file", path)
     if suffix == PARQUET:
         return _unique(_read_parquet(path, column, id_column, pair_column, keep), path)
-    if suffix in TABLES:
-        return _unique(_read_table(path, column, id_column, pair_column, keep), path)
-    if suffix in LINES:
-        return _unique(_read_json_lines(path, column, id_column, pair_column, keep), path)
+    if suffix in (*LINES, JSON, *TABLES):
+        return _unique(_read_objects(path, column, id_column, pair_column, keep), path)
     if pair_column is not None:
         where = f"--pair-column {pair_column}"
         raise ColumnError("plain text has no columns", where, "give .jsonl, .csv or .parquet")
@@ -75,8 +69,8 @@ def count_rows(path: str) -> int | None:
     if Path(path).suffix.lower() == PARQUET:
         with open_parquet(path) as file:
             return int(file.metadata.num_rows)
-    if Path(path).suffix.lower() in TABLES:
-        return sum(1 for _ in read_table(Path(path)))
+    if Path(path).suffix.lower() in (JSON, *TABLES):
+        return sum(1 for _ in read_numbered(Path(path)))
     with open_input(path) as file:
         skip_blank = Path(path).suffix.lower() in LINES
         return sum(1 for line in lines(file, path) if not skip_blank or line.strip())
@@ -84,16 +78,7 @@ def count_rows(path: str) -> int | None:
 
 def open_parquet(path: str) -> Any:
     """Open a parquet file as ``pyarrow.parquet.ParquetFile``, or raise :class:`ArtifactError`."""
-    parquet = pyarrow_module("parquet")
-    try:
-        check_footer(parquet, path)
-        return parquet.ParquetFile(path)
-    except ArtifactError:
-        raise
-    except FileNotFoundError as error:
-        raise ArtifactError("no such file", path) from error
-    except Exception as error:  # pyarrow raises its own classes
-        raise ArtifactError(f"not a parquet file ({error})", path) from error
+    return tables.open_parquet(pyarrow_module("parquet"), path)
 
 
 def column_types(path: str | None) -> dict[str, Any]:
@@ -132,45 +117,28 @@ def _bad(path: str, number: int, what: str, remedy: str | None = None, kind: typ
     return Answer(number, None, error=error, id=number)
 
 
-def _read_json_lines(
+def _read_objects(
     path: str, column: str, id_column: str | None, pair_column: str | None, keep: bool
 ) -> Iterator[Answer]:
     wanted = [name for name in (column, id_column, pair_column) if name is not None]
-    with open_input(path) as file:
-        for number, line in enumerate(lines(file, path), 1):
-            if not line.strip():
-                continue
-            try:
-                row = json.loads(line)
-            except (ValueError, RecursionError) as error:
-                yield _bad(path, number, f"not JSON ({error})")
-                continue
-            lacks = [name for name in wanted if not isinstance(row, dict) or name not in row]
-            if lacks:
-                remedy = nearest(lacks[0], row) if isinstance(row, dict) else "write one JSON object per line"
-                yield _bad(path, number, f"has no {lacks[0]!r}", remedy, ColumnError)
-            else:
-                null = next((name for name in (column, pair_column) if pair_column and row[name] is None), None)
-                value = row[column] if pair_column is None else Pair(row[column], row[pair_column])
-                id = row.get(id_column or "id", number)
-                columns = row if keep else {}
-                yield (
-                    Answer(number, value, id=id, columns=columns)
-                    if null is None
-                    else _bad(path, number, f"{null!r} is null")
-                )
-
-
-def _read_table(path: str, column: str, id_column: str | None, pair_column: str | None, keep: bool) -> Iterator[Answer]:
-    for number, row in enumerate(read_table(Path(path)), 1):
+    for number, row in read_numbered(Path(path)):
         if isinstance(row, str):
             yield _bad(path, number, row)
             continue
-        for name in (column, id_column, pair_column):
-            if name is not None and name not in row:
-                raise ColumnError(f"no column {name!r}", path, nearest(name, row))
+        lacks = next((name for name in wanted if name not in row), None)
+        if lacks is not None and Path(path).suffix.lower() in TABLES:
+            raise ColumnError(f"no column {lacks!r}", path, nearest(lacks, row))
+        if lacks is not None:
+            yield _bad(path, number, f"has no {lacks!r}", nearest(lacks, row), ColumnError)
+            continue
+        null = next((name for name in (column, pair_column) if pair_column and row[name] is None), None)
         value = row[column] if pair_column is None else Pair(row[column], row[pair_column])
-        yield Answer(number, value, id=row.get(id_column or "id", number), columns=row if keep else {})
+        id = row.get(id_column or "id", number)
+        yield (
+            Answer(number, value, id=id, columns=row if keep else {})
+            if null is None
+            else _bad(path, number, f"{null!r} is null")
+        )
 
 
 def _read_parquet(

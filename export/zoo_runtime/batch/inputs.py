@@ -12,15 +12,14 @@ from typing import Any
 
 from zoo.errors import ArtifactError, UsageError
 from zoo.storage import scratch_folder
-from zoo.tables import TABLES
+from zoo.tables import JSON, LINES, PARQUET, TABLES
 from zoo_runtime.batch.plan import Shard
 from zoo_runtime.batch.urls import base_name, file_system, is_url, local, remote_errors
-from zoo_runtime.rows import LINES, PARQUET
 
 __all__ = ["fetched", "find_shards", "is_batch"]
 
 _WRITTEN = (*LINES, PARQUET)
-_READ = (*_WRITTEN, *TABLES, ".txt")
+_READ = (*_WRITTEN, JSON, *TABLES, ".txt")
 
 
 def is_batch(text: str) -> bool:

@@ -1,25 +1,22 @@
-"""Reading rows of data: plain text, JSON lines, CSV, parquet, images, and folders of them, one row at a time."""
+"""Reading rows of data: plain text, JSON lines, JSON, CSV, parquet, images, and folders of them, one row at a time."""
 
 from __future__ import annotations
 
 import importlib
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from zoo.errors import ArtifactError, MissingPackageError, UsageError, nearest
-from zoo.reading import check_plain, lines
-from zoo.tables import TABLES, check_footer, read_table
+from zoo.reading import check_plain
+from zoo.tables import JSON, LINES, PARQUET, TABLES, open_parquet, read_numbered
 from zoo.terminal import is_unicode
 from zoo.training.data.saved import is_saved, read_saved
 
 __all__ = ["FileRows", "LocatedRow", "RowError", "data_files", "read_rows"]
 
-LINES = (".jsonl", ".ndjson")
 TEXTS = (".txt", ".md")
-PARQUET = ".parquet"
 IMAGES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff")
 _BATCH = 1024
 _PIECE = 1 << 18
@@ -54,7 +51,7 @@ def data_files(paths: Sequence[Path]) -> list[Path]:
         ArtifactError: a path does not exist or is no plain file, or a directory holds no data.
         UsageError: a file has an unknown type, or the files have several.
     """
-    known = (*LINES, *TABLES, *TEXTS, PARQUET, *IMAGES)
+    known = (*LINES, JSON, *TABLES, *TEXTS, PARQUET, *IMAGES)
     files: list[Path] = []
     for path in paths:
         if is_saved(path):
@@ -111,16 +108,19 @@ def read_rows(
             raise UsageError("an image has no columns but image and label", path, "give .jsonl, .csv or .parquet")
         yield {"image": str(path), "label": path.absolute().parent.name}
         return
-    read = _read_lines if suffix in LINES else _read_parquet if suffix == PARQUET else read_table
-    found: Iterator[dict[str, Any] | str] = read_saved(path) if is_saved(path) else read(path)
-    for number, row in enumerate(found, 1):
+    found: Iterator[tuple[int, dict[str, Any] | str]]
+    if is_saved(path) or suffix == PARQUET:
+        found = enumerate(read_saved(path) if is_saved(path) else _read_parquet(path), 1)
+    else:
+        found = read_numbered(path)
+    for number, row in found:
         where = f"{path}, row {number}"
         if isinstance(row, str):
             yield RowError(where, row)
             continue
         lacks = next((column for column in columns.values() if column not in row), None)
         if lacks is not None:
-            if suffix in LINES:
+            if suffix in (*LINES, JSON):
                 yield RowError(where, f"has no {lacks!r}")
                 continue
             raise UsageError(f"no column {lacks!r}", path, nearest(lacks, row))
@@ -170,40 +170,14 @@ def _read_text(path: Path) -> Iterator[dict[str, Any] | RowError]:
         raise ArtifactError(f"cannot read ({error.strerror})", path) from error
 
 
-def _read_lines(path: Path) -> Iterator[dict[str, Any] | str]:
-    """Yield the objects of JSON lines, or what is wrong with them."""
-    try:
-        with path.open("rb") as file:
-            for line in filter(bytes.strip, lines(file, path)):
-                try:
-                    row = json.loads(line, object_pairs_hook=_unique)
-                    yield row if isinstance(row, dict) else "not a JSON object"
-                except (ValueError, RecursionError) as error:
-                    yield f"not JSON ({error})"
-    except OSError as error:
-        raise ArtifactError(f"cannot read ({error.strerror})", path) from error
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return an object of JSON. Raises :class:`ValueError` if a key occurs twice."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        keys = [key for key, _ in pairs]
-        raise ValueError(f"the key {next(key for key in keys if keys.count(key) > 1)!r} occurs twice")
-    return found
-
-
 def _read_parquet(path: Path) -> Iterator[dict[str, Any]]:
     try:
         parquet: Any = importlib.import_module("pyarrow.parquet")
     except ImportError as error:
         raise MissingPackageError("parquet needs pyarrow", path, "pip install attention-zoo[parquet]") from error
-    try:
-        check_footer(parquet, path)
-        with parquet.ParquetFile(path) as file:
+    with open_parquet(parquet, path) as file:
+        try:
             for batch in file.iter_batches(_BATCH):
                 yield from batch.to_pylist()
-    except ArtifactError:
-        raise
-    except Exception as error:  # pyarrow raises its own classes
-        raise ArtifactError(f"not a parquet file ({error})", path) from error
+        except Exception as error:  # pyarrow raises its own classes
+            raise ArtifactError(f"not a parquet file ({error})", path) from error

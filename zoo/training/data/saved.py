@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from zoo.errors import ArtifactError, MissingPackageError, UsageError, nearest
+from zoo.tables import check_names
 
 __all__ = ["is_saved", "read_saved", "saved_split", "saved_splits"]
 
@@ -61,6 +62,7 @@ def read_saved(path: Path) -> Iterator[dict[str, Any]]:
         raise MissingPackageError(what, path, remedy) from error
     try:
         found = datasets.load_from_disk(str(path)).with_format(None)
+        check_names(found.data.column_names, path)
         for name, feature in found.features.items():
             if isinstance(feature, datasets.Image):
                 found = found.cast_column(name, datasets.Image(decode=False))
@@ -69,6 +71,8 @@ def read_saved(path: Path) -> Iterator[dict[str, Any]]:
             for values in zip(*batch.values(), strict=True):
                 row = dict(zip(batch, values, strict=True))
                 yield row | {name: convert(row[name]) for name, convert in named.items() if row[name] is not None}
+    except ArtifactError:
+        raise
     except Exception as error:  # datasets and pyarrow raise their own classes
         raise ArtifactError(f"not a saved data set ({error})", path) from error
 
