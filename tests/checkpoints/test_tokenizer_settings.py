@@ -13,7 +13,7 @@ from tokenizers import ByteLevelBPETokenizer, Tokenizer, processors
 import zoo as library
 from tests.checkpoints.test_pieces import FIRST, SIZES, checkpoint
 from tests.tokenizers.test_tokenizer import SENTENCES, bert_files
-from zoo.checkpoints import import_checkpoint
+from zoo.checkpoints import export_checkpoint, import_checkpoint
 from zoo.errors import ArtifactError, UsageError
 
 TEXTS = [*SENTENCES, "Time Flies", "caf\u00e9 Caf\u00e9", "\u65e5\u672c", "a  time"]
@@ -165,6 +165,27 @@ def test_a_mask_token_that_the_files_name_becomes_that_of_the_model(tmp_path: Pa
     config: Any = import_checkpoint(hub, tmp_path / "ours", verify=False).spec.config
     known = transformers.AutoTokenizer.from_pretrained(hub)
     assert config.mask_token_id == known.mask_token_id == known.convert_tokens_to_ids("time")
+
+
+@pytest.mark.parametrize("name", ["bert", "gpt2", "t5"])
+def test_a_published_folder_reads_texts_like_the_original(tmp_path: Path, name: str) -> None:
+    """With the tokens that were declared beside tokenizer.json, which now has them."""
+    hub = save(tmp_path, name, clean_up_tokenization_spaces=True)
+    more = {"additional_special_tokens": ["<tool>"], "pad_token": {"content": "time", "lstrip": True}}
+    (hub / "special_tokens_map.json").write_text(json.dumps(more))
+    (hub / "added_tokens.json").write_text(json.dumps({"flies,": 360 if name == "gpt2" else 599}))
+    theirs: Any = transformers.AutoTokenizer.from_pretrained(hub)
+    import_checkpoint(hub, tmp_path / "ours", verify=False)
+    export_checkpoint(tmp_path / "ours", tmp_path / "published", verify=False)
+    published: Any = transformers.AutoTokenizer.from_pretrained(tmp_path / "published")
+    ours = library.load_tokenizer(tmp_path / "ours")
+    for text in [*TEXTS, "a<tool>b", "<tool> <tool>", "a time", "time flies, it 's ."]:
+        ids = theirs(text)["input_ids"]
+        assert ids == published(text)["input_ids"] == ours.encode(text).ids
+        for special in (False, True):
+            wanted = theirs.decode(ids, skip_special_tokens=not special)
+            assert wanted == published.decode(ids, skip_special_tokens=not special)
+            assert wanted == ours.decode(ids, special_tokens=special)
 
 
 def test_types_of_pairs_are_those_of_the_stated_inputs(tmp_path: Path) -> None:

@@ -152,11 +152,13 @@ def add_tokens(tokenizer: Tokenizer, declared: DeclaredTokens) -> None:
     for token in (*declared.named.values(), *declared.extra):
         if _text(token) not in texts and token not in tokens:
             tokens.append(token)
-    special = {_text(token) for token in declared.named.values()}
+    named = {_text(token) for token in declared.named.values()}
+    special = {token.content for token in present if token.special}
     made = [AddedToken(token, special=True) if isinstance(token, str) else token for token in tokens]
     for token in made:
-        if token.content in special:
-            token.special = True
+        # the library still leaves a token that was special out of decoded texts, but does not store this
+        token.special = token.special or token.content in named or token.content in special
+        special |= {token.content} if token.special else set()
     tokenizer.add_tokens(made)
 
 
