@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as Backend
-from tokenizers.decoders import DecodeStream
+from tokenizers.decoders import DecodeStream, Metaspace, WordPiece
+from tokenizers.models import WordLevel
+from transformers import PreTrainedTokenizerFast
 
 import zoo
 from tests.runtime.test_streaming import KINDS, PIECES, token_ids, tokenizer_of
 from tests.tokenizers.test_model_tokenizer import trained
+from zoo.tokenizers.cleaning import remove_spaces
 
 FALLBACK = len(PIECES)
 """The token of byte 0 in the vocabulary with byte fallback."""
@@ -35,6 +39,26 @@ def test_pieces_add_up_to_the_decoded_text(kind: str, data: st.DataObject) -> No
     assert "".join(tokenizer.stream(ids)) == tokenizer.decode(ids)
     prompt = data.draw(token_ids(kind, whole=True))
     assert "".join(tokenizer.stream(ids, prompt)) == tokenizer.continuation(prompt, ids)
+
+
+CLEANED = ["do", "n", "'", "t", "s", "m", "ve", "re", ".", ",", "##n't", "##s", "[X]"]
+
+
+@pytest.mark.slow_after(1)
+@settings(deadline=None, max_examples=300)
+@given(ids=st.lists(st.integers(0, len(CLEANED) - 1), max_size=12), metaspace=st.booleans())
+def test_pieces_add_up_where_spaces_are_removed(ids: list[int], metaspace: bool) -> None:
+    """As of transformers' decoded text, whose end the next token may change."""
+    words = {word.replace("##", "\u2581") if metaspace else word: number for number, word in enumerate(CLEANED)}
+    backend = Backend(WordLevel(words, unk_token="[X]"))
+    backend.decoder = Metaspace() if metaspace else WordPiece(cleanup=False)
+    backend.add_special_tokens(["[X]"])
+    theirs: Any = PreTrainedTokenizerFast
+    wanted = theirs(tokenizer_object=backend, unk_token="[X]", clean_up_tokenization_spaces=True)
+    remove_spaces(backend)
+    tokenizer = zoo.Tokenizer(backend)
+    assert tokenizer.decode(ids) == wanted.decode(ids, skip_special_tokens=True)
+    assert "".join(tokenizer.stream(ids)) == tokenizer.decode(ids)
 
 
 @pytest.mark.parametrize("kind", ["bpe", "wordpiece"])

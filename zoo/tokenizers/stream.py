@@ -46,7 +46,7 @@ class TextStream:
 
     def __init__(self, backend: Any, prompt: Sequence[int] = ()) -> None:
         self._backend = backend
-        self._before, self._held = list(prompt), list[int]()  # tokens of the last piece, and those of the next
+        self._before, self._held = list(prompt), list[int]()  # tokens that precede the next piece, and its own
         self._decoder: DecodeStream | None = None
         """Decodes what follows a piece that is complete by itself."""
         self._cleans = cleans(backend)
@@ -59,7 +59,9 @@ class TextStream:
         piece = None if self._may_change(token) else self._next()
         if piece is None:
             return ""
-        self._before, self._held, self._decoded = self._held, [], 0
+        # the spaces that are removed depend on all tokens before
+        self._before = [*self._before, *self._held] if self._cleans else self._held
+        self._held, self._decoded = [], 0
         return piece
 
     def rest(self) -> str:
@@ -78,7 +80,7 @@ class TextStream:
         text = continuation(self._backend, self._before, self._held)
         if text.endswith(_INCOMPLETE):
             return None
-        if not _decode(self._backend, self._held).endswith(_INCOMPLETE):
+        if not self._cleans and not _decode(self._backend, self._held).endswith(_INCOMPLETE):
             self._decoder = DecodeStream(ids=self._held, skip_special_tokens=True)
         return text
 
