@@ -148,6 +148,24 @@ def test_variables_equal_those_of_transformers(tmp_path: Path) -> None:
     assert ours.render([USER], **given) == theirs.apply_chat_template([USER], tokenize=False, **given)
 
 
+@pytest.mark.parametrize("numbered", [False, True])
+def test_tokens_of_templates_equal_those_of_transformers(tmp_path: Path, numbered: bool) -> None:
+    """special_tokens_map.json has precedence, unless ``added_tokens_decoder`` is stated; a model may have own roles."""
+    source = "{{ bos_token }}{{ eos_token }}{{ pad_token }}{{ sep_token }}{{ image_token }}{{ audio_token }}"
+    save(tmp_path, source)
+    path = tmp_path / "tokenizer_config.json"
+    config = json.loads(path.read_text()) | {"image_token": "<img>", "extra_special_tokens": {"audio_token": "<sound>"}}
+    if numbered:
+        config["added_tokens_decoder"] = {"257": {"content": "<bos>", "special": True}}
+    path.write_text(json.dumps(config))
+    named = {"bos_token": {"content": "<eos>"}, "sep_token": "<mask>"}
+    (tmp_path / "special_tokens_map.json").write_text(json.dumps(named))
+    wanted = AutoTokenizer.from_pretrained(tmp_path).apply_chat_template([USER], tokenize=False)
+    assert read_chat_template(tmp_path).render([USER]) == wanted
+    assert wanted.startswith("<bos>" if numbered else "<eos>")
+    assert wanted.endswith("<img><sound>")
+
+
 @pytest.mark.parametrize("file", [None, "from the file"])
 def test_places_of_templates(tmp_path: Path, file: str | None) -> None:
     """The file has precedence; of named templates, ``default`` is taken."""

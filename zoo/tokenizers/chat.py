@@ -13,13 +13,12 @@ from zoo.artifact import CHAT_TEMPLATE, MANIFEST, TOKENIZER_CONFIG, ModelDirecto
 from zoo.artifact.weights import load_json
 from zoo.errors import ArtifactError, MissingPackageError
 from zoo.reading import read_text
+from zoo.tokenizers.declared import read_declared
 
 __all__ = ["ChatTemplate", "read_chat_template"]
 
 _MAX_SOURCE = 500_000
 """Characters of a template: compiling takes seconds for a million."""
-_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-"""The special tokens that templates know by name."""
 
 
 def read_chat_template(directory: str | os.PathLike[str]) -> ChatTemplate:
@@ -36,15 +35,12 @@ def read_chat_template(directory: str | os.PathLike[str]) -> ChatTemplate:
     known = ModelDirectory.open(folder, weights=False).files if (folder / MANIFEST).is_file() else None
     names = ("special_tokens_map.json", TOKENIZER_CONFIG, CHAT_TEMPLATE)
     found = {name for name in names if (name in known if known is not None else (folder / name).is_file())}
-    said: dict[str, Any] = {}
-    for name in names[:2]:
-        said |= load_json(folder / name) if name in found else {}
-    tokens = {
-        key: said[key]["content"] if isinstance(said[key], Mapping) else said[key] for key in _TOKENS if said.get(key)
-    }
+    where = folder / TOKENIZER_CONFIG
+    named, said = (load_json(folder / name) if name in found else {} for name in names[:2])
+    tokens = read_declared(said, named, {}, [], where).texts
     if CHAT_TEMPLATE in found:
         return ChatTemplate(_text(folder / CHAT_TEMPLATE), tokens, folder / CHAT_TEMPLATE)
-    stated, where = said.get("chat_template"), folder / TOKENIZER_CONFIG
+    stated = said.get("chat_template")
     if isinstance(stated, list):
         stated = next((entry.get("template") for entry in stated if entry.get("name") == "default"), None)
     if stated is None:

@@ -32,10 +32,14 @@ class DeclaredTokens:
     unstated: frozenset[str] = frozenset()
     """Texts of special tokens that no file states: the class has them by default."""
 
+    @property
+    def texts(self) -> dict[str, str]:
+        """The text of each named token, by its key."""
+        return {key: _text(token) for key, token in self.named.items()}
+
     def name(self, role: str) -> str | None:
         """Return the text of a special token, given its role."""
-        token = self.named.get(f"{role}_token")
-        return None if token is None else _text(token)
+        return self.texts.get(f"{role}_token")
 
 
 def read_declared(
