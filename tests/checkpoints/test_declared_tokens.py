@@ -16,7 +16,7 @@ import transformers
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 from zoo.checkpoints.importing import find_layout
-from zoo.errors import UsageError
+from zoo.errors import UsageError, ZooError
 from zoo.tokenizers.load import parse_tokenizer, tokenizer_json
 from zoo.tokenizers.settings import SettledTokenizer, settle
 
@@ -249,6 +249,32 @@ def test_tokens_and_settings_are_read_as_transformers_does(tmp_path: Path, kind:
 def test_many_more_combinations(tmp_path: Path, kind: str) -> None:
     """As above."""
     check(tmp_path, kind, range(4, 150))
+
+
+@pytest.mark.parametrize("kind", ["bert", "distilbert", "gpt2", "roberta", "bart"])
+def test_vocabularies_are_read_as_transformers_does(tmp_path: Path, kind: str) -> None:
+    """Without tokenizer.json; some combinations are refused by the reader of the vocabulary."""
+    compared = 0
+    write(tmp_path / "saved", kind)
+    vocab, merges = vocabulary(kind)
+    layout = find_layout(KINDS[kind][0], tmp_path)[2]
+    for seed in range(12):
+        hub = tmp_path / str(seed)
+        shutil.copytree(tmp_path / "saved", hub)
+        combine(Random(f"{kind} {seed}"), hub, kind)
+        (hub / "tokenizer.json").unlink()
+        path = hub / ("vocab.json" if merges else "vocab.txt")
+        path.write_text(json.dumps(vocab) if merges else "\n".join(vocab))
+        if merges:
+            (hub / "merges.txt").write_text("\n".join(map(" ".join, [("#version:", "0.2"), *merges])))
+        try:
+            theirs = transformers.AutoTokenizer.from_pretrained(hub)
+            ours = settle(path, {}, family=layout.tokenizer, overrides=layout.overrides_tokenizer)
+        except (TypeError, ValueError, ZooError):
+            continue
+        compared += 1
+        assert not differences(ours, theirs), f"{kind} {seed}"
+    assert compared > 2
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -9,7 +9,6 @@ from typing import Any
 
 from tokenizers import Tokenizer, normalizers
 
-from zoo.artifact import TOKENIZER
 from zoo.checkpoints.layout import Layout
 from zoo.checkpoints.sentences import lowers_texts
 from zoo.checkpoints.source import Checkpoint
@@ -70,16 +69,16 @@ class CheckpointTokenizer:
 
         Raises:
             ArtifactError: it is broken, or a setting cannot be represented.
-            UsageError: a setting cannot be applied, or the layout does not say how the
-                family numbers the pieces of a SentencePiece model.
+            UsageError: a setting cannot be applied, or the layout does not say how the family numbers the pieces of a
+                SentencePiece model.
         """
         return self._read[0]
 
     @cached_property
     def _settled(self) -> SettledTokenizer | None:
-        """The tokenizer of a tokenizer.json; None if it is in another format."""
+        """The tokenizer of a tokenizer.json or a vocabulary; None if it is of SentencePiece."""
         layout = self.layout
-        if self.path.name != TOKENIZER:
+        if self.path.suffix in (".model", ".spm"):
             return None
         family, overrides = layout.tokenizer, layout.overrides_tokenizer
         return settle(self.path, self.checkpoint.config, family=family, overrides=overrides)

@@ -10,6 +10,7 @@ from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, processors
 
+from zoo.artifact import TOKENIZER
 from zoo.artifact.weights import load_json
 from zoo.errors import ArtifactError, UsageError
 from zoo.tokenizers.classes import CLASSES, GENERIC, TokenizerClass, class_of, rebuilt
@@ -37,11 +38,11 @@ class SettledTokenizer:
 
 
 def settle(path: Path, config: Mapping[str, Any], *, family: str = "", overrides: bool = False) -> SettledTokenizer:
-    """Return the tokenizer of a tokenizer.json, with what tokenizer_config.json, special_tokens_map.json and
-    added_tokens.json beside it state.
+    """Return the tokenizer of a tokenizer.json, or of a vocabulary of WordPiece or byte-level BPE, with what
+    tokenizer_config.json, special_tokens_map.json and added_tokens.json beside it state.
 
     Args:
-        path: the tokenizer.json.
+        path: the tokenizer.json, or the vocabulary.
         config: the content of config.json.
         family: the class that transformers registers for the model type; empty if there is none.
         overrides: whether that class is used even if the files declare another one.
@@ -63,11 +64,14 @@ def settle(path: Path, config: Mapping[str, Any], *, family: str = "", overrides
     if kind is not None and not declared and kind.model != content["model"]["type"]:
         name, kind = GENERIC, None  # the class of the family cannot read this vocabulary
     check_keys(settings, name, where, known=kind is not None or name in _GENERIC)
-    padding = None if kind is not None else (load_json(path).get("padding") or {}).get("pad_token")
-    tokens = read_declared(settings, names, added, content["added_tokens"], where, kind=kind, padding=padding)
+    is_json = path.name == TOKENIZER
+    padding = (load_json(path).get("padding") or {}).get("pad_token") if is_json and kind is None else None
+    listed = content["added_tokens"] if is_json else []
+    tokens = read_declared(settings, names, added, listed, where, kind=kind, padding=padding)
     with guarded(path):
         if kind is not None:
-            tokenizer = _rebuilt(kind, name, content, settings, tokens, path)
+            base = content if is_json else content | {"post_processor": None}
+            tokenizer = _rebuilt(kind, name, base, settings, tokens, path)
         else:
             tokenizer = Tokenizer.from_str(json.dumps(content))
         add_tokens(tokenizer, tokens)
