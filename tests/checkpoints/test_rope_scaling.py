@@ -47,7 +47,7 @@ FAMILIES: dict[str, tuple[Any, Any, dict[str, Any]]] = {
     "mistral": (MistralConfig, MistralForCausalLM, {"sliding_window": None}),
     "qwen2": (Qwen2Config, Qwen2ForCausalLM, {}),
     "qwen3": (Qwen3Config, Qwen3ForCausalLM, {"head_dim": 16}),
-    "mixtral": (MixtralConfig, MixtralForCausalLM, {"num_local_experts": 3}),
+    "mixtral": (MixtralConfig, MixtralForCausalLM, {"num_local_experts": 3, "head_dim": 16}),
     "gemma3_text": (Gemma3TextConfig, Gemma3ForCausalLM, {"head_dim": 16, "sliding_window": 8}),
     "phi3": (Phi3Config, Phi3ForCausalLM, {}),
 }
@@ -93,7 +93,8 @@ def make(family: str, said: dict[str, Any], **values: Any) -> PreTrainedModel:
     else:
         hub |= {"rope_scaling": said, "rope_theta": parameters["rope_theta"]}
     file.write_text(json.dumps({**hub, **values}))
-    return cls.from_pretrained("hub", attn_implementation="eager").eval().double()
+    options = {"experts_implementation": "eager"} if family == "mixtral" else {}  # others have no float64
+    return cls.from_pretrained("hub", attn_implementation="eager", **options).eval().double()
 
 
 def logits(theirs: PreTrainedModel, ids: Tensor, **options: Any) -> Any:
