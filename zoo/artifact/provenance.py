@@ -62,6 +62,8 @@ class Origin(Settings):
     """As the source states it, for instance ``apache-2.0``."""
     comparison: str | None = None
     """Result of comparing an imported model with the original implementation."""
+    answers: str | None = None
+    """Result of comparing it from text to answer: token ids, chats, vectors and classes."""
     seed: int | None = None
     """Random seed of initialised weights."""
     changes: tuple[str, ...] = ()
@@ -135,7 +137,7 @@ class Origin(Settings):
             case "unknown":
                 text = "of unknown origin"
         text += f" ({', '.join(details)})" if details else ""
-        text += f", {self.comparison}" if self.comparison else ""
+        text += "".join(f", {result}" for result in (self.comparison, self.answers) if result)
         return [text, *(self.parent._texts() if self.parent is not None else ())]
 
 

@@ -31,6 +31,7 @@ from zoo.artifact.card import model_card
 from zoo.artifact.prefixes import read_prompts
 from zoo.artifact.provenance import Origin, base_name
 from zoo.artifact.weights import DTYPES, dtype_name
+from zoo.checkpoints.answers import AnswerComparison, Answers
 from zoo.checkpoints.common import generation_config, read_common, require_tokens, task_prefixes
 from zoo.checkpoints.files import require_own_files
 from zoo.checkpoints.layout import Layout
@@ -70,6 +71,8 @@ class Imported:
     """Tensors that were initialised, and tensors of the checkpoint that the model does not have."""
     comparison: Comparison
     """Comparison with the original implementation, or why there is none."""
+    answers: Answers
+    """Comparison from text to answer, and what could not be compared."""
     notes: tuple[str, ...] = ()
     """What was changed to read the checkpoint, as recorded in the origin of the model."""
 
@@ -112,7 +115,7 @@ def import_checkpoint(
         allow_missing: initialise missing tensors whose name, in the checkpoint or in zoo, matches these patterns.
         allow_keys: ignore unknown keys of config.json that match these patterns.
         drop_tokens: leave out added tokens of the tokenizer whose ids lie beyond the rows of the embedding.
-        verify: compare outputs with those of the original implementation; by default if that is installed.
+        verify: compare outputs, tokens and answers with those of the original; by default if that is installed.
         force: replace an existing model directory.
         progress: called with the number of weight bytes written so far and in total.
 
@@ -121,7 +124,7 @@ def import_checkpoint(
             refuses tensors; all such tensors are listed.
         ArtifactError: a file is missing or invalid or a link out of the checkpoint, or tensors are missing, unexpected
             or of the wrong shape; all such tensors are listed.
-        ParityError: the outputs differ from those of the original implementation.
+        ParityError: outputs, tokens or answers differ from those of the original.
     """
     source, target = Path(source), Path(target)
     checkpoint = Checkpoint.open(source)
@@ -187,11 +190,23 @@ def import_checkpoint(
             write_json(stage / GENERATION, generation)
         if not (stage / PREFIXES).exists() and (prefixes := task_prefixes(checkpoint)):
             write_json(stage / PREFIXES, prefixes)
+        answers = AnswerComparison(stage, description, own, checkpoint, verify)
+        answers.compare_tokens()
         missing = f"{len(whole.initialised)} tensors were missing and initialised" if whole.initialised else None
         weights = ((name, whole(name)) for name in whole.groups)
         comparison = compare(
-            weights, own, original, checkpoint, layout, wanted=verify, hindrance=missing, chosen=chosen
+            weights,
+            own,
+            original,
+            checkpoint,
+            layout,
+            wanted=verify,
+            hindrance=missing,
+            chosen=chosen,
+            then=answers.compare_classes,
         )
+        if comparison.reason is None:
+            answers.compare_library(original)
         origin = Origin(
             kind="imported",
             source=name or base_name(source),
@@ -200,6 +215,7 @@ def import_checkpoint(
             license=checkpoint.license,
             # The reason for a missing comparison may quote another library, and with it local paths.
             comparison=str(comparison) if comparison.reason is None else "not compared with the original",
+            answers=answers.found.recorded,
             seed=seed if head.new else None,
             changes=(*notes, *head.changes(), *([f"converted to {dtype_name(dtype)}"] if dtype else [])),
             weights=digest,
@@ -208,7 +224,7 @@ def import_checkpoint(
         (stage / CARD).write_text(
             model_card(spec, description["dtype"], origin, parameter_count(spec)), encoding="utf-8"
         )
-    return Imported(spec, head, comparison, tuple(notes))
+    return Imported(spec, head, comparison, answers.found, tuple(notes))
 
 
 Fitted = tuple[ModelSpec, Config | None, TensorReader]

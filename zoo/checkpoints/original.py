@@ -7,6 +7,7 @@ import inspect
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from logging import ERROR, getLogger
 from typing import Any, Literal, cast
 
 import torch
@@ -23,7 +24,7 @@ from zoo.models import create, persist
 from zoo.registry import ModelSpec
 from zoo.system import free_memory
 
-__all__ = ["Comparison", "Exact", "compare"]
+__all__ = ["Comparison", "Exact", "Unavailable", "call", "compare", "quiet", "require_memory"]
 
 _EXACT = 1e-10
 """Maximum difference of float64 outputs, relative to the largest output."""
@@ -137,6 +138,7 @@ def compare(
     wanted: bool | None,
     hindrance: str | None = None,
     chosen: Collection[str] = (),
+    then: Callable[[nn.Module, nn.Module], None] | None = None,
 ) -> Comparison:
     """Compare a model with the original implementation, on the same weights and inputs.
 
@@ -149,6 +151,7 @@ def compare(
         wanted: True to raise if no comparison is possible, False to skip the comparison.
         hindrance: a known reason why no comparison is possible.
         chosen: fields of the configuration that the user set, which config.json may contradict.
+        then: called with the model and the original, both in float64, once they are equal.
 
     Raises:
         UsageError: the comparison is wanted but impossible.
@@ -158,20 +161,23 @@ def compare(
         return Comparison(reason="disabled")
     try:
         if hindrance is not None:
-            raise _Unavailable(hindrance)
-        _require_memory(model)
+            raise Unavailable(hindrance)
+        require_memory(2 * 8 * create.count_parameters(model))  # two models in float64
         dtype = next(model.parameters()).dtype
-        with _quiet():
+        with quiet():
             theirs = _load(checkpoint, layout, spec.config, dtype, chosen)
         persist.fill(model, weights)
-        return _judge(spec.config, model, theirs.eval(), layout, checkpoint)
-    except (ImportError, _Unavailable) as reason:
+        found = _judge(spec.config, model, theirs.eval(), layout, checkpoint)
+        if then is not None:
+            then(model, theirs)
+        return found
+    except (ImportError, Unavailable) as reason:
         if wanted:
             raise UsageError(f"cannot be compared with the original: {reason}", checkpoint.where) from reason
         return Comparison(reason=str(reason))
 
 
-class _Unavailable(Exception):  # noqa: N818  (a reason, usually not reported as an error)
+class Unavailable(Exception):  # noqa: N818  (a reason, usually not reported as an error)
     """The reason why no comparison is possible."""
 
 
@@ -184,10 +190,10 @@ def _load(
         if original is not None:
             return original(checkpoint, config).to(dtype)
         return _load_named(checkpoint, layout, config, dtype, chosen)
-    except (ImportError, _Unavailable):
+    except (ImportError, Unavailable):
         raise
     except Exception as error:  # another library may raise anything for an unknown file
-        raise _Unavailable(f"the original cannot load it: {' '.join(str(error).split())[:200]}") from error
+        raise Unavailable(f"the original cannot load it: {' '.join(str(error).split())[:200]}") from error
 
 
 def _load_named(
@@ -195,17 +201,17 @@ def _load_named(
 ) -> nn.Module:
     """Load the transformers class that a checkpoint names, or another if that lacks the head of the model's task."""
     if checkpoint.file is not None:
-        raise _Unavailable("a single tensor file does not identify the original")
+        raise Unavailable("a single tensor file does not identify the original")
     if importlib.util.find_spec("transformers") is None:
-        raise _Unavailable("transformers is not installed")
+        raise Unavailable("transformers is not installed")
     import transformers
 
     name = layout.class_of(config, (checkpoint.config.get("architectures") or [None])[0])
     if name is None:
-        raise _Unavailable(f"no original class supports {config.task}")
+        raise Unavailable(f"no original class supports {config.task}")
     cls = getattr(transformers, name, None)
     if cls is None:
-        raise _Unavailable(f"transformers {transformers.__version__} has no {name}")
+        raise Unavailable(f"transformers {transformers.__version__} has no {name}")
     options: dict[str, Any] = {"dtype": dtype, "attn_implementation": "eager", "local_files_only": True}
     stated = {item.theirs: item for item in layout.fields if (item.ours or item.theirs) in chosen}
     values = {key: item.write(config, checkpoint.config_file) for key, item in stated.items()}
@@ -221,44 +227,46 @@ def _load_named(
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
-    """Silence the progress reports of transformers."""
+def quiet() -> Iterator[None]:
+    """Silence the progress reports of transformers, and the remarks of sentence-transformers."""
     if importlib.util.find_spec("transformers") is None:
         yield
         return
     from transformers.utils import logging as untyped
 
     logging: Any = untyped
-    level, bar = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    other = getLogger("sentence_transformers")
+    level, bar, said = logging.get_verbosity(), logging.is_progress_bar_enabled(), other.level
+    other.setLevel(ERROR)
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     try:
         yield
     finally:
+        other.setLevel(said)
         logging.set_verbosity(level)
         if bar:
             logging.enable_progress_bar()
 
 
-def _require_memory(model: nn.Module) -> None:
-    """Raise unless two models in float64 fit into memory."""
-    needed = 2 * 8 * create.count_parameters(model)
+def require_memory(needed: int) -> None:
+    """Raise :class:`Unavailable` unless this number of bytes is free."""
     free = free_memory()
     if needed > free:
-        raise _Unavailable(f"{needed / 1e9:.1f} GB of memory needed, {free / 1e9:.1f} GB free")
+        raise Unavailable(f"{needed / 1e9:.1f} GB of memory needed, {free / 1e9:.1f} GB free")
 
 
 def _judge(config: Config, model: nn.Module, theirs: nn.Module, layout: Layout, checkpoint: Checkpoint) -> Comparison:
     dtype = next(model.parameters()).dtype
     outputs = {tensor.name: tensor for graph in config.graphs() for tensor in graph.output_tensors()}
-    with torch.no_grad(), _quiet():
+    with torch.no_grad(), quiet():
         batches = _accepted(config, theirs, list(_batches(config, model, layout)), dtype)
-        narrow = [(_call(config, model, feeds, dtype), _call(config, theirs, feeds, dtype)) for feeds in batches]
+        narrow = [(call(config, model, feeds, dtype), call(config, theirs, feeds, dtype)) for feeds in batches]
         model.double()
         theirs.double()
-        ours64 = [_call(config, model, feeds, torch.float64) for feeds in batches]
+        ours64 = [call(config, model, feeds, torch.float64) for feeds in batches]
         with Exact(theirs):
-            theirs64 = [_call(config, theirs, feeds, torch.float64) for feeds in batches]
+            theirs64 = [call(config, theirs, feeds, torch.float64) for feeds in batches]
     exact = error = original_error = 0.0
     for feeds, (ours, others), reference, wanted in zip(batches, narrow, ours64, theirs64, strict=True):
         moved: list[dict[str, Tensor]] = []
@@ -300,12 +308,12 @@ def _accepted(
     found, reason = [], ""
     for feeds in batches:
         try:
-            _call(config, theirs, feeds, dtype)
+            call(config, theirs, feeds, dtype)
             found.append(feeds)
         except Exception as error:  # another library may raise anything
             reason = " ".join(str(error).split())[:200]
     if not found:
-        raise _Unavailable(f"the original cannot run: {reason}")
+        raise Unavailable(f"the original cannot run: {reason}")
     return found
 
 
@@ -323,12 +331,12 @@ def _nudged(
     for module, frequencies in rotary:  # always float32
         module.inv_freq = frequencies
     exact = [parameter.double() for parameter in theirs.parameters()]
-    with torch.no_grad(), _quiet():
+    with torch.no_grad(), quiet():
         for _ in range(_NUDGES):
             for parameter, value in zip(theirs.parameters(), exact, strict=True):
                 noise = torch.rand(value.shape, generator=generator, dtype=value.dtype) - 0.5
                 parameter.copy_(value * (1 + epsilon * noise))
-            yield _call(config, theirs, feeds, dtype)
+            yield call(config, theirs, feeds, dtype)
         for parameter, value in zip(theirs.parameters(), exact, strict=True):
             parameter.copy_(value)
 
@@ -360,7 +368,7 @@ def _batches(config: Config, model: nn.Module, layout: Layout) -> Iterator[dict[
         yield found
 
 
-def _call(config: Config, model: nn.Module, feeds: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
+def call(config: Config, model: nn.Module, feeds: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
     """Return every output that is a tensor, by name."""
     result = model(**{name: feed.to(dtype) if feed.is_floating_point() else feed for name, feed in feeds.items()})
     if isinstance(result, Tensor):

@@ -16,6 +16,7 @@ from zoo.errors import UsageError, argument
 
 __all__ = [
     "CROSS_ENCODER",
+    "applies_activation",
     "cross_encoder_files",
     "encoder_settings",
     "has_cross_encoder",
@@ -72,6 +73,12 @@ def has_cross_encoder(checkpoint: Checkpoint) -> bool:
     """Whether a directory holds a cross-encoder that is a classifier of transformers, as version 6 saves it."""
     kinds = [module.kind for module in checkpoint.modules]
     return kinds == ["Transformer"] and checkpoint.json(PROMPTS).get("model_type") == CROSS_ENCODER
+
+
+def applies_activation(checkpoint: Checkpoint) -> bool:
+    """Whether a checkpoint is a cross-encoder that states its activation."""
+    older = checkpoint.config.keys() & {"sentence_transformers", "sbert_ce_default_activation_function"}
+    return bool(older) or has_cross_encoder(checkpoint)
 
 
 def stated_activation(checkpoint: Checkpoint, *, one_class: bool) -> tuple[Any, Path]:

@@ -59,6 +59,7 @@ def command(
             "new": list(imported.head.new),
             "dropped": list(imported.head.dropped),
             "comparison": imported.comparison.to_dict(),
+            "answers": imported.answers.to_dict(),
         }
         emit_json("get", result)
         return
@@ -66,3 +67,5 @@ def command(
     say(f"{target}: {facts}, from {spec.source}")
     say_head(imported.head.new, imported.head.dropped)
     say(imported.comparison)
+    if imported.answers.counts:
+        say(imported.answers)

@@ -105,6 +105,7 @@ def command(
         "dropped": list(imported.head.dropped),
         "notes": list(imported.notes),
         "comparison": imported.comparison.to_dict(),
+        "answers": imported.answers.to_dict(),
     }
     if as_json:
         emit_json("import", facts)
@@ -112,3 +113,5 @@ def command(
     say(f"{target}: {spec.architecture.name} for {spec.task}, {parameter_count(spec):,} parameters")
     say_head(imported.head.new, imported.head.dropped)
     say(imported.comparison)
+    if imported.answers.counts:
+        say(imported.answers)

@@ -1,0 +1,392 @@
+"""Comparison of an import with the original from text to answer: tokens, chats, vectors of texts, and classes.
+
+What zoo answers is computed from the files that the import writes, and from the model in float64. The original is the
+tokenizer and the pipeline of transformers, or the model of sentence-transformers. No code of a checkpoint is run.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from zoo.artifact import TARGET_TOKENIZER, TOKENIZER, ModelDirectory
+from zoo.artifact.prefixes import read_prefixes
+from zoo.checkpoints.original import Exact, Unavailable, call, quiet, require_memory
+from zoo.checkpoints.sentences import applies_activation
+from zoo.checkpoints.source import Checkpoint
+from zoo.checkpoints.token_answers import TokenComparison, ask
+from zoo.classes import ClassifierConfig
+from zoo.config import Config
+from zoo.errors import ArtifactError, ParityError, UsageError
+from zoo.registry import ModelSpec
+from zoo.tokenizers.inputs import TextInputs
+from zoo.tokenizers.load import read_tokenizer
+from zoo.tokenizers.tokenizer import Tokenizer
+from zoo.tokenizers.truncation import text_limit
+
+__all__ = ["AnswerComparison", "Answers"]
+
+_TEXTS = ("The rain has stopped by now.", "tea", "Où est-il ? 🙂", "  two  spaces  ", "A b C, D.")
+_PAIRS = (("The rain has stopped.", "tea"), ("a", "B c D"))
+_PROMPTS = 4
+"""Maximum number of prompts by name with which texts are encoded."""
+_CLOSE = 1e-5
+"""Maximum difference of answers, relative to the largest; pipelines round to float32."""
+_REMEDY = "the model does not answer as the original; nothing was written"
+_PAIR_TASKS = ("text-classification", "question-answering", "pretraining")
+_FUNCTIONS = {"single_label_classification": "softmax", "multi_label_classification": "sigmoid", "regression": "none"}
+_DECODED = ("text-generation", "text2text-generation", "speech-recognition")
+
+
+@dataclass
+class Answers:
+    """What was compared from text to answer, and why the rest was not."""
+
+    counts: dict[str, int] = field(default_factory=dict)
+    """Number of inputs by kind of comparison."""
+    against: list[str] = field(default_factory=list)
+    """The libraries compared with, and their versions."""
+    reasons: dict[str, str] = field(default_factory=dict)
+    """Why something was not compared, by kind."""
+
+    def __str__(self) -> str:
+        return self._text([library.partition(" ")[0] for library in self.against], self.reasons)
+
+    @property
+    def recorded(self) -> str:
+        """The same with versions, but without messages of other libraries, which may quote local paths."""
+        return self._text(self.against, {kind: reason.partition(": ")[0] for kind, reason in self.reasons.items()})
+
+    def _text(self, against: Sequence[str], reasons: Mapping[str, str]) -> str:
+        counted = ", ".join(f"{count} {kind}" for kind, count in self.counts.items())
+        left = ", ".join(f"{kind} ({reason})" for kind, reason in reasons.items())
+        said = [f"answers equal those of {' and '.join(against)}: {counted}"] if counted else []
+        return "; ".join([*said, *([f"not compared: {left}"] if left else [])])
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain data."""
+        return {"compared": self.counts, "against": self.against, "not_compared": self.reasons}
+
+
+class AnswerComparison:
+    """Compares the answers of an import, stage by stage, and collects what was compared.
+
+    Args:
+        stage: the folder with the files that the import wrote.
+        description: the content of the config.json to be written.
+        spec: the model, with the task of the checkpoint.
+        checkpoint: the checkpoint.
+        wanted: True to raise if something cannot be compared, False to compare nothing.
+    """
+
+    def __init__(
+        self, stage: Path, description: Mapping[str, Any], spec: ModelSpec, checkpoint: Checkpoint, wanted: bool | None
+    ) -> None:
+        self.spec, self.checkpoint, self.wanted = spec, checkpoint, wanted
+        files: dict[str, Mapping[str, Any]] = {path.name: {} for path in stage.iterdir()}
+        self.stored = ModelDirectory(stage, files, {**description, "task": spec.task, "config": spec.config.to_dict()})
+        self.found = Answers()
+
+    @cached_property
+    def _tokenizer(self) -> Tokenizer:
+        """The tokenizer that was written, which does not truncate."""
+        path, target = self.stored.path, None
+        if TARGET_TOKENIZER in self.stored.files:
+            target = Tokenizer(read_tokenizer(path / TARGET_TOKENIZER))
+        inputs = TextInputs(self.spec.graphs, self.spec.config, path)
+        return Tokenizer(read_tokenizer(path / TOKENIZER), inputs, target=target)
+
+    @cached_property
+    def _limit(self) -> int | None:
+        """The number of tokens to which zoo truncates texts by default."""
+        return text_limit(self.stored, None)
+
+    @cached_property
+    def _original(self) -> Any:
+        """The original tokenizer. Raises :class:`Unavailable` or ``ImportError``."""
+        if importlib.util.find_spec("transformers") is None:
+            raise Unavailable("transformers is not installed")
+        import transformers
+
+        try:
+            loaded = transformers.AutoTokenizer.from_pretrained(
+                self.checkpoint.path, local_files_only=True, trust_remote_code=False
+            )
+        except Exception as error:  # another library may raise anything for an unknown file
+            raise Unavailable(f"the original cannot load it: {_line(error)}") from error
+        self._name(transformers)
+        return loaded
+
+    def _name(self, library: Any) -> None:
+        name = f"{library.__name__.replace('_', '-')} {library.__version__}"
+        if name not in self.found.against:
+            self.found.against.append(name)
+
+    def _attempt(self, kind: str, compare: Callable[[], int | str]) -> None:
+        """Record the number of inputs that a function compared, or why it could not.
+
+        Raises :class:`UsageError` if the comparison is wanted, but not possible.
+        """
+        if self.wanted is False:
+            self.found.reasons = {"answers": "disabled"}
+            return
+        try:
+            with quiet():
+                count = compare()
+        except (ImportError, Unavailable) as reason:
+            if self.wanted:
+                what = f"{kind} cannot be compared with the original: {reason}"
+                raise UsageError(what, self.checkpoint.where) from reason
+            count = str(reason)
+        if isinstance(count, str):
+            self.found.reasons[kind] = count
+        else:
+            self.found.counts[kind] = count
+
+    def compare_tokens(self) -> None:
+        """Compare what needs no model. Raises :class:`ParityError` for a difference."""
+        if TOKENIZER not in self.stored.files:
+            self.found.reasons["answers"] = "the model has no tokenizer"
+            return
+
+        def texts() -> int | str:
+            return self._tokens.compare_ids(pairs=self.spec.task in _PAIR_TASKS, limit=self._limit)
+
+        self._attempt("texts to token ids", texts)
+        if "texts to token ids" not in self.found.counts:
+            return
+        left, every = len(self._tokens.tokens), len(self._tokens.all_tokens)
+        if left < every:
+            self.found.reasons["added tokens"] = f"{every - left} of {every}, beyond a sample"
+        if self._tokens.left_out:
+            self.found.reasons["texts with pieces outside the vocabulary"] = str(self._tokens.left_out)
+        if self.spec.task in _DECODED:
+            self._attempt("token lists to texts", self._tokens.compare_decoding)
+        if self._original.chat_template:
+            self._attempt("chats to prompts", lambda: self._tokens.compare_chats(self.stored.path))
+
+    @cached_property
+    def _tokens(self) -> TokenComparison:
+        return TokenComparison(self._tokenizer, self._original, self.checkpoint.where)
+
+    def compare_classes(self, model: nn.Module, theirs: nn.Module) -> None:
+        """Compare the classes of texts or tokens with those of the original's pipeline.
+
+        Args:
+            model: zoo's model, in float64.
+            theirs: the original model, in float64.
+
+        Raises:
+            ParityError: labels or scores differ.
+        """
+        if "texts to token ids" not in self.found.counts or applies_activation(self.checkpoint):
+            return
+        if self.spec.task == "text-classification":
+            self._attempt("texts to classes", lambda: self._classes_of_texts(model, theirs))
+        single = getattr(self.spec.config, "problem_type", None) == "single_label_classification"
+        if self.spec.task == "token-classification" and single:
+            self._attempt("texts to classes of tokens", lambda: self._classes_of_tokens(model, theirs))
+
+    def compare_library(self, model: nn.Module) -> None:
+        """Compare vectors or scores with those of sentence-transformers, for its directories.
+
+        Args:
+            model: zoo's model, in float64.
+
+        Raises:
+            ParityError: vectors or scores differ.
+        """
+        if "texts to token ids" not in self.found.counts:
+            return
+        if self.spec.task == "sentence-embedding" and self.checkpoint.modules:
+            self._attempt("texts to vectors", lambda: self._vectors(model))
+        elif self.spec.task == "text-classification" and applies_activation(self.checkpoint):
+            self._attempt("pairs to scores", lambda: self._scores(model))
+
+    def _classes_of_texts(self, model: nn.Module, theirs: nn.Module) -> int:
+        import transformers
+
+        config = self.spec.config
+        assert isinstance(config, ClassifierConfig)
+        kind: Any = transformers.TextClassificationPipeline
+        pipeline = kind(model=theirs, tokenizer=self._original, device="cpu")
+        options: dict[str, Any] = {"top_k": None}
+        if self.checkpoint.config.get("problem_type") is None:  # the pipeline would guess what the user has stated
+            options["function_to_apply"] = _FUNCTIONS[str(config.problem_type)]
+        names = config.labels or tuple(f"LABEL_{number}" for number in range(config.num_classes))
+        cases = self._cases(pairs=True)
+        for case in cases:
+            logits = self._outputs(model, [case])["logits"][0]
+            found = sorted(zip(names, _scores(config, logits).tolist(), strict=True))
+            given = dict(zip(("text", "text_pair"), case, strict=False))
+            rows = self._ask(theirs, pipeline, given, **options)
+            wanted = sorted((row["label"], row["score"]) for row in rows)
+            self._require(case, found, wanted)
+        return len(cases)
+
+    def _classes_of_tokens(self, model: nn.Module, theirs: nn.Module) -> int:
+        import transformers
+
+        config = self.spec.config
+        assert isinstance(config, ClassifierConfig)
+        kind: Any = transformers.TokenClassificationPipeline
+        pipeline = kind(
+            model=theirs, tokenizer=self._original, device="cpu", aggregation_strategy="none", ignore_labels=[]
+        )
+        names = config.labels or tuple(f"LABEL_{number}" for number in range(config.num_classes))
+        cases = self._cases(pairs=False)
+        for case in cases:
+            chances = self._outputs(model, [case])["logits"][0].softmax(-1)
+            rows = self._ask(theirs, pipeline, *case)
+            best = [(row["index"], int(chances[row["index"]].argmax())) for row in rows]
+            found = [(names[label], float(chances[place, label])) for place, label in best]
+            self._require(case, found, [(row["entity"], float(row["score"])) for row in rows])
+        return len(cases)
+
+    def _vectors(self, model: nn.Module) -> int:
+        original = self._load("SentenceTransformer", model)
+        prompts = read_prefixes(self.stored)
+        cases, count = self._cases(pairs=False), 0
+        names = [None, *[name for name in prompts.texts if name != prompts.default][:_PROMPTS]]
+        for name in names:
+            prefix = prompts.texts.get(prompts.default or "", "") if name is None else prompts.texts[name]
+            for case in cases:
+                text = prefix + case[0]
+                found = self._outputs(model, [(text,)])["sentence_embedding"][0]
+                options = {"prompt_name": name, "convert_to_tensor": True, "show_progress_bar": False}
+                wanted = self._ask(original, original.encode, list(case), **options)[0]
+                count += 1
+                if found.shape != wanted.shape or not _close(found, wanted.double(), self._dtype):
+                    what = f"the vector of {text!r} is {_vector(found)}, that of the original {_vector(wanted)}"
+                    raise ParityError(what, self.checkpoint.where, _REMEDY)
+        self._compare_long(original)
+        return count
+
+    def _compare_long(self, original: Any) -> None:
+        """Compare the number of tokens that is left of a long text, without the model."""
+        if self._limit is None:
+            return
+        text = "The rain has stopped. " * (1 + self._limit // 4)
+        read = getattr(original, "preprocess", None) or original.tokenize
+        wanted = self._ask(original, read, [text])["input_ids"][0].tolist()
+        found = self._tokenizer.truncating(self._limit).encode(text).ids
+        if found != wanted:
+            what = f"a long text is truncated to {len(found)} tokens, by the original to {len(wanted)}"
+            raise ParityError(what, self.checkpoint.where, _REMEDY)
+
+    def _scores(self, model: nn.Module) -> int:
+        config = self.spec.config
+        assert isinstance(config, ClassifierConfig)
+        original = self._load("CrossEncoder", model)
+        options: dict[str, Any] = {"convert_to_tensor": True, "show_progress_bar": False}
+        if isinstance(original.activation_fn, nn.Identity) and config.num_classes > 1:  # applies nothing by default
+            options["activation_fn"] = _FUNCTION[str(config.problem_type)]
+        cases = self._cases(pairs=True)[-len(_PAIRS) :]
+        for case in cases:
+            found = _scores(config, self._outputs(model, [case])["logits"][0])
+            wanted = self._ask(original, original.predict, [case], **options).double().reshape(-1)
+            if found.shape != wanted.shape or not _close(found, wanted, self._dtype):
+                what = f"the scores of {case!r} are {_vector(found)}, those of the original {_vector(wanted)}"
+                raise ParityError(what, self.checkpoint.where, _REMEDY)
+        return len(cases)
+
+    def _load(self, name: str, model: nn.Module) -> Any:
+        """Load a class of sentence-transformers, in float64."""
+        if importlib.util.find_spec("sentence_transformers") is None:
+            raise Unavailable("sentence-transformers is not installed")
+        require_memory(2 * 8 * sum(parameter.numel() for parameter in model.parameters()))
+        import sentence_transformers
+
+        try:
+            loaded = getattr(sentence_transformers, name)(
+                str(self.checkpoint.path),
+                device="cpu",
+                local_files_only=True,
+                trust_remote_code=False,
+                model_kwargs={"dtype": getattr(torch, self._dtype), "attn_implementation": "eager"},
+            )
+        except Exception as error:  # another library may raise anything for an unknown file
+            raise Unavailable(f"sentence-transformers cannot load it: {_line(error)}") from error
+        self._name(sentence_transformers)
+        return loaded.eval().double()
+
+    @property
+    def _dtype(self) -> str:
+        return self.stored.dtype
+
+    def _cases(self, *, pairs: bool) -> list[tuple[str, ...]]:
+        """Return the texts that the model can read, and pairs of texts."""
+        found: list[tuple[str, ...]] = []
+        for case in [*((text,) for text in _TEXTS), *(_PAIRS if pairs else ())]:
+            try:
+                self._tokenizer(_given(case))
+                found.append(case)
+            except (ArtifactError, UsageError):  # such as too long for a small model, or without tokens
+                continue
+        if not found:
+            raise Unavailable("no text fits the model")
+        return found
+
+    def _outputs(self, model: nn.Module, cases: Sequence[tuple[str, ...]]) -> dict[str, Tensor]:
+        if len(self.spec.graphs) > 1:
+            raise Unavailable("the model has several graphs")
+        try:
+            arrays = self._tokenizer.truncating(self._limit)([_given(case) for case in cases])
+        except (ArtifactError, UsageError) as error:  # such as a prompt that is too long
+            raise Unavailable(f"zoo refuses a text: {error}") from error
+        taken = inspect.signature(model.forward).parameters
+        feeds = {name: torch.from_numpy(array) for name, array in arrays.items() if name in taken}
+        with torch.no_grad():
+            return call(self.spec.config, model, feeds, torch.float64)
+
+    def _ask(self, module: nn.Module, answer: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        """Return the answer of an original in float64, which does not round to float32 in between."""
+        with torch.no_grad(), Exact(module):
+            return ask(answer, *args, **options)
+
+    def _require(self, case: Sequence[str], found: list[tuple[str, float]], wanted: list[tuple[str, float]]) -> None:
+        names, others = ([name for name, _ in rows] for rows in (found, wanted))
+        mine, its = (torch.tensor([score for _, score in rows], dtype=torch.float64) for rows in (found, wanted))
+        if names != others or not _close(mine, its, self._dtype):
+            said, theirs = (", ".join(f"{name}: {score:.6f}" for name, score in rows[:8]) for rows in (found, wanted))
+            what = f"the classes of {' and '.join(map(repr, case))} are {said}, those of the original {theirs}"
+            raise ParityError(what, self.checkpoint.where, _REMEDY)
+
+
+_FUNCTION: Mapping[str, nn.Module] = {
+    "single_label_classification": nn.Softmax(-1), "multi_label_classification": nn.Sigmoid(),
+    "regression": nn.Identity(),
+}  # fmt: skip
+
+
+def _given(case: tuple[str, ...]) -> str | tuple[str, str]:
+    return case[0] if len(case) == 1 else (case[0], case[1])
+
+
+def _scores(config: Config, logits: Tensor) -> Tensor:
+    """Return the scores of classes, as the problem type says."""
+    result: Tensor = _FUNCTION[str(getattr(config, "problem_type", None))](logits)
+    return result
+
+
+def _close(found: Tensor, wanted: Tensor, dtype: str) -> bool:
+    """Whether answers are equal up to rounding; weights may have been converted to another dtype."""
+    limit = max(_CLOSE, 8 * torch.finfo(getattr(torch, dtype)).eps)
+    return bool((found - wanted).abs().max() <= limit * max(1.0, float(wanted.abs().max())))
+
+
+def _vector(values: Tensor) -> str:
+    listed = ", ".join(f"{value:.6f}" for value in values[:4].tolist())
+    return f"({len(values)}) [{listed}{', ...' * (len(values) > 4)}]"
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())[:200]
