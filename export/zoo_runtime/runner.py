@@ -349,7 +349,7 @@ class TextRunner(Runner[Tokens]):
     def check_lengths(self, number: int, *texts: str) -> None:
         """Raise :class:`LongInputError` for a text that a part of it shows to be too long, before it is encoded."""
         for text in texts:
-            self.inputs.check_length(text, self.tokenizer, f"input {number}", can_truncate=self.can_truncate)
+            self.inputs.check_length(text, self.tokenizer.exceeds, f"input {number}", can_truncate=self.can_truncate)
 
     @property
     def truncated(self) -> str | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -15,8 +15,6 @@ from zoo.errors import ArtifactError, UsageError, Wording
 
 if TYPE_CHECKING:
     from tokenizers import Encoding
-
-    from zoo.tokenizers.tokenizer import Tokenizer
 
 __all__ = ["LongInputError", "Side", "TextInputs", "padded", "require_tokens", "segments_of"]
 
@@ -104,18 +102,20 @@ class TextInputs:
             what = f"segment {max(types)} is out of range: the model has {self.segments}, numbered from 0"
             raise ArtifactError(what, where, "is this the model's tokenizer?")
 
-    def check_length(self, text: str, tokenizer: Tokenizer, where: object, *, can_truncate: bool = True) -> None:
+    def check_length(
+        self, text: str, exceeds: Callable[[str, int, object], bool], where: object, *, can_truncate: bool = True
+    ) -> None:
         """Raise :class:`LongInputError` for a text with more tokens than positions, if a part of it shows that.
 
         A long text takes much memory to encode. :meth:`check` finds the others.
 
         Args:
             text: the text.
-            tokenizer: the tokenizer that encodes it.
+            exceeds: ``exceeds`` of the :class:`zoo.tokenizers.tokenizer.Tokenizer` that encodes it.
             where: the input, for errors.
             can_truncate: whether the error may name truncation as a remedy.
         """
-        if self.positions is not None and tokenizer.exceeds(text, self.positions, where):
+        if self.positions is not None and exceeds(text, self.positions, where):
             raise self._too_long(f"more than {self.positions}", where, can_truncate)
 
     def _too_long(self, count: str, where: object, can_truncate: bool) -> LongInputError:

@@ -341,7 +341,7 @@ class Tokenizer:
         if self.stride is None or self.limit is None:
             if self.limit is None:
                 for text in texts:
-                    self.inputs.check_length(text, self, where)
+                    self.inputs.check_length(text, self.exceeds, where)
             encoded = self.encode(*texts, where=where, overflowing=False)
             require_tokens(encoded, where, *names)
             yield encoded, range(len(encoded.ids))
