@@ -131,7 +131,8 @@ def _read_objects(
         if lacks is not None:
             yield _bad(path, number, f"has no {lacks!r}", nearest(lacks, row), ColumnError)
             continue
-        null = next((name for name in (column, pair_column) if pair_column and row[name] is None), None)
+        pair = (column, pair_column) if pair_column is not None else ()
+        null = next((name for name in pair if row[name] is None), None)
         value = row[column] if pair_column is None else Pair(row[column], row[pair_column])
         id = row.get(id_column or "id", number)
         yield (

@@ -154,7 +154,7 @@ class _Fitting:
     def result(self) -> Fit:
         check_ids(self.spec.config, self.backend, self.source, self.given)
         before = self.spec.config.to_dict()
-        values = dict(self._sizes(before)) if self.resize else {}
+        values: dict[str, int | None] = dict(self._sizes(before)) if self.resize else {}
         values |= dict(self._ids(before))
         values = {name: value for name, value in values.items() if before[name] != value}
         shown = [f"{name} {self._value(name, value)}" for name, value in values.items()]
