@@ -188,6 +188,21 @@ def test_a_published_folder_reads_texts_like_the_original(tmp_path: Path, name: 
             assert wanted == ours.decode(ids, special_tokens=special)
 
 
+@pytest.mark.parametrize("stated", [{"max_len": 4}, {"model_max_length": 4, "max_len": 6}])
+def test_the_length_of_truncated_texts(tmp_path: Path, stated: dict[str, int]) -> None:
+    """The older name of it counts if there is no newer one."""
+    hub = save(tmp_path, "bert")
+    path = hub / "tokenizer_config.json"
+    config = {key: value for key, value in json.loads(path.read_text()).items() if key != "model_max_length"}
+    path.write_text(json.dumps({**config, **stated}))
+    import_checkpoint(hub, tmp_path / "ours", verify=False)
+    ours = library.load_tokenizer(tmp_path / "ours", truncate=True)
+    theirs: Any = transformers.AutoTokenizer.from_pretrained(hub)
+    wanted = theirs("time flies like an arrow", truncation=True)["input_ids"]
+    assert ours.encode("time flies like an arrow").ids == wanted
+    assert len(wanted) == 4
+
+
 def test_types_of_pairs_are_those_of_the_stated_inputs(tmp_path: Path) -> None:
     """Without token_type_ids, a model reads zeros."""
     hub = save(tmp_path, "bert")

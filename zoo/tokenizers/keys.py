@@ -44,7 +44,7 @@ SETTINGS: Mapping[str, Setting] = {
         "clean_up_tokenization_spaces clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output",
     ),
     **_all("applied", "prompts of chats", "chat_template"),
-    **_all("applied", "the length for `truncate`", "model_max_length"),
+    **_all("applied", "the length for `truncate`, the second if there is no first", "model_max_length max_len"),
     **_all(
         "applied",
         "languages and vocabularies, where a SentencePiece model is converted",
@@ -56,7 +56,7 @@ SETTINGS: Mapping[str, Setting] = {
     **_all(
         "inert",
         "zoo truncates only on request: generation loses the first tokens, other tasks the last",
-        "truncation_side max_length max_len stride truncation_strategy",
+        "truncation_side max_length stride truncation_strategy",
     ),
     **_all("applied", "without token_type_ids in it, both texts of a pair have the type 0", "model_input_names"),
     **_all(

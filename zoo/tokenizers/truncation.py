@@ -47,7 +47,7 @@ def text_limit(stored: ModelDirectory, truncate: bool | int | None) -> int | Non
     if stated is None and encodes_sentences:
         stated = _stated(stored, SENTENCES, "max_seq_length")
     if stated is None:
-        stated = _stated(stored, TOKENIZER_CONFIG, "model_max_length")
+        stated = _stated(stored, TOKENIZER_CONFIG, "model_max_length", "max_len")
     bounds = [bound for bound in (stated, positions) if bound is not None and bound < _UNLIMITED]
     if not bounds and truncate is None:
         return None
@@ -63,8 +63,11 @@ def trained_length(stored: ModelDirectory) -> int | None:
     return None if record is None else record.max_length
 
 
-def _stated(stored: ModelDirectory, name: str, key: str) -> int | None:
-    value = load_json(stored.path / name).get(key) if name in stored.files else None
+def _stated(stored: ModelDirectory, name: str, *keys: str) -> int | None:
+    """Return the length that a file states under the first of these keys that it has."""
+    content = load_json(stored.path / name) if name in stored.files else {}
+    key = next((key for key in keys if key in content), keys[0])
+    value = content.get(key)
     if isinstance(value, float) and value >= _UNLIMITED:
         return None
     if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
