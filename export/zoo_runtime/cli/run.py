@@ -55,7 +55,7 @@ def generation_options(command: Any) -> Any:
 @click.argument("texts", metavar="[TEXT]...", nargs=-1)
 @click.option(
     "--input", "input_file", metavar="FILE",
-    help="Inputs: lines of text, .jsonl, .json, .csv, .parquet; - for stdin. A folder, a pattern or a URL is a batch.",
+    help="Inputs: lines of text, .jsonl, .json, .csv, .parquet; - for stdin. A folder, pattern or URL is a batch.",
 )  # fmt: skip
 @click.option("--column", help="Column of inputs in a file with columns.  [default: text; messages with --chat]")
 @click.option("--pair-column", metavar="NAME", help="Column of second texts, for tasks on pairs.")

@@ -301,7 +301,7 @@ class Served:
         try:
             text = self.template.render(messages, where="messages", **values)
             tokenizer = self._plain_tokenizer
-            tokenizer.inputs.check_length(text, tokenizer, "messages", can_truncate=False)
+            tokenizer.inputs.check_length(text, tokenizer.exceeds, "messages", can_truncate=False)
             return list(tokenizer.encode(text, where="messages").ids)
         except ArtifactError as error:
             raise as_request_error(error, "messages") from error
