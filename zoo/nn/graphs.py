@@ -56,6 +56,9 @@ def _call(
         result = function(**arguments)
     if isinstance(result, Tensor):
         result = {graph.outputs[0].name: result}
+    if not isinstance(result, Mapping):
+        what = f"{graph.method} of {type(model).__qualname__} returns a {type(result).__qualname__}"
+        raise TypeError(f"{what}: return a tensor, or a dictionary of the outputs of graph {graph.name!r}")
     weights = weights or [item.weights for item in scores]
     if len(weights) != len(recorded):
         raise ValueError(f"graph {graph.name!r} declares {len(recorded)} attention outputs but computes {len(weights)}")

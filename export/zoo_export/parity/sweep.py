@@ -9,6 +9,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from traceback import walk_tb
 from types import MappingProxyType
 from typing import Any
 
@@ -609,9 +610,13 @@ class Magnitude:
         return {"error_of_limit": errors, "left_out": self.left_out}
 
 
+_SIZES_REMEDY = "correct it, or declare the sizes that it accepts, such as zoo.Size(min=2)"
+_DTYPE_REMEDY = "register a tensor that is kept as a buffer, so that it has the dtype of the model"
+
+
 @contextmanager
 def running(where: str, path: Path) -> Iterator[None]:
-    """Raise errors of the runtime as :class:`ParityError`."""
+    """Raise errors of the runtime, and of the model in PyTorch, as :class:`ParityError`."""
     try:
         yield
     except OutOfMemoryError as error:
@@ -623,6 +628,9 @@ def running(where: str, path: Path) -> Iterator[None]:
     except MemoryError as error:
         raise IncomparableError(f"too little memory {where} ({error})", path) from error
     except Exception as error:  # the runtime raises a dozen classes without a common base
+        if any(frame.f_globals.get("__name__") == "zoo.probe.module" for frame, _ in walk_tb(error.__traceback__)):
+            remedy = _DTYPE_REMEDY if re.search(r"got: \w+ != \w+|expected scalar type", str(error)) else _SIZES_REMEDY
+            raise ParityError(f"the model fails in PyTorch {where} ({_short(error)})", path, remedy) from error
         raise ParityError(f"the graph fails {where} ({_short(error)})", path) from error
 
 

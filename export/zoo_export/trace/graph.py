@@ -53,6 +53,21 @@ _READS_VALUES = ("meta tensor", "meta device", "data-dependent")
 
 _UNTRANSLATED = re.compile(r"No ONNX function found for <(?:OpOverload\(op='|built-in function |function )([\w.]+)")
 
+_PROBABLE = {
+    r"on device \w+ is not on the expected device": (
+        "a tensor is not where the model's are, as one that was kept from another call: register what is kept as a "
+        "persistent buffer, and make other tensors in forward on the device of an input"
+    ),
+    r"\.numpy\(\) is not supported for tensor subclasses": (
+        "a tensor of the trace was kept in an attribute or a cache: compute it in each call of forward"
+    ),
+    r"Expected size \d+ but got size \d+ for tensor number|Sizes of tensors must match except in dim": (
+        "tensors do not fit, as a past and new keys do if the graph declares another num_kv_heads or head_dim than the "
+        "model computes"
+    ),
+}
+"""Probable causes and remedies by torch's message, a regular expression."""
+
 
 def trace_graph(spec: ModelSpec, graph: Graph, dtype: str, *, opset: int, functions: bool = True) -> bytes:
     """Translate one declared graph to ONNX without allocating weights.
@@ -200,6 +215,9 @@ def _reason(error: BaseException) -> str:
         text = f"the code needs the values of a tensor, which are not known yet: {text}"
     if missing := _UNTRANSLATED.match(text):
         text = f"torch cannot translate {missing[1]} to ONNX: write it with other functions"
+    for pattern, cause in _PROBABLE.items():
+        if re.search(pattern, text):
+            text = f"{cause}: {text}"
     if "[OptimizedModule]" in text:
         text = "a module is wrapped in torch.compile, which no function can contain"
     if isinstance(first, KeyError):
