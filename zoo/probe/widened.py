@@ -142,18 +142,15 @@ class KeptWide(TorchFunctionMode):
     """
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        named = kwargs or {}
-        x = args[0] if args else None
-        is_wide = isinstance(x, Tensor) and x.dtype == torch.float64
-        if is_wide and function in _CONVERSIONS:
-            if isinstance(x, Product) and (function is Tensor.float or _asks_for_float32((*args[1:], *named.values()))):
-                return x  # computed only where it is read
-            return _unless_rounded(x, function(*args, **named))
-        if is_wide and named.get("dtype") is torch.float32:
-            named = {**named, "dtype": torch.float64}
+        # Every call of torch comes here, attributes of tensors included, so most take the shortest way.
+        if function in _CONVERSIONS:
+            return _convert(function, args, kwargs or {})
+        if kwargs and kwargs.get("dtype") is torch.float32 and args and _is_wide(args[0]):
+            kwargs = {**kwargs, "dtype": torch.float64}
         try:
-            return function(*args, **named)
+            return function(*args, **kwargs) if kwargs else function(*args)
         except RuntimeError:
+            x, named = args[0] if args else None, kwargs or {}
             dtype = x.dtype if isinstance(x, Tensor) and _is_in_place(function) else torch.float64
             given = {leaf.dtype for leaf in pytree.tree_leaves((args, named)) if isinstance(leaf, Tensor)}
             if not given >= {torch.float32, torch.float64}:
@@ -165,11 +162,22 @@ class KeptWide(TorchFunctionMode):
 _CONVERSIONS = {Tensor.float, Tensor.to, Tensor.type, Tensor.type_as}
 
 
-def _unless_rounded(x: Tensor, converted: Tensor) -> Tensor:
-    """Return a conversion of a float64 tensor, or, if it is to float32 and changes a number, a copy of the tensor."""
-    if not isinstance(converted, Tensor) or converted.dtype != torch.float32 or isinstance(x, WideWeight):
-        return converted  # weights are stored in float32 or less
+def _convert(function: Any, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
+    """Convert a tensor, unless it is in float64 and a conversion to float32 would change a number: return a copy."""
+    x = args[0]
+    to_float32 = function is Tensor.float or _asks_for_float32((*args[1:], *named.values()))
+    if isinstance(x, Product) and _is_wide(x) and to_float32:
+        return x  # computed only where it is read
+    converted = function(*args, **named)
+    if not _is_wide(x) or not isinstance(converted, Tensor) or converted.dtype != torch.float32:
+        return converted
+    if isinstance(x, WideWeight):  # stored in float32 or less
+        return converted
     return converted if torch.equal(converted.double(), x) else x.clone()
+
+
+def _is_wide(x: Any) -> bool:
+    return isinstance(x, Tensor) and x.dtype == torch.float64
 
 
 def _asks_for_float32(given: tuple[Any, ...]) -> bool:
