@@ -344,10 +344,10 @@ def _make_tensor(
     if (point.mean, point.deviation) == (0, 1):
         _replace(numbers.reshape(-1), SPECIAL, 8, rng)
     if point.values in ("NaN", "infinity"):
-        special = (np.nan,) if point.values == "NaN" else (np.inf, -np.inf)
+        missing = (np.nan,) if point.values == "NaN" else (np.inf, -np.inf)
         for row, share in ((0, 8), (1, 1)):
             if row < max(1, len(numbers) - 1) and numbers[row].size:
-                _replace(numbers[row : row + 1].reshape(-1), special, share, rng)  # a view
+                _replace(numbers[row : row + 1].reshape(-1), missing, share, rng)  # a view
     return numbers
 
 

@@ -83,13 +83,13 @@ class _OtherSigmoids(TorchDispatchMode):
     """
 
     def __init__(self, seed: int) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]  # of torch
         self._generator = torch.Generator().manual_seed(seed)
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         named = kwargs or {}
         if function.overloadpacket in (aten.lstm, aten.gru):  # their kernels have sigmoids, too
-            with _without_onednn(), self:
+            with torch.backends.mkldnn.flags(enabled=False), self:  # those of oneDNN compute a whole layer
                 return function.decompose(*args, **named)
         factor: Any = None
         if function.overloadpacket in (aten.sigmoid, aten.sigmoid_, aten.special_expit):
@@ -103,16 +103,6 @@ class _OtherSigmoids(TorchDispatchMode):
             noise = torch.rand(result.shape, generator=self._generator).mul_(2).sub_(1) * torch.finfo(result.dtype).eps
             result.add_(noise.to(result.dtype) * factor)
         return result
-
-
-@contextmanager
-def _without_onednn() -> Iterator[None]:
-    """Let recurrent layers call a kernel for each step: those of oneDNN compute a whole layer."""
-    before, torch.backends.mkldnn.enabled = torch.backends.mkldnn.enabled, False
-    try:
-        yield
-    finally:
-        torch.backends.mkldnn.enabled = before
 
 
 class _OtherRounding(TorchExecutor):

@@ -47,8 +47,10 @@ def class_name(label: Any) -> str:
     """
     if isinstance(label, bool | np.bool_):
         return str(bool(label))
+    if isinstance(label, int):
+        return str(label)
     if isinstance(label, Real | Decimal) and math.isfinite(label):
-        return str(int(float(label))) if float(label).is_integer() and not isinstance(label, int) else str(label)
+        return str(int(float(label))) if float(label).is_integer() else str(label)
     if isinstance(label, str) and _NUMBER.fullmatch(label) and math.isfinite(float(label)):
         return str(int(float(label))) if "." in label and float(label).is_integer() else label
     return str(label)
