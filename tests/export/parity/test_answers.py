@@ -16,10 +16,10 @@ from tests.exported import LIVELY
 from zoo.artifact import Export, ModelDirectory
 from zoo.models import create, persist
 from zoo.registry import registry
+from zoo.tokenizers.tokenizer import Tokenizer
 from zoo_export.parity.answers import Answers, Questions, _error
 from zoo_export.parity.subject import OnnxSubject
 from zoo_runtime.formula import Numbers
-from zoo_runtime.generation import text as pieces
 from zoo_runtime.tasks import candidates, classification, entities, generate, images, likelihood, questions, text
 
 Exported = Callable[..., Path]
@@ -114,7 +114,8 @@ def prompt_padded_on_the_right(patch: pytest.MonkeyPatch) -> None:
 
 
 def text_without_its_beginning(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(generate, "continuation", lambda *given: pieces.continuation(*given)[1:])
+    right = Tokenizer.continuation
+    patch.setattr(Tokenizer, "continuation", lambda self, prompt, ids: right(self, prompt, ids)[1:])
 
 
 def answers_begin_a_token_late(patch: pytest.MonkeyPatch) -> None:
