@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -85,12 +85,19 @@ class AnswerComparison:
         spec: the model, with the task of the checkpoint.
         checkpoint: the checkpoint.
         wanted: True to raise if something cannot be compared, False to compare nothing.
+        dropped: added tokens that the user left out.
     """
 
     def __init__(
-        self, stage: Path, description: Mapping[str, Any], spec: ModelSpec, checkpoint: Checkpoint, wanted: bool | None
+        self,
+        stage: Path,
+        description: Mapping[str, Any],
+        spec: ModelSpec,
+        checkpoint: Checkpoint,
+        wanted: bool | None,
+        dropped: Collection[str] = (),
     ) -> None:
-        self.spec, self.checkpoint, self.wanted = spec, checkpoint, wanted
+        self.spec, self.checkpoint, self.wanted, self.dropped = spec, checkpoint, wanted, dropped
         files: dict[str, Mapping[str, Any]] = {path.name: {} for path in stage.iterdir()}
         self.stored = ModelDirectory(stage, files, {**description, "task": spec.task, "config": spec.config.to_dict()})
         self.found = Answers()
@@ -175,7 +182,7 @@ class AnswerComparison:
 
     @cached_property
     def _tokens(self) -> TokenComparison:
-        return TokenComparison(self._tokenizer, self._original, self.checkpoint.where)
+        return TokenComparison(self._tokenizer, self._original, self.checkpoint.where, self.dropped)
 
     def compare_classes(self, model: nn.Module, theirs: nn.Module) -> None:
         """Compare the classes of texts or tokens with those of the original's pipeline.
@@ -302,6 +309,8 @@ class AnswerComparison:
         """Load a class of sentence-transformers, in float64."""
         if importlib.util.find_spec("sentence_transformers") is None:
             raise Unavailable("sentence-transformers is not installed")
+        if self.checkpoint.planned is not None:
+            raise Unavailable("the names of tensors differ from those that it reads")
         require_memory(2 * 8 * sum(parameter.numel() for parameter in model.parameters()))
         import sentence_transformers
 

@@ -190,7 +190,8 @@ def import_checkpoint(
             write_json(stage / GENERATION, generation)
         if not (stage / PREFIXES).exists() and (prefixes := task_prefixes(checkpoint)):
             write_json(stage / PREFIXES, prefixes)
-        answers = AnswerComparison(stage, description, own, checkpoint, verify)
+        dropped = () if surplus is None else surplus.tokens
+        answers = AnswerComparison(stage, description, own, checkpoint, verify, dropped)
         answers.compare_tokens()
         missing = f"{len(whole.initialised)} tensors were missing and initialised" if whole.initialised else None
         weights = ((name, whole(name)) for name in whole.groups)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import unicodedata
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,15 +49,16 @@ class TokenComparison:
         ours: the tokenizer, which does not truncate, with the inputs of the model.
         theirs: the original, of transformers.
         where: the checkpoint, for errors.
+        dropped: added tokens that the user left out.
     """
 
-    def __init__(self, ours: Tokenizer, theirs: Any, where: Path) -> None:
+    def __init__(self, ours: Tokenizer, theirs: Any, where: Path, dropped: Collection[str] = ()) -> None:
         self.ours, self.theirs, self.where = ours, theirs, where
         self.bare = Tokenizer(ours.backend, special_tokens=False)
         """Ours, without special tokens around texts."""
         known = {token.content for token in ours.backend.get_added_tokens_decoder().values()}
         known |= {str(token) for token in theirs.added_tokens_decoder.values()} | set(theirs.all_special_tokens)
-        self.all_tokens = sorted(known)
+        self.all_tokens = sorted(known.difference(dropped))
         self.tokens = _sample(self.all_tokens, MAX_TOKENS)
         self.special = not hasattr(theirs, "src_lang")
         """Whether special tokens are put around texts: of a translation, they depend on its languages."""
