@@ -87,12 +87,13 @@ def trace_graph(spec: ModelSpec, graph: Graph, dtype: str, *, opset: int, functi
     """
     if graph.recorded():  # attention weights inside a function could not be returned
         functions = False
-    try:
-        model, reason = _trace(spec, graph, dtype, opset, blocks=not graph.recorded())
-    except _UntraceableError as error:
-        reason = error.reason
-        model, _ = _trace(spec, graph, dtype, opset, blocks=False)
-    check_small_sizes(spec, graph, dtype, _allowed_sizes(spec, graph))
+    with torch.compiler.set_stance("force_eager"):  # what the model compiles is traced as it is written
+        try:
+            model, reason = _trace(spec, graph, dtype, opset, blocks=not graph.recorded())
+        except _UntraceableError as error:
+            reason = error.reason
+            model, _ = _trace(spec, graph, dtype, opset, blocks=False)
+        check_small_sizes(spec, graph, dtype, _allowed_sizes(spec, graph))
     if not functions:
         inline(model)
         passes.CommonSubexpressionEliminationPass()(model)
@@ -169,6 +170,7 @@ def _trace(spec: ModelSpec, graph: Graph, dtype: str, opset: int, *, blocks: boo
     branches.check(given, graph, allowed)
     returned = [outputs[number] for number in outline.kept_outputs]
     check_outputs(given, _shapes(program, returned, program.graph_signature.user_outputs), graph, allowed)
+    sources = {node.name: {**node.metadata_props} for node in model.graph.all_nodes()}
     try:
         _simplify(model)
     except RuntimeError as error:  # of folding, which finds nodes that torch has translated wrongly
@@ -182,7 +184,13 @@ def _trace(spec: ModelSpec, graph: Graph, dtype: str, opset: int, *, blocks: boo
             value.const_value = ir.ExternalTensor("", None, None, value.dtype, shape=value.shape, name=name)
     problem = fault(ir.to_proto(model))
     if problem is not None:
-        raise _UntraceableError(what, f"the translation is not a valid ONNX graph: {problem}", None)
+        named = re.search(r"\bName: (\S+) OpType", problem)
+        source = sources.get(named[1], {}) if named else {}
+        operator = re.search(r"target=torch\.ops\.([\w.]+)", source.get("pkg.torch.onnx.fx_node", ""))
+        subject = f"the translation of {operator[1]} by torch" if operator else "the translation"
+        reason = f"{subject} is not a valid ONNX graph: {problem}"
+        place = _place(ValueError(source.get("pkg.torch.onnx.stack_trace")), model_on_meta)
+        raise _UntraceableError(what, reason, place)
     return model, outline.unfit
 
 
