@@ -137,6 +137,7 @@ def evaluate(
     source = find_source(plan.data, objective, plan.columns, split=split, limit=limit)
     data = read_data(plan, stored.spec, plugin, objective, criterion, source, tokenizer, progress)
     rows = _Usable(source.rows, None if not data.facts.bad else criterion)
+    size = _BATCH if criterion.divisible else plan.settings.batch_size
     names = tuple(variants) or (TORCH, *(export.variant for export in find_exports(stored)))
     kind = scorer_of(criterion) if answers else None
     if kind is None and (options or texts):
@@ -151,7 +152,7 @@ def evaluate(
                 directory, variant=name, truncate=truncate)  # fmt: skip
             with closing(opened) as session:
                 subject = model if name == TORCH else ExportedModel(session)
-                found = _score(name, subject, criterion, data.examples, progress)
+                found = _score(name, subject, criterion, data.examples, size, progress)
                 yield found if scorer is None else _add_answers(found, session, scorer, rows)
 
     as_trained = truncate is None and trained_length(stored) is not None
@@ -196,13 +197,15 @@ def _add_answers(found: Scores, session: Session, scorer: Scorer[Any], rows: Ite
     return replace(found, answers=scores, notes=scorer.notes)
 
 
-def _score(name: str, model: nn.Module, criterion: Criterion, examples: Examples, progress: Progress | None) -> Scores:
+def _score(
+    name: str, model: nn.Module, criterion: Criterion, examples: Examples, size: int, progress: Progress | None
+) -> Scores:
     sums = Sums(criterion.terms)
     with torch.no_grad():
-        for done, (_, batch) in enumerate(evaluation_batches(examples, criterion, _BATCH, ALONE), 1):
+        for done, (_, batch) in enumerate(evaluation_batches(examples, criterion, size, ALONE), 1):
             sums.add(criterion.loss(model, batch))
             if progress is not None:
-                progress(min(done * _BATCH, len(examples)), len(examples))
+                progress(min(done * size, len(examples)), len(examples))
     if not sums.targets:
         raise UsageError("the data has no targets", "--data")
     if math.isnan(sums.loss):

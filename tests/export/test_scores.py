@@ -182,3 +182,36 @@ def test_sequences_match_greedy_search(zoo: Zoo) -> None:
     run = ("evaluate", "m", "--data", "rows.jsonl", "--metric")
     zoo(*run, "blue").failed(2, "no metric 'blue'", "'bleu'", "known: loss,")
     zoo(*run, "f1").failed(2, "f1 is not defined for this model", "chrf")
+
+
+OPTIONS = {
+    "cosine": ("sentence-embedding", ("loss=cosine-similarity",)),
+    "triplet": ("sentence-embedding", ("loss=triplet", "margin=0.9")),
+    "in-batch-negatives": ("sentence-embedding", ("scale=3",)),
+    "masking": ("fill-mask", ("rate=0.4",)),
+    "all tokens": ("token-classification", ("all_tokens=true",)),
+}
+"""Tasks, with options that change the loss of evaluations."""
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=() if name == "triplet" else pytest.mark.slow)
+                                  for name in OPTIONS])  # fmt: skip
+def test_loss_is_that_of_the_evaluations_in_training(zoo: Zoo, name: str) -> None:
+    task, options = OPTIONS[name]
+    rows: list[dict[str, Any]] = [
+        {"text": text, "pair": f"{text} note", "negative": "bad old", "label": len(text) / 40} for text in texts(24)
+    ]
+    if task == "fill-mask":
+        rows = [{"text": row["text"]} for row in rows]
+    elif task == "token-classification":
+        rows = [{"text": text.split(), "label": text.split()} for text in texts(24)]
+    elif name == "in-batch-negatives":
+        rows = [{key: row[key] for key in ("text", "pair")} for row in rows]
+    given = [part for option in (*options, "evaluate_every=3") for part in ("--set", option)]
+    trained(zoo, task, rows, "--validation", "rows.jsonl", *given)
+    logged = [json.loads(line) for line in Path("m/metrics.jsonl").read_text().splitlines()][-1]["evaluation"]["loss"]
+    said = zoo("evaluate", "m", "--data", "rows.jsonl", "--variant", "torch", "--metric", "loss", "--json")
+    assert said.json["scores"][0]["loss"] == pytest.approx(logged, rel=1e-5)
+    assert (
+        f"note: options as in the model's training: {options[0].replace('=', ' ').replace('true', 'True')}" in said.err
+    )

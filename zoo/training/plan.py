@@ -23,7 +23,7 @@ from zoo.training.defaults import preset_defaults
 from zoo.training.progress import Progress
 from zoo.training.settings import CHANGEABLE, INEXACT, LowRankSettings, TrainingSettings
 
-__all__ = ["PLAN", "Plan", "make_plan"]
+__all__ = ["PLAN", "Plan", "as_trained", "make_plan"]
 
 PLAN = "training.json"
 """The plan of an unfinished run, or the record of a finished one."""
@@ -217,6 +217,36 @@ def make_plan(
         trackers=tuple(trackers),
         identity=secrets.token_hex(8),
     )
+
+
+def as_trained(plan: Plan, recipe: Recipe | None) -> Plan:
+    """Return a plan with the options and the batch size of its model's own training, unless a recipe gives them.
+
+    The plan is returned as it is if the model was not trained for the plan's objective.
+
+    Raises :class:`ArtifactError` if the record of the training is malformed.
+    """
+    stored = ModelDirectory.open(plan.model, weights=False)
+    if PLAN not in stored.files:
+        return plan
+    content = load_json(stored.file(PLAN))
+    recorded = content.get("plan", content)  # the plan of an unfinished run, or the record of a finished one
+    recipe = recipe or Recipe("", {})
+    try:
+        if recorded["objective"] != plan.objective:
+            return plan
+        settings = {
+            **plan.settings.to_dict(),
+            "batch_size": recorded["settings"]["batch_size"],
+            "micro_batch_size": None,
+        }
+        return replace(
+            plan,
+            options={**plan.options, **recorded["options"], **recipe.table("options")},
+            settings=TrainingSettings.from_dict({**settings, **recipe.table("settings")}, "settings"),
+        )
+    except (KeyError, TypeError, ValueError, UsageError) as error:
+        raise ArtifactError(f"not the record of a training run ({error})", stored.path / PLAN) from error
 
 
 def _recipe_adapters(recipe: Recipe) -> LowRankSettings | None:

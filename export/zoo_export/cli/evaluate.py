@@ -15,7 +15,7 @@ from zoo.cli.report import columns, emit_json
 from zoo.cli.train import column_options, given_columns, show_facts
 from zoo.errors import ArtifactError, UsageError, close_to
 from zoo.registry.recipes import find_recipe
-from zoo.training.plan import make_plan
+from zoo.training.plan import as_trained, make_plan
 
 if TYPE_CHECKING:
     from zoo_export.evaluate import Scores
@@ -87,15 +87,20 @@ def command(
             close = close_to(name, METRICS)
             known = f"{f'{close} ' if close else ''}known: {', '.join(METRICS)}"
             raise UsageError(f"no metric {name!r}", f"--metric {name}", known)
-    plan = make_plan(
+    found_recipe = find_recipe(recipe) if recipe is not None else None
+    default = make_plan(
         str(directory),
-        recipe=find_recipe(recipe) if recipe is not None else None,
+        recipe=found_recipe,
         settings={},
         objective=objective,
         data=data,
         columns=given_columns(named),
         skip_bad=skip_bad,
     )
+    plan = as_trained(default, found_recipe)
+    own = [f"{name} {value}" for name, value in plan.options.items() if value != default.options[name]]
+    if own and not is_quiet():
+        message("note", f"options as in the model's training: {', '.join(own)}")
     from zoo_export.evaluate import evaluate
 
     options = {} if max_new_tokens is None else {"max_new_tokens": max_new_tokens}
