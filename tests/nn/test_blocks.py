@@ -522,3 +522,13 @@ def test_cache_from_pairs() -> None:
         assert value is kept_value
     layer = LayerCache(*pairs[0])
     assert layer.extend(*pairs[1])[0].shape == (1, 2, 6, 4)
+
+
+@pytest.mark.parametrize(("heads", "size"), [(1, 16), (4, 8)])
+def test_keys_that_do_not_fit_the_past_are_refused_by_name(heads: int, size: int) -> None:
+    past = torch.zeros(2, 4, 3, 16)
+    new = torch.zeros(2, heads, 1, size)
+    with pytest.raises(
+        ValueError, match=rf"past has 4 heads of size 16, new keys and values have {heads} of size {size}"
+    ):
+        LayerCache(past, past).extend(new, new)

@@ -49,8 +49,17 @@ class LayerCache:
         return self.dropped if self.key is None else self.dropped + self.key.shape[2]
 
     def extend(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Append the keys and values of new tokens, and return them after those that were kept."""
+        """Append the keys and values of new tokens, and return them after those that were kept.
+
+        Raises :class:`ValueError` if they have another number of heads or another size.
+        """
         if self.key is not None and self.value is not None:
+            for past, new in ((self.key, key), (self.value, value)):
+                if (past.shape[1], past.shape[3]) != (new.shape[1], new.shape[3]):
+                    raise ValueError(
+                        f"the past has {past.shape[1]} heads of size {past.shape[3]}, new keys and values have "
+                        f"{new.shape[1]} of size {new.shape[3]}: declare num_kv_heads and head_dim so in graphs()"
+                    )
             key, value = torch.cat((self.key, key), dim=2), torch.cat((self.value, value), dim=2)
         self.key, self.value = key, value
         if self.window is not None:
