@@ -70,6 +70,7 @@ _QUESTIONS = (
 ``torch.onnx.is_in_onnx_export`` and ``torch.compiler.is_dynamo_compiling`` return False in a trace, too."""
 
 _NUMBER_REMEDY = "keep the size, with //, %, ** 0.5, math.floor, math.ceil or torch.arange, or declare it"
+_TORCH_REMEDY = "; if torch does it, as in max_pool1d, call another function, such as max_pool2d"
 _TEXT_REMEDY = "compare the size itself, or leave the text out of forward"
 _KEY_REMEDY = "compare sizes with =="
 _ERROR_REMEDY = "do not catch errors of torch in forward"
@@ -104,8 +105,8 @@ class Branches:
     def __init__(self, distribution: str) -> None:
         self._distribution = distribution
         self._branches: list[_Branch] = []
-        self._numbers: list[tuple[float, str]] = []
-        """Sizes that became numbers, and the model's lines that did it, with torch's help or without."""
+        self._numbers: list[tuple[float, str, bool]] = []
+        """Sizes that became numbers, the model's lines that did it, and whether a function of torch did it for them."""
         self._refused: list[ParityError] = []
         self._environment: ShapeEnv | None = None
         self._watched: Mapping[sympy.Symbol, Dim] = {}
@@ -174,7 +175,7 @@ class Branches:
         else:
             result = int(outcome) if outcome.is_integer else float(outcome)
             if condition.is_Symbol and (place := self._place((_TORCH,))) is not None:
-                self._numbers.append((result, place))
+                self._numbers.append((result, place, _place_of_decision() is None))
         if (place := _place_of_decision()) is not None:
             self._branches.append(_Branch(condition, result, place))
 
@@ -214,9 +215,9 @@ class Branches:
         """Raise a :class:`ParityError` if an error of the tracer is due to a size that became a number."""
         violated = isinstance(error, UserError) and error.error_type is UserErrorType.CONSTRAINT_VIOLATION
         if violated and self._numbers:
-            number, place = self._numbers[0]
+            number, place, by_torch = self._numbers[0]
             what = f"the model turns a size that is declared free into the number {number}"
-            raise ParityError(what, place, _NUMBER_REMEDY) from error
+            raise ParityError(what, place, f"{_NUMBER_REMEDY}{_TORCH_REMEDY if by_torch else ''}") from error
 
     def check(
         self,

@@ -79,6 +79,11 @@ class Bag(Inner):
         return self.dense(x) + self.bag(x.argmax(-1))[:, None]
 
 
+class Pooled(Inner):
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.max_pool1d(self.dense(x).mT, 3, stride=1, padding=1).mT
+
+
 class Returns(Inner):
     def __init__(self, kind: Callable[[Tensor], Any]) -> None:
         super().__init__()
@@ -113,6 +118,12 @@ def test_wrong_translations_name_the_operator_and_the_line(monkeypatch: pytest.M
     with pytest.raises(PluginError, match=r"translation of aten\.embedding_bag\.padding_idx .* not a valid") as caught:
         traced(Bag().eval(), monkeypatch, GRAPH)
     assert "`return self.dense(x) + self.bag(x.argmax(-1))[:, None]`" in str(caught.value)
+
+
+def test_functions_of_torch_that_need_numbers_have_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ParityError, match="turns a size") as caught:
+        traced(Pooled().eval(), monkeypatch, GRAPH)
+    assert "if torch does it, as in max_pool1d, call another function" in str(caught.value)
 
 
 @pytest.mark.parametrize("kind", ["size", "dtype"])
