@@ -217,9 +217,9 @@ def export_preset(spec: ModelSpec, directory: Path, *, options: Options = Option
         evidence = unverified("exported without weights", options) | attention_facts(spec, dtype, options)
         stage_graphs(stage, files, evidence_file, evidence)
         if spec.tokenizer is not None:
-            from zoo.tokenizers.load import write_tokenizer
+            from zoo.tokenizers.given import write_given
 
-            write_tokenizer(spec.tokenizer, stage / TOKENIZER, getattr(spec.config, "vocab_size", None))
+            write_given(spec.tokenizer, stage / TOKENIZER, getattr(spec.config, "vocab_size", None))
         (stage / CARD).write_text(model_card(spec, dtype, None, parameter_count(spec)), encoding="utf-8")
     return list(files)
 

@@ -12,13 +12,17 @@ from random import Random
 from typing import Any
 
 import pytest
+import sentencepiece
 import transformers
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
+import zoo as library
 from zoo.checkpoints.importing import find_layout
 from zoo.errors import UsageError, ZooError
-from zoo.tokenizers.load import parse_tokenizer, tokenizer_json
+from zoo.tokenizers.given import given_tokenizer, write_given
+from zoo.tokenizers.load import parse_tokenizer, read_tokenizer, tokenizer_json
 from zoo.tokenizers.settings import SettledTokenizer, settle
+from zoo.tokenizers.tokenizer import open_tokenizer
 
 SPACE = "\u2581"
 CORPUS = ["Hello world, it's a caf\u00e9: don't stop.", "the tea is hot, and the cup was empty", "abc ABC 123 aA a b c"]
@@ -184,11 +188,16 @@ def texts(names: list[str]) -> list[str]:
 
 def differences(ours: SettledTokenizer, theirs: Any) -> list[tuple[Any, ...]]:
     """Return the texts that the stored tokenizer and that of transformers read or decode differently."""
-    stored = parse_tokenizer(tokenizer_json(ours.backend))
-    names = [*[*theirs.get_added_vocab()][::-1], *NEW]
-    found: list[tuple[Any, ...]] = []
+    found = readings(parse_tokenizer(tokenizer_json(ours.backend)), theirs)
     if {role: ours.tokens.name(role) for role in ROLES} != {role: getattr(theirs, f"{role}_token") for role in ROLES}:
         found.append(("names",))
+    return found
+
+
+def readings(stored: Tokenizer, theirs: Any) -> list[tuple[Any, ...]]:
+    """Return the texts that two tokenizers read or decode differently."""
+    found: list[tuple[Any, ...]] = []
+    names = [*[*theirs.get_added_vocab()][::-1], *NEW]
     for text in texts(list(dict.fromkeys(names))[:8]):
         try:
             wanted = theirs(text)["input_ids"]
@@ -282,3 +291,61 @@ def test_files_saved_by_transformers_change_nothing(tmp_path: Path, kind: str) -
     """The tokenizer.json is copied."""
     write(tmp_path, kind)
     assert not settled(tmp_path, kind).changed
+
+
+@pytest.mark.parametrize("kind", ["llama-bytes", "qwen3", "bert", "llama", "gemma", "t5", "albert", "camembert"])
+def test_a_folder_given_as_a_tokenizer_is_read_as_transformers_does(tmp_path: Path, kind: str) -> None:
+    """By its path or that of the file, with and without config.json; the result is also what is written."""
+    compared = changed = 0
+    write(tmp_path / "saved", kind)
+    for seed in range(6):
+        hub = tmp_path / str(seed)
+        shutil.copytree(tmp_path / "saved", hub)
+        combine(Random(f"{kind} {seed}"), hub, kind)
+        if seed % 2 and (hub / "tokenizer_config.json").exists():
+            (hub / "config.json").unlink()
+        try:
+            theirs = transformers.AutoTokenizer.from_pretrained(hub)
+            ours = given_tokenizer(hub)
+        except (OSError, TypeError, ValueError, UsageError):
+            continue
+        compared += 1
+        changed += tokenizer_json(ours) != tokenizer_json(read_tokenizer(hub))
+        file = open_tokenizer(hub / "tokenizer.json").backend
+        assert not readings(file, theirs), f"{kind} {seed}"
+        assert tokenizer_json(file) == tokenizer_json(ours)
+        write_given(hub, hub / "written.json", None)
+        assert tokenizer_json(parse_tokenizer((hub / "written.json").read_text())) == tokenizer_json(ours)
+    assert compared > 2 and changed
+
+
+def test_the_tokenizer_of_a_model_directory_is_not_changed_again(tmp_path: Path) -> None:
+    """It has the tokens that the companion files state, with the ids that the import gave them."""
+    folder = library.save(library.create_model("bert-tiny"), tmp_path / "ours", tokenizer="bytes")
+    (folder / "tokenizer_config.json").write_text(json.dumps({"extra_special_tokens": ["<new>"]}))
+    for source in (folder, folder / "tokenizer.json"):
+        assert given_tokenizer(source).token_to_id("<new>") is None
+    shutil.copytree(folder, tmp_path / "copy", ignore=shutil.ignore_patterns("manifest.json", "config.json"))
+    assert given_tokenizer(tmp_path / "copy").token_to_id("<new>") == 260
+
+
+def test_a_folder_given_as_a_tokenizer_is_refused_if_its_class_is_unknown(tmp_path: Path) -> None:
+    """Neither a file nor the model type, of which zoo has no importer, determines it."""
+    write(tmp_path, "qwen2")
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "quartz"}))
+    given_tokenizer(tmp_path)
+    (tmp_path / "tokenizer_config.json").unlink()
+    with pytest.raises(UsageError, match="does not know how transformers reads the tokenizer of model_type 'quartz'"):
+        given_tokenizer(tmp_path)
+
+
+def test_a_sentencepiece_model_given_as_a_tokenizer_must_have_the_declared_tokens(tmp_path: Path) -> None:
+    """It has no place for others."""
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(CORPUS), model_prefix=str(tmp_path / "spiece"), vocab_size=40, minloglevel=2
+    )
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"unk_token": "<unk>", "eos_token": "</s>"}))
+    given_tokenizer(tmp_path)
+    (tmp_path / "added_tokens.json").write_text(json.dumps({"<new>": 40}))
+    with pytest.raises(UsageError, match="declare tokens that the SentencePiece model lacks: '<new>'"):
+        given_tokenizer(tmp_path)

@@ -13,7 +13,7 @@ from zoo.checkpoints.layout import Layout
 from zoo.checkpoints.sentences import lowers_texts
 from zoo.checkpoints.source import Checkpoint
 from zoo.errors import ArtifactError, UsageError, argument
-from zoo.tokenizers.load import find_tokenizer, read_tokenizer, require_ids, tokenizer_json, write_tokenizer
+from zoo.tokenizers.load import find_tokenizer, read_tokenizer, write_tokenizer
 from zoo.tokenizers.pieces import pieces_tokenizer
 from zoo.tokenizers.sentencepiece import M2M100
 from zoo.tokenizers.settings import SettledTokenizer, settle
@@ -143,11 +143,7 @@ class CheckpointTokenizer:
                 remedy = argument("drop_tokens", True, "pass {} to leave these tokens out")
                 raise UsageError(f"{what}: it lacks {surplus}", self.path, remedy)
             tokenizer, changed = drop_surplus(tokenizer, surplus, self.settings, self.path), True
-        if not changed:
-            write_tokenizer(self.path, target, vocab_size)
-            return None
-        require_ids(tokenizer, vocab_size, self.path)
-        target.write_text(tokenizer_json(tokenizer), encoding="utf-8")
+        write_tokenizer(self.path, target, vocab_size, tokenizer if changed else None)
         return surplus
 
 

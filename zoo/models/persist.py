@@ -174,10 +174,11 @@ def write_companions(
         if tokenizer is None or file not in TOKENIZER_FILES:
             (stage / file).write_bytes(content)
     if tokenizer is not None:
-        from zoo.tokenizers.load import read_tokenizer, write_tokenizer
+        from zoo.tokenizers.given import write_given
+        from zoo.tokenizers.load import read_tokenizer
         from zoo.tokenizers.special import check_ids
 
-        write_tokenizer(os.fspath(tokenizer), stage / TOKENIZER, getattr(spec.config, "vocab_size", None))
+        write_given(tokenizer, stage / TOKENIZER, getattr(spec.config, "vocab_size", None))
         check_ids(spec.config, read_tokenizer(stage / TOKENIZER), tokenizer)
 
 

@@ -37,6 +37,11 @@ class DeclaredTokens:
         """The text of each named token, by its key."""
         return {key: _text(token) for key, token in self.named.items()}
 
+    @property
+    def all_texts(self) -> tuple[str, ...]:
+        """The text of each token."""
+        return tuple(dict.fromkeys(map(_text, (*self.numbered.values(), *self.named.values(), *self.extra))))
+
     def name(self, role: str) -> str | None:
         """Return the text of a special token, given its role."""
         return self.texts.get(f"{role}_token")

@@ -25,6 +25,7 @@ from zoo.tokenizers.sentencepiece import KNOWN, M2M100, MARIAN, m2m100_tokenizer
 __all__ = [
     "BYTES",
     "END",
+    "VOCABULARIES",
     "bert_tokenizer",
     "byte_level_tokenizer",
     "byte_tokenizer",
@@ -45,6 +46,8 @@ END = "<|endoftext|>"
 """GPT-2's only special token, after each text."""
 _MERGES = {"vocab.json": "merges.txt", "encoder.json": "vocab.bpe"}
 """Vocabulary and merges files of a byte-level BPE, as named by libraries and by OpenAI."""
+VOCABULARIES = ("vocab.txt", *_MERGES)
+"""Names of vocabularies of WordPiece and of byte-level BPE."""
 _BERT_CLASSES = ("BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer")
 _GPT2_CLASSES = ("GPT2Tokenizer",)
 _ROBERTA_CLASSES = ("RobertaTokenizer", "BartTokenizer", "LongformerTokenizer")
@@ -118,7 +121,8 @@ def find_tokenizer(folder: Path) -> Path | None:
 def read_tokenizer(source: str | Path) -> Tokenizer:
     """Read a tokenizer.json, or convert a vocabulary; ``source`` is the file or its directory, or ``bytes``.
 
-    Padding and truncation settings in the file are ignored: zoo pads and checks lengths itself.
+    Padding and truncation settings in the file are ignored: zoo pads and checks lengths itself. The files beside a
+    tokenizer.json are not read: see :func:`zoo.tokenizers.given.given_tokenizer`.
 
     Raises:
         ArtifactError: the tokenizer is missing, broken, or in an unknown format.
@@ -176,14 +180,16 @@ def tokenizer_json(tokenizer: Tokenizer) -> str:
     return json.dumps(description(tokenizer), ensure_ascii=False)
 
 
-def write_tokenizer(source: str | Path, target: Path, vocab_size: int | None) -> None:
+def write_tokenizer(source: str | Path, target: Path, vocab_size: int | None, changed: Tokenizer | None = None) -> None:
     """Write the tokenizer at ``source``, or ``bytes``, to ``target`` as tokenizer.json, copying an existing one.
+
+    ``changed`` is the tokenizer to write if it differs from that of the file.
 
     Raises :class:`UsageError` if it has more tokens than the model's ``vocab_size``.
     """
-    tokenizer = read_tokenizer(source)
+    tokenizer = changed or read_tokenizer(source)
     require_ids(tokenizer, vocab_size, source)
-    path = None if source == BYTES else _file_of(Path(source))
+    path = None if changed is not None or source == BYTES else _file_of(Path(source))
     if path is not None and _reader(path)[1] is _read_json:
         shutil.copyfile(path, target)
     else:

@@ -16,12 +16,14 @@ from zoo.errors import ArtifactError, UsageError
 from zoo.tokenizers.classes import CLASSES, GENERIC, TokenizerClass, class_of, rebuilt
 from zoo.tokenizers.cleaning import remove_spaces
 from zoo.tokenizers.declared import DeclaredTokens, add_tokens, read_declared
-from zoo.tokenizers.keys import check_keys
+from zoo.tokenizers.keys import SETTINGS, check_keys
 from zoo.tokenizers.library import description, guarded
 from zoo.tokenizers.load import read_tokenizer
 
-__all__ = ["SettledTokenizer", "settle"]
+__all__ = ["BESIDE", "SettledTokenizer", "read_beside", "settle"]
 
+BESIDE = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
+"""The files that state settings and tokens."""
 _GENERIC = (GENERIC, "PreTrainedTokenizer", "PythonBackend", "BloomTokenizer", "MT5Tokenizer")
 """Classes that use tokenizer.json as it is."""
 
@@ -37,7 +39,14 @@ class SettledTokenizer:
     """Whether the tokenizer differs from tokenizer.json."""
 
 
-def settle(path: Path, config: Mapping[str, Any], *, family: str = "", overrides: bool = False) -> SettledTokenizer:
+def read_beside(path: Path) -> tuple[dict[str, Any], ...]:
+    """Return the content of the files :data:`BESIDE` a tokenizer; empty for those that do not exist."""
+    return tuple(load_json(path.with_name(name)) if path.with_name(name).exists() else {} for name in BESIDE)
+
+
+def settle(
+    path: Path, config: Mapping[str, Any], *, family: str = "", overrides: bool = False, strict: bool = True
+) -> SettledTokenizer:
     """Return the tokenizer of a tokenizer.json, or of a vocabulary of WordPiece or byte-level BPE, with what
     tokenizer_config.json, special_tokens_map.json and added_tokens.json beside it state.
 
@@ -46,16 +55,15 @@ def settle(path: Path, config: Mapping[str, Any], *, family: str = "", overrides
         config: the content of config.json.
         family: the class that transformers registers for the model type; empty if there is none.
         overrides: whether that class is used even if the files declare another one.
+        strict: whether to refuse settings of a class that zoo does not know, instead of relying on tokenizer.json, in
+            which the class stored what follows from them.
 
     Raises:
         ArtifactError: a file is broken.
         UsageError: a setting cannot be applied.
     """
     where = path.with_name("tokenizer_config.json")
-    settings, names, added = (
-        load_json(path.with_name(name)) if path.with_name(name).exists() else {}
-        for name in ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
-    )
+    settings, names, added = read_beside(path)
     original = read_tokenizer(path)
     content = description(original, path)
     declared = settings.get("tokenizer_class") or config.get("tokenizer_class") or ""
@@ -63,7 +71,8 @@ def settle(path: Path, config: Mapping[str, Any], *, family: str = "", overrides
     kind = CLASSES.get(name)
     if kind is not None and not declared and kind.model != content["model"]["type"]:
         name, kind = GENERIC, None  # the class of the family cannot read this vocabulary
-    check_keys(settings, name, where, known=kind is not None or name in _GENERIC)
+    checked = {key: value for key, value in settings.items() if strict or key in SETTINGS}
+    check_keys(checked, name, where, known=kind is not None or name in _GENERIC)
     is_json = path.name == TOKENIZER
     padding = (load_json(path).get("padding") or {}).get("pad_token") if is_json and kind is None else None
     listed = content["added_tokens"] if is_json else []

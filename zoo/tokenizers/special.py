@@ -20,7 +20,8 @@ from zoo.artifact.weights import load_json
 from zoo.config import Config
 from zoo.errors import UsageError
 from zoo.registry import ModelSpec
-from zoo.tokenizers.load import read_tokenizer, require_ids, token_count
+from zoo.tokenizers.given import given_tokenizer
+from zoo.tokenizers.load import require_ids, token_count
 
 __all__ = ["Fit", "check_ids", "fit", "special_ids"]
 
@@ -103,7 +104,7 @@ def fit(
     """
     if source is None or source == spec.tokenizer:
         if resize and spec.tokenizer is not None:
-            check_ids(spec.config, read_tokenizer(spec.tokenizer), spec.tokenizer, given)
+            check_ids(spec.config, given_tokenizer(spec.tokenizer), spec.tokenizer, given)
         return Fit({})
     return _Fitting(spec, source, given, str(task or given.get("task", spec.task)), resize).result()
 
@@ -145,7 +146,7 @@ class _Fitting:
 
     @cached_property
     def backend(self) -> Tokenizer:
-        return read_tokenizer(self.source)
+        return given_tokenizer(self.source)
 
     @cached_property
     def roles(self) -> Mapping[str, int]:
@@ -192,7 +193,7 @@ class _Fitting:
         role = name.removesuffix(_SUFFIX)
         if role in _NAMES:
             return (role, *_INSTEAD.get(role, ()))
-        known = special_ids(read_tokenizer(self.spec.tokenizer)) if self.spec.tokenizer else {}
+        known = special_ids(given_tokenizer(self.spec.tokenizer)) if self.spec.tokenizer else {}
         like = [item for item in (*_STARTS, "eos") if known.get(item) == value]
         like += [item for item in (*_STARTS, "eos") if before.get(f"{item}{_SUFFIX}") == value]
         return (*like[:1], *(_STARTS if name == "decoder_start_token_id" else ()))

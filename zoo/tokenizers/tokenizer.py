@@ -19,6 +19,7 @@ from zoo.limits import TEXT_CHARACTERS
 from zoo.terminal import is_unicode
 from zoo.tokenizers.bounds import longest_token
 from zoo.tokenizers.chat import ChatTemplate, read_chat_template
+from zoo.tokenizers.given import given_tokenizer
 from zoo.tokenizers.inputs import Side, TextInputs, padded, require_tokens
 from zoo.tokenizers.library import description, guarded
 from zoo.tokenizers.load import read_tokenizer
@@ -104,7 +105,7 @@ def model_tokenizer(
     """
     own = tokenizer is None and TARGET_TOKENIZER in stored.files
     target = Tokenizer(read_tokenizer(stored.file(TARGET_TOKENIZER)), special_tokens=special_tokens) if own else None
-    backend = read_tokenizer(stored.file(TOKENIZER) if tokenizer is None else os.fspath(tokenizer))
+    backend = read_tokenizer(stored.file(TOKENIZER)) if tokenizer is None else given_tokenizer(tokenizer)
     return Tokenizer(backend, inputs, special_tokens=special_tokens, target=target)
 
 
@@ -117,7 +118,7 @@ def open_tokenizer(source: str | os.PathLike[str], *, special_tokens: bool = Tru
     """
     if (Path(source) / MANIFEST).is_file():
         return load_tokenizer(source, special_tokens=special_tokens)
-    return Tokenizer(read_tokenizer(os.fspath(source)), special_tokens=special_tokens)
+    return Tokenizer(given_tokenizer(source), special_tokens=special_tokens)
 
 
 class Tokenizer:

@@ -20,8 +20,9 @@ from zoo.models import create, persist
 from zoo.models.attachments import attachments
 from zoo.plugins import Plugin
 from zoo.registry import ModelSpec, load_reference, registry
+from zoo.tokenizers.given import given_tokenizer
 from zoo.tokenizers.library import guarded
-from zoo.tokenizers.load import parse_tokenizer, read_tokenizer, require_ids
+from zoo.tokenizers.load import parse_tokenizer, require_ids
 from zoo.tokenizers.special import Fit, fit
 from zoo.tokenizers.tokenizer import Tokenizer
 from zoo.training.cache import Data, Progress, prepare
@@ -58,7 +59,7 @@ def fit_tokenizer(plan: Plan) -> Fit:
     spec = ModelDirectory.open(plan.model, weights=False).spec
     if plan.tokenizer is not None:
         size, remedy = getattr(spec.config, "vocab_size", None), "use the model's own, or train a preset"
-        require_ids(read_tokenizer(plan.tokenizer), size, plan.tokenizer, remedy)
+        require_ids(given_tokenizer(plan.tokenizer), size, plan.tokenizer, remedy)
     return fit(spec, plan.tokenizer, plan.config, task=plan.task, resize=False)
 
 
@@ -86,12 +87,12 @@ def find_sources(plan: Plan, objective: Objective) -> tuple[Source, Source | Non
 def model_tokenizer(plan: Plan, spec: ModelSpec, model: nn.Module) -> Tokenizer | None:
     """Return the tokenizer that is given, or the model's."""
     if plan.tokenizer is not None:
-        return Tokenizer(read_tokenizer(plan.tokenizer))
+        return Tokenizer(given_tokenizer(plan.tokenizer))
     content, target = (attachments(model).files.get(name) for name in (TOKENIZER, TARGET_TOKENIZER))
     if content is not None:
         read = None if target is None else Tokenizer(parse_tokenizer(target.decode()))
         return Tokenizer(parse_tokenizer(content.decode()), target=read)
-    return Tokenizer(read_tokenizer(spec.tokenizer)) if spec.tokenizer else None
+    return Tokenizer(given_tokenizer(spec.tokenizer)) if spec.tokenizer else None
 
 
 def digest_of(tokenizer: Tokenizer | None) -> str:
