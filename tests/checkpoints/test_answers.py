@@ -67,8 +67,8 @@ def rewritten(edit: Callable[[Tokenizer], None]) -> Plant:
     def plant(patch: pytest.MonkeyPatch) -> None:
         right = CheckpointTokenizer.write
 
-        def wrong(self: CheckpointTokenizer, target: Path, size: int | None) -> None:
-            right(self, target, size)
+        def wrong(self: CheckpointTokenizer, target: Path, size: int | None, **options: Any) -> None:
+            right(self, target, size, **options)
             tokenizer = Tokenizer.from_file(str(target))
             edit(tokenizer)
             tokenizer.save(str(target))
@@ -82,8 +82,8 @@ def lose_token(patch: pytest.MonkeyPatch) -> None:
     """An added token is left out."""
     right = CheckpointTokenizer.write
 
-    def wrong(self: CheckpointTokenizer, target: Path, size: int | None) -> None:
-        right(self, target, size)
+    def wrong(self: CheckpointTokenizer, target: Path, size: int | None, **options: Any) -> None:
+        right(self, target, size, **options)
         content = json.loads(target.read_text())
         content["added_tokens"] = [item for item in content["added_tokens"] if item["content"] != "<tool 0>"]
         target.write_text(json.dumps(content))

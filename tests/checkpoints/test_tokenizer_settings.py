@@ -8,13 +8,16 @@ from typing import Any
 
 import pytest
 import transformers
-from tokenizers import ByteLevelBPETokenizer, Tokenizer, processors
+from tokenizers import ByteLevelBPETokenizer, Tokenizer, models, processors
+from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING_NAMES
 
 import zoo as library
 from tests.checkpoints.test_pieces import FIRST, SIZES, checkpoint
 from tests.tokenizers.test_tokenizer import SENTENCES, bert_files
 from zoo.checkpoints import export_checkpoint, import_checkpoint
 from zoo.errors import ArtifactError, UsageError
+from zoo.tokenizers.classes import CLASSES, GENERIC
+from zoo.tokenizers.segments import SEGMENTED, without_segments
 
 TEXTS = [*SENTENCES, "Time Flies", "caf\u00e9 Caf\u00e9", "\u65e5\u672c", "a  time"]
 SPECIAL = ["<s>", "<pad>", "</s>", "<unk>", "<mask>", "<|endoftext|>"]
@@ -68,6 +71,14 @@ def change(hub: Path, **parts: Any) -> None:
     for name, part in parts.items():
         setattr(tokenizer, name, part)
     tokenizer.save(str(hub / "tokenizer.json"))
+
+
+def add_segments(hub: Path) -> None:
+    """Replace the model by one with two segments."""
+    config = transformers.AutoConfig.from_pretrained(hub)
+    config.type_vocab_size = 2
+    build: Any = transformers.AutoModel
+    build.from_config(config).save_pretrained(hub)
 
 
 @pytest.mark.parametrize("name", [*WORDS, *PIECES])
@@ -206,6 +217,7 @@ def test_the_length_of_truncated_texts(tmp_path: Path, stated: dict[str, int]) -
 def test_types_of_pairs_are_those_of_the_stated_inputs(tmp_path: Path) -> None:
     """Without token_type_ids, a model reads zeros."""
     hub = save(tmp_path, "bert")
+    add_segments(hub)
     import_checkpoint(hub, tmp_path / "typed", verify=False)
     assert any(library.load_tokenizer(tmp_path / "typed").encode("time", "flies").type_ids)
     path = hub / "tokenizer_config.json"
@@ -213,6 +225,50 @@ def test_types_of_pairs_are_those_of_the_stated_inputs(tmp_path: Path) -> None:
     assert "token_type_ids" not in transformers.AutoTokenizer.from_pretrained(hub)("time", "flies")
     import_checkpoint(hub, tmp_path / "ours", verify=False)
     assert not any(library.load_tokenizer(tmp_path / "ours").encode("time", "flies").type_ids)
+
+
+@pytest.mark.parametrize("name", ["bert", "electra", "albert"])
+@pytest.mark.parametrize("written_by", [None, "TokenizersBackend", "PreTrainedTokenizerFast", "BertTokenizer"])
+def test_types_of_pairs_are_those_that_the_class_passes(tmp_path: Path, name: str, written_by: str | None) -> None:
+    """If no inputs are stated: most classes pass no types, and the model reads zeros."""
+    if (name, written_by) == ("albert", "BertTokenizer"):
+        pytest.skip("it cannot read this vocabulary")
+    hub = save(tmp_path, name, tokenizer_class=written_by)
+    add_segments(hub)
+    theirs = transformers.AutoTokenizer.from_pretrained(hub)("time", "flies")
+    import_checkpoint(hub, tmp_path / "ours")
+    found = library.load_tokenizer(tmp_path / "ours").encode("time", "flies")
+    assert found.ids == theirs["input_ids"]
+    assert found.type_ids == theirs.get("token_type_ids", [0] * len(found.ids))
+
+
+@pytest.mark.parametrize("processor", [
+    None,
+    processors.ByteLevel(trim_offsets=False),
+    processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2)),
+    processors.RobertaProcessing(("[SEP]", 3), ("[CLS]", 2)),
+    processors.TemplateProcessing("[CLS]:1 $A:1", "$A:1 [SEP]:0 $B:2", [("[CLS]", 2), ("[SEP]", 3)]),
+    processors.Sequence([processors.ByteLevel(), processors.ByteLevel()]),
+    processors.Sequence([processors.ByteLevel(), processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))]),
+])  # fmt: skip
+def test_segments_are_removed_without_changing_ids(processor: Any) -> None:
+    """Whatever the post-processor is."""
+    tokenizer = Tokenizer(models.WordLevel({"a": 0, "b": 1, "[CLS]": 2, "[SEP]": 3}, unk_token="a"))
+    if processor is not None:
+        tokenizer.post_processor = processor
+    without = without_segments(tokenizer)
+    for texts in (("a",), ("a", "b")):
+        before, after = tokenizer.encode(*texts), without.encode(*texts)
+        assert (after.ids, after.tokens, after.offsets) == (before.ids, before.tokens, before.offsets)
+        assert not any(after.type_ids)
+
+
+def test_classes_that_pass_segments_are_those_of_transformers() -> None:
+    """By default, of all classes that it registers for a model type and of those that zoo rebuilds."""
+    names = {*filter(None, TOKENIZER_MAPPING_NAMES.values()), *CLASSES, *SEGMENTED, GENERIC}
+    known = {name: getattr(getattr(transformers, name, None), "model_input_names", None) for name in names}
+    found = {name for name, inputs in known.items() if inputs is not None and "token_type_ids" in inputs}
+    assert found == set(SEGMENTED)
 
 
 def test_a_post_processor_with_ids_beyond_the_vocabulary_is_refused(tmp_path: Path) -> None:

@@ -51,6 +51,7 @@ from zoo.models.tensors import stored_tensors
 from zoo.plugins import Plugin
 from zoo.reading import read_bytes
 from zoo.registry import ModelSpec, config_class, load_reference
+from zoo.tokenizers.inputs import segments_of
 from zoo.tokenizers.load import write_tokenizer
 from zoo.tokenizers.sentencepiece import MARIAN
 from zoo.tokenizers.special import check_ids
@@ -172,7 +173,8 @@ def import_checkpoint(
         digest = persist.write_weights(stage, tensors, read, aliases=aliases, progress=progress)
         surplus = None
         if tokenizer is not None:
-            surplus = tokenizer.write(stage / TOKENIZER, getattr(config, "vocab_size", None), drop_tokens=drop_tokens)
+            size, segments = getattr(config, "vocab_size", None), segments_of(own.graphs[0])
+            surplus = tokenizer.write(stage / TOKENIZER, size, segments=segments, drop_tokens=drop_tokens)
             if tokenizer.path.name == MARIAN[0]:
                 size = getattr(config, "target_vocab_size", None)
                 write_tokenizer(tokenizer.path.with_name(MARIAN[1]), stage / TARGET_TOKENIZER, size)

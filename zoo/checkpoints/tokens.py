@@ -13,8 +13,9 @@ from zoo.checkpoints.layout import Layout
 from zoo.checkpoints.sentences import lowers_texts
 from zoo.checkpoints.source import Checkpoint
 from zoo.errors import ArtifactError, UsageError, argument
-from zoo.tokenizers.load import find_tokenizer, read_tokenizer, write_tokenizer
+from zoo.tokenizers.load import find_tokenizer, read_tokenizer, tokenizer_json, write_tokenizer
 from zoo.tokenizers.pieces import pieces_tokenizer
+from zoo.tokenizers.segments import passes_segments, without_segments
 from zoo.tokenizers.sentencepiece import M2M100
 from zoo.tokenizers.settings import SettledTokenizer, settle
 from zoo.tokenizers.surplus import Surplus, drop_surplus, find_surplus
@@ -120,12 +121,23 @@ class CheckpointTokenizer:
         except Exception as error:  # protobuf and the tokenizers library raise their own errors
             raise ArtifactError(f"not a SentencePiece model ({error})", self.path) from error
 
-    def write(self, target: Path, vocab_size: int | None, *, drop_tokens: bool = False) -> Surplus | None:
+    @property
+    def _passes_segments(self) -> bool:
+        """Whether the original passes segments to the model."""
+        classes = (self.settings["tokenizer_class"], self.layout.tokenizer)
+        name = next(filter(None, classes), "") if self._settled is None else self._settled.name
+        return passes_segments(self.settings, name)
+
+    def write(
+        self, target: Path, vocab_size: int | None, *, segments: int = 0, drop_tokens: bool = False
+    ) -> Surplus | None:
         """Write tokenizer.json.
 
         Args:
             target: the file.
             vocab_size: number of tokens of the model, if it has any.
+            segments: number of segments that the model reads. Of more than one, texts have those that the original
+                passes to it.
             drop_tokens: leave out added tokens with ids beyond them.
 
         Returns:
@@ -143,6 +155,9 @@ class CheckpointTokenizer:
                 remedy = argument("drop_tokens", True, "pass {} to leave these tokens out")
                 raise UsageError(f"{what}: it lacks {surplus}", self.path, remedy)
             tokenizer, changed = drop_surplus(tokenizer, surplus, self.settings, self.path), True
+        if segments > 1 and not self._passes_segments:
+            tokenizer, before = without_segments(tokenizer), tokenizer_json(tokenizer)
+            changed = changed or tokenizer_json(tokenizer) != before
         write_tokenizer(self.path, target, vocab_size, tokenizer if changed else None)
         return surplus
 

@@ -58,7 +58,11 @@ SETTINGS: Mapping[str, Setting] = {
         "zoo truncates only on request: generation loses the first tokens, other tasks the last",
         "truncation_side max_length stride truncation_strategy",
     ),
-    **_all("applied", "without token_type_ids in it, both texts of a pair have the type 0", "model_input_names"),
+    **_all(
+        "applied",
+        "without token_type_ids in it, both texts of a pair have the type 0; if it is absent, the class determines it",
+        "model_input_names",
+    ),
     **_all(
         "inert",
         "names files, which are found by their usual names",

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tokenizers import AddedToken, Tokenizer, processors
+from tokenizers import AddedToken, Tokenizer
 
 from zoo.artifact import TOKENIZER
 from zoo.artifact.weights import load_json
@@ -37,6 +37,8 @@ class SettledTokenizer:
     """The special tokens that the files name."""
     changed: bool
     """Whether the tokenizer differs from tokenizer.json."""
+    name: str
+    """The class that reads it."""
 
 
 def read_beside(path: Path) -> tuple[dict[str, Any], ...]:
@@ -89,8 +91,6 @@ def settle(
         if _cleans_text(settings, content):
             remove_spaces(tokenizer)
     new = added_to = description(tokenizer, path)
-    if isinstance(inputs := settings.get("model_input_names"), list) and "token_type_ids" not in inputs:
-        new = new | {"post_processor": _untyped(new["post_processor"])}
     if isinstance(rows := config.get("vocab_size"), int):
         kept = [one for one in new["added_tokens"] if one["id"] < rows or one["content"] not in tokens.unstated]
         new = new | {"added_tokens": kept}
@@ -98,7 +98,7 @@ def settle(
         _refuse(tokenizer, original, name, where)
     if new != added_to:
         tokenizer = Tokenizer.from_str(json.dumps(new))
-    return SettledTokenizer(backend=tokenizer, tokens=tokens, changed=new != content)
+    return SettledTokenizer(backend=tokenizer, tokens=tokens, changed=new != content, name=name)
 
 
 def _rebuilt(
@@ -142,31 +142,6 @@ def _cleans_text(settings: Mapping[str, Any], content: Mapping[str, Any]) -> boo
     """Return whether spaces are removed from decoded texts; of BPE, they belong to the text."""
     also_bpe = settings.get("clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output")
     return bool(settings.get("clean_up_tokenization_spaces") and (content["model"]["type"] != "BPE" or also_bpe))
-
-
-def _untyped(processor: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-    """Return a post-processor that gives the type 0 to both texts of a pair."""
-    if processor is None:
-        return _state(processors.TemplateProcessing(single="$A:0", pair="$A:0 $B:0", special_tokens=[]))
-    kind = processor["type"]
-    if kind == "Sequence":
-        return {**processor, "processors": [_untyped(part) for part in processor["processors"]]}
-    if kind == "BertProcessing":
-        (first, _), (last, _) = processor["cls"], processor["sep"]
-        single, pair = f"{first} $A {last}", f"{first} $A {last} $B {last}"
-        return _state(processors.TemplateProcessing(single, pair, [tuple(processor["cls"]), tuple(processor["sep"])]))
-    if kind != "TemplateProcessing":
-        return processor
-    pieces = {
-        part: [{name: {**piece, "type_id": 0} for name, piece in item.items()} for item in processor[part]]
-        for part in ("single", "pair")
-    }
-    return {**processor, **pieces}
-
-
-def _state(processor: Any) -> dict[str, Any]:
-    state: dict[str, Any] = json.loads(processor.__getstate__())
-    return state
 
 
 def _is_byte_level(content: Mapping[str, Any]) -> bool:
