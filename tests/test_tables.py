@@ -219,6 +219,18 @@ def test_vectors_with_a_column_twice_are_not_searched(tmp_path: Path) -> None:
         search_vectors(tmp_path / "v.parquet", np.ones(2))
 
 
+@pytest.mark.parametrize("depth", [0, 1])
+def test_a_field_that_occurs_twice_inside_a_column_is_refused(depth: int, tmp_path: Path) -> None:
+    """As it is in JSON. pyarrow would keep one, or fail where the rows become Python objects."""
+    values: Any = pa.StructArray.from_arrays([pa.array([1]), pa.array([2])], names=["y", "y"])
+    column = pa.ListArray.from_arrays(pa.array([0, 1]), values) if depth else values
+    path = tmp_path / "rows.parquet"
+    pq.write_table(pa.table({"text": ["a"], "x": column}), path)
+    for read in (lambda: list(read_rows(str(path), "text")), lambda: list(training_rows(path, {"text": "text"}, {}))):
+        with pytest.raises(ArtifactError, match="the column 'y' occurs twice"):
+            read()
+
+
 def test_a_saved_data_set_with_a_column_twice_is_refused(tmp_path: Path) -> None:
     datasets = pytest.importorskip("datasets")
     datasets.Dataset.from_dict({"text": ["a"], "label": ["b"]}).save_to_disk(tmp_path / "saved")

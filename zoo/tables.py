@@ -165,10 +165,21 @@ def open_parquet(parquet: Any, path: str | Path) -> Any:
         raise ArtifactError(f"not a parquet file ({error})", path) from error
     try:
         check_names(file.schema_arrow.names, path)
+        for column in file.schema_arrow:
+            _check_fields(column.type, path)
     except ArtifactError:
         file.close()
         raise
     return file
+
+
+def _check_fields(kind: Any, path: object) -> None:
+    """Raise :class:`ArtifactError` if two fields of an object inside a column have the same name."""
+    fields = [kind.field(number) for number in range(kind.num_fields)]
+    if hasattr(kind, "get_field_index"):  # an object, not a list or a mapping
+        check_names([field.name for field in fields], path)
+    for field in fields:
+        _check_fields(field.type, path)
 
 
 def _check_footer(parquet: Any, path: str | Path) -> None:

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.testing import assert_close
 from transformers import (
     AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
     Gemma2Config,
     Gemma2ForCausalLM,
     Gemma3ForCausalLM,
@@ -48,7 +49,7 @@ import zoo as library
 from zoo import plugins
 from zoo.checkpoints import Checkpoint, Exact, export_checkpoint, import_checkpoint
 from zoo.checkpoints.importing import find_layout, read_configuration
-from zoo.errors import UsageError
+from zoo.errors import ArtifactError, UsageError
 from zoo.models.count import parameter_count
 from zoo.registry import config_class
 from zoo_export.export import export_model
@@ -701,3 +702,26 @@ def test_generation_equals_transformers(tmp_path: Path, name: str, profile: str)
         results = session.run(PROMPTS, max_new_tokens=NEW, stop_token_ids=tuple(ends))
     cut = [row[: 1 + next((n for n, token in enumerate(row) if token in ends), NEW)] for row in wanted]
     assert [result["generated_ids"] for result in results] == cut
+
+
+def test_a_classifier_whose_padding_is_its_end_is_imported(tmp_path: Path) -> None:
+    """The usual way to pad with a tokenizer that has no padding token."""
+    ends = {"pad_token_id": 3, "eos_token_id": 3, "bos_token_id": 2, "num_labels": 3}
+    for config in (
+        GPT2Config(vocab_size=60, n_embd=16, n_layer=1, n_head=2, n_positions=64, **ends),
+        LlamaConfig(
+            vocab_size=60, hidden_size=16, intermediate_size=20, num_hidden_layers=1, num_attention_heads=2, **ends
+        ),
+    ):
+        torch.manual_seed(0)
+        theirs = AutoModelForSequenceClassification.from_config(config)
+        for parameter in theirs.parameters():
+            torch.nn.init.normal_(parameter, std=0.3)
+        source = save(theirs, tmp_path / config.model_type)
+        assert import_checkpoint(source, tmp_path / f"{config.model_type}-zoo").comparison.reason is None
+
+
+def test_an_adapter_is_no_checkpoint(tmp_path: Path) -> None:
+    (tmp_path / "adapter_config.json").write_text("{}")
+    with pytest.raises(ArtifactError, match=r"an adapter, not a model: .*merge it with zoo adapt MODEL --merge"):
+        import_checkpoint(tmp_path, tmp_path / "ours")

@@ -388,7 +388,9 @@ def test_existing_target_is_replaced_only_with_force(tmp_path: Path, zoo: Zoo) -
         "parameters": sum(parameter.numel() for parameter in make().parameters()),
         "new": [],
         "dropped": [],
+        "notes": [],
         "comparison": result.json["comparison"],
+        "answers": {"compared": {}, "against": [], "not_compared": {"answers": "the model has no tokenizer"}},
     }
     compared = result.json["comparison"]
     assert (compared["compared"], compared["against"]) == (True, "BertModel of transformers")

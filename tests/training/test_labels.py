@@ -29,7 +29,7 @@ from zoo.training.criterion import Criterion
 from zoo.training.data.labels import classes_of
 from zoo.training.data.sources import find_source
 from zoo.training.findings import class_counts
-from zoo.training.objectives.classification import TextClassification, label_array
+from zoo.training.objectives.classification import TextClassification, class_number, label_array
 from zoo.training.objectives.tokens import TokenClassification
 from zoo.training.options import TokenClassificationOptions
 
@@ -48,6 +48,11 @@ def classes(paths: Sequence[Path], task: str = "text-classification", **values: 
     spec = registry().resolve("bert-tiny")
     _, objective = plugins.active().objective(task, task)
     return classes_of(spec, {"task": task, **values}, objective, find_source([*map(str, paths)], objective, {}))
+
+
+def classifier(*names: str, problem_type: str = "single_label_classification") -> Any:
+    values = {"task": "text-classification", "num_classes": len(names) or 2, "labels": names}
+    return registry().resolve("bert-tiny", values={**values, "problem_type": problem_type}).config
 
 
 def encoded(path: Path, task: str = "text-classification", **config: Any) -> Data:
@@ -215,7 +220,8 @@ def test_what_the_data_says_is_shown_and_recorded(zoo: Zoo, tmp_path: Path) -> N
     assert lines[3] == "note: 2 classes: no (8), yes (4)"
     assert lines[4].startswith("step 1 of 1")
     record = json.loads(Path("m/training.json").read_text())
-    facts = {"rows": 12, "bad": 0, "truncated": 0, "tokens": 24, "encoded": 24, "unknown": 8, "ambiguous": 8}
+    facts = {"rows": 12, "bad": 0, "truncated": 0, "tokens": 24, "encoded": 24, "unknown": 8, "ambiguous": 8,
+             "noted": {}}  # fmt: skip
     assert (record["rows"], record["classes"]) == (facts, {"no": 8, "yes": 4})
     done = zoo(*common, "--force", "--json")
     assert (done.json["rows"]["ambiguous"], done.json["classes"]) == (0, {"no": 8, "yes": 4})
@@ -252,3 +258,46 @@ def test_regression_takes_its_size_from_the_data(zoo: Zoo) -> None:
     assert zoo("train", "bert-tiny", *regression, *common).status == 0
     config = json.loads(Path("m/config.json").read_text())["config"]
     assert (config["num_classes"], config["problem_type"]) == (2, "regression")
+
+
+@pytest.mark.parametrize("label", [[1, 0], [1.0, 0.0], [True, False], ["b", "a"]])
+def test_indicators_of_exclusive_classes_are_not_lists_of_classes(label: list[Any], tmp_path: Path) -> None:
+    """A list of both classes in every row would be learnt as both, with perfect scores."""
+    path = tmp_path / "rows.jsonl"
+    path.write_text("\n".join(json.dumps({"text": "x", "label": label[:: 1 - 2 * (at % 2)]}) for at in range(6)))
+    with pytest.raises(UsageError, match=r"every row has every class .* list the classes that apply"):
+        classes([path])
+
+
+def test_truth_values_and_numbers_are_not_mixed(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text("\n".join(json.dumps({"text": "x", "label": True if at % 2 else 1}) for at in range(6)))
+    with pytest.raises(UsageError, match="labels are both truth values and numbers, as True and 1"):
+        classes([path])
+    assert [class_number(classifier(), value) for value in (False, True)] == [0, 1]
+    for names in (("a", "b", "c"), ("1", "2")):
+        with pytest.raises(ValueError, match="label True is not one of"):
+            class_number(classifier(*names), True)
+
+
+def test_a_single_class_in_the_data_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text("\n".join(json.dumps({"text": "x", "label": "b"}) for _ in range(6)))
+    with pytest.raises(UsageError, match="all labels are 'b'"):
+        classes([path])
+
+
+def test_a_list_with_or_without_the_only_class_is_1_or_0() -> None:
+    config = classifier("b", problem_type="multi_label_classification")
+    labels = [["b"], [], 1, 0, "b", [1], True, [0.0]]
+    assert [label_array(config, label).tolist() for label in labels] == [[1], [0], [1], [0], [1], [1], [1], [0]]
+    for label in (["c"], ["b", "b"], 2):
+        with pytest.raises(ValueError, match="a list with or without 'b'"):
+            label_array(config, label)
+
+
+def test_a_single_sigmoid_counts_class_1(zoo: Zoo) -> None:
+    Path("rows.jsonl").write_text("\n".join(json.dumps({"text": "x", "label": int(at < 2)}) for at in range(6)))
+    common = ("--task", "text-classification", "--data", "rows.jsonl", *TRAIN, "--set", "num_classes=1")
+    done = zoo("train", "bert-tiny", *common, "--set", "problem_type=multi_label_classification")
+    assert "note: 1 class: 1 (2)\n" in done.err

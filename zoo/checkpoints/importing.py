@@ -241,8 +241,10 @@ def _without_wrapper(checkpoint: Checkpoint, fit: Callable[[Checkpoint], Fitted]
     try:
         return fit(checkpoint)
     except (ArtifactError, UsageError) as error:
-        found = []
-        for unwrapped in checkpoint.unwrapped():
+        found, candidates = [], []
+        with suppress(ArtifactError):  # the tensors cannot be read
+            candidates = list(checkpoint.unwrapped())
+        for unwrapped in candidates:
             with suppress(ArtifactError, UsageError):
                 found.append(fit(unwrapped))
         places = [{ours: place for ours, (_, place) in reader.sources.items()} for *_, reader in found]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from fnmatch import fnmatchcase
 
 from zoo.checkpoints.source import Checkpoint
-from zoo.errors import UsageError
+from zoo.errors import ArtifactError, UsageError
 
 __all__ = ["require_plain_weights"]
 
@@ -34,9 +34,13 @@ def require_plain_weights(checkpoint: Checkpoint, allow_keys: Sequence[str]) -> 
         said = checkpoint.config.get(key)
         if said and not any(fnmatchcase(key, pattern) for pattern in allow_keys):
             raise UsageError(f"the weights are quantised ({_method(said)})", checkpoint.config_file, _REMEDY)
+    try:
+        names = list(checkpoint.tensors)
+    except ArtifactError:  # reported where the tensors are read, after what is wrong with the settings
+        return
     for pattern, method in _TENSORS.items():
         ending = re.compile(rf"(?:.*\.)?(?:{pattern})")
-        name = next((name for name in checkpoint.tensors if ending.fullmatch(name)), None)
+        name = next((name for name in names if ending.fullmatch(name)), None)
         if name is not None:
             raise UsageError(f"the weights are quantised ({method}, as {name} shows)", checkpoint.where, _REMEDY)
 

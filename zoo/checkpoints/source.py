@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from zoo.artifact import CARD, TOKENIZER
+from zoo.artifact import ADAPTER_CONFIG, CARD, TOKENIZER
 from zoo.artifact.weights import (
     INDEX,
     SINGLE,
@@ -82,6 +82,9 @@ class Checkpoint:
     def open(cls, source: Path) -> Checkpoint:
         """Return the checkpoint at a path, without reading it."""
         if source.is_dir():
+            if (source / ADAPTER_CONFIG).is_file() and not (source / "config.json").exists():
+                remedy = "import its base model, then merge it with zoo adapt MODEL --merge"
+                raise ArtifactError("an adapter, not a model", source, remedy)
             return cls(source)
         if not source.is_file():
             raise ArtifactError("no such file or directory", source, "check the path; a name on the hub is OWNER/NAME")

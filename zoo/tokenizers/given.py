@@ -45,10 +45,14 @@ def _settled(source: str | os.PathLike[str]) -> SettledTokenizer | None:
     """Return a tokenizer.json or a vocabulary with the files beside it applied; None if there are none, or for another
     format."""
     path = Path(source)
-    folder = path if path.is_dir() else path.parent
+    try:
+        is_folder = path.is_dir()
+    except OSError:  # a name that no file can have, which the reader reports
+        return None
+    folder = path if is_folder else path.parent
     if source == BYTES or (folder / MANIFEST).is_file():
         return None
-    found = find_tokenizer(path) if path.is_dir() else path
+    found = find_tokenizer(path) if is_folder else path
     beside = [name for name in (*BESIDE, CONFIG) if (folder / name).is_file()]
     if found is None or not found.is_file() or not beside:
         return None

@@ -51,7 +51,7 @@ class Prefixes:
         size = _CHARACTERS_PER_TOKEN * (count + 1)
         while self._divides and size < len(text) // 2:
             end = self._boundary(text, size)
-            if end and self._count(text[:end], where) > count:
+            if end and self.count(text[:end], where) > count:
                 return text[:end]
             size *= 2
         return text
@@ -62,7 +62,8 @@ class Prefixes:
             return True
         return len(self.with_more_tokens(text, count, where)) < len(text)
 
-    def _count(self, text: str, where: object) -> int:
+    def count(self, text: str, where: object = None) -> int:
+        """Return the number of tokens of a text, without special tokens; 0 if it cannot be encoded."""
         with guarded(where):
             try:
                 return len(self._backend.encode_batch_fast([text], add_special_tokens=False)[0])

@@ -314,9 +314,10 @@ class Tokenizer:
         """Return texts whose tokens within a limit are the same, without the rest of long ones."""
         _check_length(texts, where)
         shorter = tuple(self._prefixes.with_more_tokens(text, limit, where) for text in texts)
-        if all(len(short) < len(text) for short, text in zip(shorter, texts, strict=True)) and len(texts) > 1:
+        if len(texts) > 1 and shorter != texts and self.strategy == "longest_first":
             added = self.backend.num_special_tokens_to_add(True) if self.special_tokens else 0
-            if self.strategy == "longest_first" and (limit - added) % 2:  # the longer one keeps a token more
+            # Of an odd number of tokens, the longer text keeps one more, and prefixes do not show which one is longer.
+            if (limit - added) % 2 and all(self._prefixes.count(text, where) > limit for text in shorter):
                 return texts
         return shorter
 

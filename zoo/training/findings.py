@@ -9,7 +9,7 @@ import warnings
 
 import numpy as np
 
-from zoo.classes import ClassifierConfig
+from zoo.classes import ClassifierConfig, class_names
 from zoo.config import Config
 from zoo.errors import ArtifactError, ZooWarning
 from zoo.training.cache import Data, Facts
@@ -35,7 +35,7 @@ def class_counts(config: Config, data: Data) -> dict[str, int]:
         counts = labels.reshape(-1, config.num_classes).sum(0, np.float64).astype(int)
     else:
         counts = np.bincount(labels[labels >= 0], minlength=config.num_classes)
-    names = config.labels or tuple(map(str, range(config.num_classes)))
+    names = class_names(config.labels, config.num_classes, config.problem_type)
     return dict(zip(names, counts.tolist(), strict=True))
 
 
@@ -46,7 +46,7 @@ def classes_note(counts: dict[str, int]) -> str:
         listed = sorted(listed, key=lambda item: -item[1])
         listed = [*listed[: _SHOWN - 2], ("...", 0), *listed[-2:]]
     shown = ", ".join(name if name == "..." else f"{name} ({count:,})" for name, count in listed)
-    return f"{len(counts):,} classes: {shown}"
+    return f"{len(counts):,} {'classes' if len(counts) > 1 else 'class'}: {shown}"
 
 
 def warn_of(facts: Facts, where: str) -> None:

@@ -81,7 +81,7 @@ def classes_of(spec: ModelSpec, values: Mapping[str, Any], objective: Objective,
     if problem == "regression":
         first = next((row["label"] for row in source.rows if isinstance(row, Mapping) and "label" in row), None)
         return {"num_classes": max(1, len(items_of(first))), "labels": ()}
-    found, several, broken = _count(source)
+    found, several, alike, broken = _count(source)
     if len(found) < 2 and broken is not None:  # rather than the number of classes
         raise ArtifactError(broken.what, broken.where)
     if not found:
@@ -90,12 +90,19 @@ def classes_of(spec: ModelSpec, values: Mapping[str, Any], objective: Objective,
     names = _names(found, source, regression=not tags)
     several = several and not tags
     problem = problem or ("multi_label_classification" if several else "single_label_classification")
+    if problem == "single_label_classification" and len(names) == 1:
+        raise UsageError(f"all labels are {names[0]!r}", source.name, "give rows of at least two classes")
+    if several and len(names) > 1 and alike:
+        what = f"every row has every class ({', '.join(names[:5])}), so there is nothing to learn"
+        raise UsageError(what, source.name, "list the classes that apply to a row, not an indicator for each class")
     return {"num_classes": len(names), "labels": names, "problem_type": problem}
 
 
-def _count(source: Source) -> tuple[Counter[str], bool, RowError | None]:
-    """Return the number of labels of each class, whether any row has a list, and the first broken row."""
+def _count(source: Source) -> tuple[Counter[str], bool, bool, RowError | None]:
+    """Return the number of labels of each class, whether any row has a list, whether all rows have the same classes,
+    and the first broken row."""
     found: Counter[str] = Counter()
+    combinations: set[frozenset[str]] = set()
     several = False
     broken: RowError | None = None
     for row in source.rows:
@@ -104,8 +111,11 @@ def _count(source: Source) -> tuple[Counter[str], bool, RowError | None]:
             continue
         label = row.get("label")
         several = several or isinstance(label, list | tuple | np.ndarray)
-        found.update(_classes(label))
-    return found, several, broken
+        named = list(_classes(label))
+        found.update(named)
+        if len(combinations) < 2:
+            combinations.add(frozenset(named))
+    return found, several, len(combinations) < 2, broken
 
 
 def _classes(label: Any) -> Iterator[str]:
@@ -120,7 +130,11 @@ def _classes(label: Any) -> Iterator[str]:
 def _names(found: Counter[str], source: Source, *, regression: bool) -> tuple[str, ...]:
     """Return the names of classes in order. Raises :class:`UsageError` as :func:`classes_of`."""
     given = {name for name in found if name.lower().lstrip("+-") not in _NO_NUMBERS}
-    if given and all(map(_NUMBER.fullmatch, given)):
+    numbers = {name for name in given if _NUMBER.fullmatch(name)}
+    if numbers and given & {"True", "False"}:
+        what = f"labels are both truth values and numbers, as True and {min(numbers)}"
+        raise UsageError(what, source.name, "write all of them in one way")
+    if given and numbers == given:
         counts: Counter[str] = Counter()
         for name in given:
             counts[class_name(name)] += found[name]

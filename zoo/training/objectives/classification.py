@@ -28,7 +28,7 @@ def class_number(config: ClassifierConfig, label: Any) -> int:
     names, name = _numbers(config.labels), class_name(label)
     found = names.get(str(label), names.get(name))
     if found is None and isinstance(label, bool | np.bool_):
-        found = int(label)
+        found = int(label) if config.num_classes <= 2 and names.keys() <= {"0", "1"} else None
     elif found is None and name.isdecimal() and not all(map(str.isdecimal, names or [""])):
         found = int(name)
     if found is None or found >= config.num_classes:
@@ -57,10 +57,13 @@ def label_array(config: ClassifierConfig, label: Any) -> np.ndarray[Any, Any]:
         return np.array([class_number(config, several[0])], np.int32)
     if config.problem_type == "multi_label_classification":
         indicator = np.zeros(config.num_classes, np.float32)
-        if config.num_classes == 1:  # the probability of one class: 0 or 1
-            several = [0] if class_name(label) in ("1", "True", *config.labels) else []
-            if not several and class_name(label) not in ("0", "False"):
-                raise ValueError(f"label must be 0 or 1, got {label!r}")
+        if config.num_classes == 1:  # the probability of one class: 0 or 1, or a list with or without its name
+            named = [class_name(item) for item in several]
+            known = ("1", "True", *config.labels)
+            if named not in ([], ["0"], ["False"], *([name] for name in known)):
+                raise ValueError(f"label must be 0 or 1, or a list with or without {known[-1]!r}, got {label!r}")
+            indicator[:] = bool(named) and named[0] in known
+            return indicator
         numbers = [class_number(config, item) for item in several]
         if len(set(numbers)) < len(numbers):
             raise ValueError(f"label names a class twice, got {label!r}: list the classes that apply")
