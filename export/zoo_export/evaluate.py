@@ -27,7 +27,7 @@ from zoo.tokenizers.windows import LONGEST_WINDOW
 from zoo.training.batches import evaluation_batches
 from zoo.training.cache import Facts
 from zoo.training.criterion import Criterion, Row, Sums
-from zoo.training.data.examples import Examples
+from zoo.training.data.examples import Blocks, Examples
 from zoo.training.data.rows import RowError
 from zoo.training.data.sources import find_source
 from zoo.training.plan import Plan
@@ -88,6 +88,8 @@ class Evaluating:
     """Why texts are cut, and what to do about it; empty if it was requested, or they are too long for the model."""
     scores: Iterator[Scores]
     """The scores, computed as they are read."""
+    left_out: str = ""
+    """How many tokens have no score, if the data is divided into blocks and its end does not fill one."""
 
 
 def evaluate(
@@ -131,7 +133,7 @@ def evaluate(
     if objective.name == "question-answering":
         length = min(bound for bound in (trained_length(stored) or LONGEST_WINDOW, positions) if bound is not None)
     criterion = make_criterion(plan, stored.spec, plugin, objective, tokenizer)
-    if criterion.text_limit is not None and length is not None:
+    if criterion.text_limit is not None and (length is not None or truncate is False):
         plan = replace(plan, settings=replace(plan.settings, max_length=length))
         criterion = make_criterion(plan, stored.spec, plugin, objective, tokenizer)
     source = find_source(plan.data, objective, plan.columns, split=split, limit=limit)
@@ -157,7 +159,11 @@ def evaluate(
 
     as_trained = truncate is None and trained_length(stored) is not None
     remedy = "as in training: read whole texts with --no-truncate" if as_trained else ""
-    return Evaluating(data.facts, criterion.text_limit, remedy, scores())
+    rest = data.examples.rest if isinstance(data.examples, Blocks) else 0
+    tokens = (
+        f"of {data.facts.tokens:,} tokens: {rest:,} left out at the end, less than a block of {criterion.max_length}"
+    )
+    return Evaluating(data.facts, criterion.text_limit, remedy, scores(), tokens if rest else "")
 
 
 class _Usable:

@@ -189,6 +189,7 @@ OPTIONS = {
     "triplet": ("sentence-embedding", ("loss=triplet", "margin=0.9")),
     "in-batch-negatives": ("sentence-embedding", ("scale=3",)),
     "masking": ("fill-mask", ("rate=0.4",)),
+    "parts of texts": ("fill-mask", ("max_length=8",)),
     "all tokens": ("token-classification", ("all_tokens=true",)),
 }
 """Tasks, with options that change the loss of evaluations."""
@@ -215,3 +216,27 @@ def test_loss_is_that_of_the_evaluations_in_training(zoo: Zoo, name: str) -> Non
     assert (
         f"note: options as in the model's training: {options[0].replace('=', ' ').replace('true', 'True')}" in said.err
     )
+
+
+def test_blocks_are_those_of_the_training(zoo: Zoo) -> None:
+    """Blocks of 24 tokens of a model with 48 positions have the loss of the evaluations in training."""
+    rows = [{"text": text} for text in texts(23)]
+    Path("rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    data = ("--data", "rows.jsonl", "--validation", "rows.jsonl", *SMALL, "--set", "max_length=24")
+    said = zoo("train", "gpt-tiny", "-o", "m", *data, "--max-steps", "3", "--set", "evaluate_every=3")
+    assert said.status == 0, said.err
+    logged = [json.loads(line) for line in Path("m/metrics.jsonl").read_text().splitlines()][-1]["evaluation"]["loss"]
+    said = zoo("evaluate", "m", "--data", "rows.jsonl", "--variant", "torch", "--metric", "loss", "--json")
+    (found,) = said.json["scores"]
+    assert found["loss"] == pytest.approx(logged, rel=1e-5)
+    assert found["targets"] % 24 == 0
+    assert found["targets"] % 48  # the number of positions
+    assert "note: options as in the model's training: max_length 24\n" in said.err
+    tokens = json.loads(Path("m/training.json").read_text())["rows"]["tokens"]
+    left = tokens - 1 - found["targets"]
+    assert 0 < left < 24
+    assert f"of {tokens} tokens: {left} left out at the end, less than a block of 24\n" in said.err
+
+    Path("zoo.toml").write_text("schema = 1\n[recipes.short]\nsettings = { max_length = 5 }\n")
+    said = zoo("evaluate", "m", "--data", "rows.jsonl", "--recipe", "short", "--metric", "loss", "--json")
+    assert said.json["scores"][0]["targets"] == (tokens - 1) // 5 * 5

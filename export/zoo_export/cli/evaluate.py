@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from zoo.cli.options import PATH, DataCommand, is_quiet, json_option, option, quiet_option
-from zoo.cli.output import message
+from zoo.cli.output import echo, message
 from zoo.cli.progress import show_progress
 from zoo.cli.report import columns, emit_json
 from zoo.cli.train import column_options, given_columns, show_facts
@@ -99,6 +99,8 @@ def command(
     )
     plan = as_trained(default, found_recipe)
     own = [f"{name} {value}" for name, value in plan.options.items() if value != default.options[name]]
+    if plan.settings.max_length != default.settings.max_length:
+        own.append(f"max_length {plan.settings.max_length}")
     if own and not is_quiet():
         message("note", f"options as in the model's training: {', '.join(own)}")
     from zoo_export.evaluate import evaluate
@@ -110,6 +112,8 @@ def command(
             texts=settings, answers=not wanted or not set(wanted) <= _OF_LOSS, progress=progress,
         )  # fmt: skip
         show_facts(evaluating.facts, evaluating.limit, evaluating.remedy)
+        if evaluating.left_out:
+            echo(evaluating.left_out, err=True)
         found = list(evaluating.scores)
     rows = [_row(item) for item in found]
     failed = [item for item in found if item.errors]

@@ -131,6 +131,11 @@ class Blocks:
     def __len__(self) -> int:
         return max(0, len(self._tokens) - 1) // self._length
 
+    @property
+    def rest(self) -> int:
+        """Number of tokens after the last block."""
+        return max(0, len(self._tokens) - 1) % self._length
+
     def __getitem__(self, index: int) -> Example:
         start = index * self._length
         return {self._field: self._tokens[start : start + self._length + 1]}
