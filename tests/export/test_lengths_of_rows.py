@@ -116,6 +116,10 @@ def test_many_inputs_that_fail_alike_have_few_warnings(zoo: Zoo) -> None:
     assert "of 4 rows: 2 truncated to 24 tokens" in done.err
     assert all("f1" in row for row in done.json["scores"])
 
+    for row in done.json["scores"]:  # each can be chosen by the name that is shown
+        assert zoo(*command, "--truncate", "--variant", row["variant"]).json["scores"] == [row]
+    assert zoo(*command, "--truncate", "--variant", "").json["scores"] == done.json["scores"][1:]
+
 
 def test_questions_are_read_in_the_windows_of_the_training(zoo: Zoo) -> None:
     text = "met in town and Ada lived in Rome. " * 3

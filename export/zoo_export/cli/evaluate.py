@@ -29,6 +29,8 @@ METRICS = (
 )  # fmt: skip
 """The names of scores, in the order of the table."""
 
+_DEFAULT = "onnx"
+"""The name of the default export."""
 
 _OF_LOSS = {"loss", "perplexity", "accuracy", *(f"{name}_{kind}" for name in ("masked_lm", "next_sentence")
                                                 for kind in ("loss", "accuracy"))}  # fmt: skip
@@ -46,7 +48,7 @@ _OF_LOSS = {"loss", "perplexity", "accuracy", *(f"{name}_{kind}" for name in ("m
 @option("--objective", section="What", metavar="NAME", help="Whose loss; by default what the task says.")
 @option(
     "--variant", "variants", section="What", metavar="NAME", multiple=True,
-    help="Only this export, or 'torch' for the PyTorch model; '' is the default export.",
+    help="Only this export, 'onnx' for the default one, or 'torch' for the PyTorch model.",
 )  # fmt: skip
 @option(
     "--metric", "metrics", section="What", metavar="NAME", multiple=True,
@@ -106,9 +108,10 @@ def command(
     from zoo_export.evaluate import evaluate
 
     options = {} if max_new_tokens is None else {"max_new_tokens": max_new_tokens}
+    names = ["" if name == _DEFAULT else name for name in variants]
     with show_progress("evaluating") as progress:
         evaluating = evaluate(
-            directory, plan, split=split, variants=variants, limit=limit, truncate=truncate, options=options,
+            directory, plan, split=split, variants=names, limit=limit, truncate=truncate, options=options,
             texts=settings, answers=not wanted or not set(wanted) <= _OF_LOSS, progress=progress,
         )  # fmt: skip
         show_facts(evaluating.facts, evaluating.limit, evaluating.remedy)
@@ -144,7 +147,7 @@ def _choose(rows: Sequence[Row], wanted: Sequence[str], directory: Path) -> list
 
 
 def _name(scores: Scores) -> str:
-    return scores.variant or "onnx"
+    return scores.variant or _DEFAULT
 
 
 def _row(scores: Scores) -> Row:
