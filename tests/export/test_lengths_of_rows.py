@@ -83,6 +83,14 @@ def test_a_trained_model_truncates_as_in_training(zoo: Zoo) -> None:
     assert text_limit(older, None) is None
 
 
+def test_a_row_with_several_long_texts_counts_once(zoo: Zoo) -> None:
+    long = "tea " * 5
+    rows = [{"text": long, "pair": long}, {"text": "tea", "pair": long}, {"text": "tea", "pair": "rain"}]
+    line = f"of 3 rows: 2 truncated to {LIMIT} tokens"
+    assert line in trained(zoo, "sentence-embedding", rows).err
+    assert line in zoo("evaluate", "m", "--data", "rows.jsonl", "--variant", "torch", "--metric", "loss").err
+
+
 def test_many_inputs_that_fail_alike_have_few_warnings(zoo: Zoo) -> None:
     rows = [{"text": "x" * (25 + number)} for number in range(9)]
     model = library.create_model("bert-tiny", task="text-classification", num_classes=2, **SIZES)

@@ -49,7 +49,7 @@ class Facts:
     bad: int
     """Rows that cannot be used."""
     truncated: int
-    """Texts that were cut to the longest allowed length."""
+    """Usable rows with a text, such as one of a pair, that was cut to the longest allowed length."""
     tokens: int
     """Elements of the longest field of each example, in total."""
     encoded: int
@@ -195,11 +195,12 @@ def _write(
     progress: Progress | None,
 ) -> Facts:
     bad: list[tuple[str, str]] = []
-    number = tokens = 0
-    before, noted = (criterion.truncated, criterion.encoded, criterion.unknown), criterion.noted.copy()
+    number = tokens = truncated = 0
+    before, noted = (criterion.encoded, criterion.unknown), criterion.noted.copy()
     inputs, labels = array("Q"), array("Q")
     with ExamplesWriter(directory) as writer:
         for number, row in enumerate(rows, 1):
+            texts = criterion.truncated
             try:
                 if isinstance(row, RowError):
                     raise ValueError(row.what)
@@ -213,10 +214,11 @@ def _write(
             except ValueError as error:
                 bad.append((getattr(row, "where", f"row {number}"), str(error)))
                 continue
+            truncated += criterion.truncated > texts
             if progress is not None and number % 256 == 0:
                 progress(number, None)
-        counts = criterion.truncated, criterion.encoded, criterion.unknown
-        truncated, encoded, unknown = (count - earlier for count, earlier in zip(counts, before, strict=True))
+        counts = criterion.encoded, criterion.unknown
+        encoded, unknown = (count - earlier for count, earlier in zip(counts, before, strict=True))
         more = dict(criterion.noted - noted)
         facts = Facts(number, len(bad), truncated, tokens, encoded, unknown, _ambiguous(inputs, labels), more)
         _check_bad(facts, skip_bad, bad)
