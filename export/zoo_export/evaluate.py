@@ -44,6 +44,8 @@ __all__ = ["TORCH", "Evaluating", "Scores", "evaluate"]
 TORCH = "torch"
 """The name of the scores of the PyTorch model."""
 _BATCH = 32
+_SHORTER = "shorten the blocks with max_length = {} in the settings of a --recipe"
+"""The remedy for data that does not fill a block."""
 Progress = Callable[[int, int | None], None]
 
 
@@ -137,7 +139,7 @@ def evaluate(
         plan = replace(plan, settings=replace(plan.settings, max_length=length))
         criterion = make_criterion(plan, stored.spec, plugin, objective, tokenizer)
     source = find_source(plan.data, objective, plan.columns, split=split, limit=limit)
-    data = read_data(plan, stored.spec, plugin, objective, criterion, source, tokenizer, progress)
+    data = read_data(plan, stored.spec, plugin, objective, criterion, source, tokenizer, progress, shorter=_SHORTER)
     rows = _Usable(source.rows, None if not data.facts.bad else criterion)
     size = _BATCH if criterion.divisible else plan.settings.batch_size
     names = tuple(variants) or (TORCH, *(export.variant for export in find_exports(stored)))

@@ -240,3 +240,18 @@ def test_blocks_are_those_of_the_training(zoo: Zoo) -> None:
     Path("zoo.toml").write_text("schema = 1\n[recipes.short]\nsettings = { max_length = 5 }\n")
     said = zoo("evaluate", "m", "--data", "rows.jsonl", "--recipe", "short", "--metric", "loss", "--json")
     assert said.json["scores"][0]["targets"] == (tokens - 1) // 5 * 5
+
+
+def test_data_that_fills_no_block_has_a_remedy(zoo: Zoo) -> None:
+    """A block of 24 tokens needs 25: each with the one that follows it."""
+    remedies = "--set max_length=23", "max_length = 23 in the settings of a --recipe"
+    what = "the data has 24 tokens, but a block needs 25: give more data, or shorten the blocks with"
+    Path("rows.jsonl").write_text(json.dumps({"text": "x" * 23}))
+    data = ("--data", "rows.jsonl", *SMALL, "--max-steps", "1", "--set", "batch_size=1")
+    zoo("train", "gpt-tiny", "-o", "m", *data, "--set", "max_length=24").failed(3, f"{what} {remedies[0]}\n")
+    assert zoo("train", "gpt-tiny", "-o", "m", *data, "--set", "max_length=23").status == 0
+    library.save(library.create_model("gpt-tiny", max_seq_len=24), "n", tokenizer="bytes")
+    evaluate = ("evaluate", "n", "--data", "rows.jsonl", "--variant", "torch", "--metric", "loss")
+    zoo(*evaluate).failed(3, f"{what} {remedies[1]}\n")
+    Path("zoo.toml").write_text("schema = 1\n[recipes.short]\nsettings = { max_length = 23 }\n")
+    assert zoo(*evaluate, "--recipe", "short").status == 0

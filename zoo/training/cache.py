@@ -27,7 +27,7 @@ from zoo.training.criterion import Criterion
 from zoo.training.data.examples import Blocks, Example, Examples, ExamplesWriter, StoredExamples
 from zoo.training.data.rows import RowError
 
-__all__ = ["LIMIT", "Data", "Facts", "prepare"]
+__all__ = ["LIMIT", "SHORTER", "Data", "Facts", "prepare"]
 
 LIMIT = "ZOO_CACHE_GB"
 """The environment variable with the size in GB that tokenised data may have in the cache."""
@@ -38,6 +38,8 @@ _RECENT = 3600
 _FACTS = "facts.json"
 _SHOWN = 3
 """Broken rows that an error message lists."""
+SHORTER = "shorten the blocks with --set max_length={}"
+"""The remedy in training for data that does not fill a block."""
 Progress = Callable[[int, int | None], None]
 
 
@@ -76,6 +78,7 @@ def prepare(
     key: Any,
     *,
     skip_bad: int = 0,
+    shorter: str = SHORTER,
     progress: Progress | None = None,
 ) -> Data:
     """Return the examples of rows, from the cache if rows with this key were encoded before.
@@ -87,10 +90,11 @@ def prepare(
         criterion: encodes them.
         key: plain data that determines the examples: the digests of the data and the tokenizer, and all settings.
         skip_bad: number of unusable rows that may be left out.
+        shorter: how to get shorter blocks, for an error message; ``{}`` stands for the longest that the data fills.
         progress: called with the number of rows read.
 
     Raises:
-        ArtifactError: more rows are unusable, or none is left.
+        ArtifactError: more rows are unusable, none is left, or the data does not fill a block.
     """
     name = hashlib.sha256(json.dumps(key, sort_keys=True, default=str).encode()).hexdigest()[:32]
     limit, cache = _limit(), memo.directory()
@@ -119,7 +123,10 @@ def prepare(
     if criterion.packed:
         examples = Blocks(stored.stream("input_ids"), criterion.max_length)
         if not len(examples):
-            raise ArtifactError(f"the data has {facts.tokens} tokens, less than one block of {criterion.max_length}")
+            longest = facts.tokens - 1
+            what = f"the data has {facts.tokens:,} tokens, but a block needs {criterion.max_length + 1:,}"
+            remedy = f"give more data, or {shorter.format(longest)}" if longest else "give more data"
+            raise ArtifactError(what, None, remedy)
     return Data(examples, facts)
 
 

@@ -25,7 +25,7 @@ from zoo.tokenizers.library import guarded
 from zoo.tokenizers.load import parse_tokenizer, require_ids
 from zoo.tokenizers.special import Fit, fit
 from zoo.tokenizers.tokenizer import Tokenizer
-from zoo.training.cache import Data, Progress, prepare
+from zoo.training.cache import SHORTER, Data, Progress, prepare
 from zoo.training.criterion import Criterion
 from zoo.training.data.saved import saved_splits
 from zoo.training.data.sources import Source, find_source
@@ -153,10 +153,15 @@ def read_data(
     source: Source,
     tokenizer: Tokenizer | None,
     progress: Progress | None = None,
+    *,
+    shorter: str = SHORTER,
 ) -> Data:
-    """Return the examples of a source, from the cache if nothing that determines them has changed."""
+    """Return the examples of a source, from the cache if nothing that determines them has changed.
+
+    ``shorter`` is that of :func:`zoo.training.cache.prepare`.
+    """
     key = [
         __version__, plugin.fingerprint, objective.criterion, dict(plan.options), dict(plan.columns),
         criterion.max_length, spec.config.to_dict(), digest_of(tokenizer), dict(source.digests),
     ]  # fmt: skip
-    return prepare(source.rows, criterion, key, skip_bad=plan.skip_bad, progress=progress)
+    return prepare(source.rows, criterion, key, skip_bad=plan.skip_bad, shorter=shorter, progress=progress)
