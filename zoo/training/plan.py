@@ -222,9 +222,8 @@ def make_plan(
 def as_trained(plan: Plan, recipe: Recipe | None) -> Plan:
     """Return a plan with the options, the batch size and the length of its model's own training.
 
-    Those that a recipe gives stand. The length is that of blocks and of parts of texts, and at most the number of the
-    model's positions; the origin of the model records the length to which texts were truncated. The plan is returned as
-    it is if the model was not trained for the plan's objective.
+    Those that a recipe gives stand. The length is that of blocks and of parts of texts; the origin of the model records
+    that to which texts were truncated. The plan is returned as it is if the model was not trained for its objective.
 
     Raises :class:`ArtifactError` if the record of the training is malformed.
     """
@@ -240,11 +239,10 @@ def as_trained(plan: Plan, recipe: Recipe | None) -> Plan:
         length, record = recorded["settings"].get("max_length"), stored.origin.last_training
         if record is not None and record.max_length is not None:
             length = None
-        positions = getattr(stored.spec.config, "max_seq_len", None)
         settings = {
             **plan.settings.to_dict(),
             "batch_size": recorded["settings"]["batch_size"],
-            "max_length": length if None in (length, positions) else min(length, positions),
+            "max_length": length,
             "micro_batch_size": None,
         }
         return replace(
