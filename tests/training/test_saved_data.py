@@ -6,6 +6,7 @@ import json
 import os
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -109,6 +110,7 @@ class Digits:
     """An objective whose example is a text's letters."""
 
     packed, max_length, truncated, encoded, unknown, label_fields = False, 9, 0, 0, 0, ()
+    noted: Counter[str] = Counter()
 
     def examples(self, row: Any) -> Any:
         return ({"input_ids": np.array(list(row["text"].encode() * 1000), np.int32)},)
