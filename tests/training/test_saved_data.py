@@ -9,7 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -110,7 +110,7 @@ class Digits:
     """An objective whose example is a text's letters."""
 
     packed, max_length, truncated, encoded, unknown, label_fields = False, 9, 0, 0, 0, ()
-    noted: Counter[str] = Counter()
+    noted: ClassVar[Counter[str]] = Counter()
 
     def examples(self, row: Any) -> Any:
         return ({"input_ids": np.array(list(row["text"].encode() * 1000), np.int32)},)
