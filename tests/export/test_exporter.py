@@ -607,4 +607,5 @@ def test_threads_of_torch_sleep_during_a_comparison(
     done = subprocess.run(
         [sys.executable, "-c", POLICY, *command], env=environment, capture_output=True, text=True, check=False
     )
-    assert (done.stdout.split(), done.returncode) == ([wanted], 0)
+    found = done.stdout.split()  # one line for each process that looks for torch
+    assert (set(found), done.returncode) == ({wanted}, 0)
