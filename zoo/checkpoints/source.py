@@ -82,7 +82,7 @@ class Checkpoint:
     def open(cls, source: Path) -> Checkpoint:
         """Return the checkpoint at a path, without reading it."""
         if source.is_dir():
-            if (source / ADAPTER_CONFIG).is_file() and not (source / "config.json").exists():
+            if not (source / "config.json").exists() and (source / ADAPTER_CONFIG).is_file():
                 remedy = "import its base model, then merge it with zoo adapt MODEL --merge"
                 raise ArtifactError("an adapter, not a model", source, remedy)
             return cls(source)

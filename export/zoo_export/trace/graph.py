@@ -87,13 +87,12 @@ def trace_graph(spec: ModelSpec, graph: Graph, dtype: str, *, opset: int, functi
     """
     if graph.recorded():  # attention weights inside a function could not be returned
         functions = False
-    with torch.compiler.set_stance("force_eager"):  # what the model compiles is traced as it is written
-        try:
-            model, reason = _trace(spec, graph, dtype, opset, blocks=not graph.recorded())
-        except _UntraceableError as error:
-            reason = error.reason
-            model, _ = _trace(spec, graph, dtype, opset, blocks=False)
-        check_small_sizes(spec, graph, dtype, _allowed_sizes(spec, graph))
+    try:
+        model, reason = _trace(spec, graph, dtype, opset, blocks=not graph.recorded())
+    except _UntraceableError as error:
+        reason = error.reason
+        model, _ = _trace(spec, graph, dtype, opset, blocks=False)
+    check_small_sizes(spec, graph, dtype, _allowed_sizes(spec, graph))
     if not functions:
         inline(model)
         passes.CommonSubexpressionEliminationPass()(model)

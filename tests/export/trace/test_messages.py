@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnxruntime as ort
 import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.export.trace.test_blocks import WIDTH, traced, with_values
+from tests.export.trace.test_blocks import WIDTH, traced
 from zoo.contract import Graph, floats
 from zoo.errors import ParityError, PluginError
 from zoo.probe.module import TorchExecutor
@@ -147,45 +146,3 @@ class Normalised(Inner):
 class PlainProduct(PlainTensor):
     def forward(self, x: Tensor) -> Tensor:
         return torch.diag(self.kept) @ x
-
-
-class Compiled(Inner):
-    def __init__(self) -> None:
-        super().__init__()
-        self.dense = torch.compile(self.dense)  # type: ignore[assignment]
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.dense(x)
-
-
-class CompiledInPlace(Inner):
-    def __init__(self) -> None:
-        super().__init__()
-        self.dense.compile()
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.dense(x)
-
-
-class CompiledMethod(Inner):
-    @torch.compile
-    def scaled(self, x: Tensor) -> Tensor:
-        return x * x.shape[1]
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.scaled(self.dense(x))
-
-
-@pytest.mark.parametrize(
-    "model", [Compiled, *(pytest.param(kind, marks=pytest.mark.slow) for kind in (CompiledInPlace, CompiledMethod))]
-)
-def test_compiled_parts_are_traced_as_they_were_written(
-    model: Callable[[], nn.Module], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """torch's default backend ends the process if the tracer runs what it has compiled."""
-    module = model().eval()
-    session = ort.InferenceSession(with_values(traced(module, monkeypatch, GRAPH), module))
-    x = np.random.default_rng(0).standard_normal((2, 3, WIDTH)).astype(np.float32)
-    with torch.no_grad(), torch.compiler.set_stance("force_eager"):
-        expected = module(torch.from_numpy(x)).numpy()
-    np.testing.assert_allclose(session.run(None, {"x": x})[0], expected, rtol=1e-5, atol=1e-6)
