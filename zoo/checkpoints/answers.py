@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from zoo.artifact import TARGET_TOKENIZER, TOKENIZER, ModelDirectory
 from zoo.artifact.prefixes import read_prefixes
 from zoo.checkpoints.original import Exact, Unavailable, call, quiet, require_memory
-from zoo.checkpoints.sentences import applies_activation
+from zoo.checkpoints.sentences import applies_activation, lowers_texts
 from zoo.checkpoints.source import Checkpoint
 from zoo.checkpoints.token_answers import TokenComparison, ask
 from zoo.classes import ClassifierConfig
@@ -173,6 +173,8 @@ class AnswerComparison:
         left, every = len(self._tokens.tokens), len(self._tokens.all_tokens)
         if left < every:
             self.found.reasons["added tokens"] = f"{every - left} of {every}, beyond a sample"
+        if self._tokens.lowers:
+            self.found.reasons["added tokens"] = "texts are put into lower case first"
         if self._tokens.left_out:
             self.found.reasons["texts with pieces outside the vocabulary"] = str(self._tokens.left_out)
         if self.spec.task in _DECODED:
@@ -182,7 +184,8 @@ class AnswerComparison:
 
     @cached_property
     def _tokens(self) -> TokenComparison:
-        return TokenComparison(self._tokenizer, self._original, self.checkpoint.where, self.dropped)
+        lowers = lowers_texts(self.checkpoint)
+        return TokenComparison(self._tokenizer, self._original, self.checkpoint.where, self.dropped, lowers=lowers)
 
     def compare_classes(self, model: nn.Module, theirs: nn.Module) -> None:
         """Compare the classes of texts or tokens with those of the original's pipeline.

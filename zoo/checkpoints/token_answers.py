@@ -50,15 +50,19 @@ class TokenComparison:
         theirs: the original, of transformers.
         where: the checkpoint, for errors.
         dropped: added tokens that the user left out.
+        lowers: whether another library puts texts into lower case before ``theirs`` reads them. Added tokens, which
+            it would change, are then not compared.
     """
 
-    def __init__(self, ours: Tokenizer, theirs: Any, where: Path, dropped: Collection[str] = ()) -> None:
-        self.ours, self.theirs, self.where = ours, theirs, where
+    def __init__(
+        self, ours: Tokenizer, theirs: Any, where: Path, dropped: Collection[str] = (), *, lowers: bool = False
+    ) -> None:
+        self.ours, self.theirs, self.where, self.lowers = ours, theirs, where, lowers
         self.bare = Tokenizer(ours.backend, special_tokens=False)
         """Ours, without special tokens around texts."""
         known = {token.content for token in ours.backend.get_added_tokens_decoder().values()}
         known |= {str(token) for token in theirs.added_tokens_decoder.values()} | set(theirs.all_special_tokens)
-        self.all_tokens = sorted(known.difference(dropped))
+        self.all_tokens = [] if lowers else sorted(known.difference(dropped))
         self.tokens = _sample(self.all_tokens, MAX_TOKENS)
         self.special = not hasattr(theirs, "src_lang")
         """Whether special tokens are put around texts: of a translation, they depend on its languages."""
@@ -92,6 +96,8 @@ class TokenComparison:
         self, ours: Tokenizer, cases: Sequence[tuple[str, ...]], options: Mapping[str, Any], of: str = "text"
     ) -> None:
         names = (of, "text_pair")
+        if self.lowers:
+            cases = [tuple(map(str.lower, case)) for case in cases]
         for size in (1, 2):
             alike = [case for case in cases if len(case) == size]
             for start in range(0, len(alike), _CHUNK):
