@@ -362,10 +362,10 @@ def _batches(config: Config, model: nn.Module, layout: Layout) -> Iterator[dict[
         end = getattr(config, "eos_token_id", None) if config.task == "text-classification" else None
         end = layout.end_token(config) if layout.end_token is not None else end
         if isinstance(end, int) and "input_ids" in found:  # some read its state
-            ids, mask = found["input_ids"], found["attention_mask"]
-            ids[(ids == end) & (mask == 1)] = next(number for number in range(3) if number not in (end, pad))
+            ids, tokens = found["input_ids"], found["attention_mask"]
+            ids[(ids == end) & (tokens == 1)] = next(number for number in range(3) if number not in (end, pad))
             if end != pad:  # no text ends with its padding
-                ids[range(len(ids)), mask.sum(1) - 1] = end
+                ids[range(len(ids)), tokens.sum(1) - 1] = end
         yield found
 
 
