@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from zoo.cli.options import PATH, DataCommand, is_quiet, json_option, option, quiet_option
-from zoo.cli.output import echo, message
+from zoo.cli.output import message
 from zoo.cli.progress import show_progress
 from zoo.cli.report import columns, emit_json
 from zoo.cli.train import column_options, given_columns, show_facts
@@ -116,7 +116,7 @@ def command(
         )  # fmt: skip
         show_facts(evaluating.facts, evaluating.limit, evaluating.remedy)
         if evaluating.left_out:
-            echo(evaluating.left_out, err=True)
+            message("warning", evaluating.left_out)
         found = list(evaluating.scores)
     rows = [_row(item) for item in found]
     failed = [item for item in found if item.errors]
