@@ -347,7 +347,7 @@ class TextRunner(Runner[Tokens]):
         return self._truncating.encode(*texts, where=f"input {number}", overflowing=False)
 
     def check_lengths(self, number: int, *texts: str) -> None:
-        """Raise :class:`LongInputError` for a text that a part of it shows to be too long, before it is encoded."""
+        """Raise ``LongInputError`` for a text that a part of it shows to be too long, before it is encoded."""
         for text in texts:
             self.inputs.check_length(text, self.tokenizer.exceeds, f"input {number}", can_truncate=self.can_truncate)
 

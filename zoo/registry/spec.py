@@ -65,7 +65,7 @@ class ModelSpec:
     origins: Mapping[str, Sequence[Assignment]] | None = None
     """All values assigned to each key, in order; the last one applies."""
     training: Mapping[str, Sequence[Assignment]] = field(default_factory=dict)
-    """The same for a preset's defaults of training. Values are as written: see :mod:`zoo.training.defaults`."""
+    """The same for a preset's defaults of training. Values are as written: see ``zoo.training.defaults``."""
 
     @cached_property
     def cost(self) -> Cost | None:

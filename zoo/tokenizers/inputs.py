@@ -105,7 +105,7 @@ class TextInputs:
     def check_length(
         self, text: str, exceeds: Callable[[str, int, object], bool], where: object, *, can_truncate: bool = True
     ) -> None:
-        """Raise :class:`LongInputError` for a text with more tokens than positions, if a part of it shows that.
+        """Raise ``LongInputError`` for a text with more tokens than positions, if a part of it shows that.
 
         A long text takes much memory to encode. :meth:`check` finds the others.
 
