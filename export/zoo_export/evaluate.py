@@ -68,7 +68,7 @@ class Scores:
     answers: Mapping[str, float] = field(default_factory=dict)
     """Scores of what ``zoo run`` answers, by name."""
     notes: Sequence[str] = ()
-    """What is to be known of the scores, such as why one is left out."""
+    """Remarks on the scores, such as why one is left out."""
     errors: Sequence[ZooError] = ()
     """Why rows have no answers. The scores of answers are then left out."""
 
@@ -83,7 +83,7 @@ class Evaluating:
     """The scores of a model and of its exports, to be computed one after the other."""
 
     facts: Facts
-    """What was found when the rows were read."""
+    """Counts of rows, tokens and truncated texts."""
     limit: int | None
     """The number of tokens to which longer texts are cut, or into windows of which they are divided."""
     remedy: str

@@ -54,7 +54,7 @@ class Scorer(Generic[Kind]):
         self.criterion, self.options = criterion, dict(options)
         """The options of the task with which rows are answered."""
         self.notes: list[str] = []
-        """What is to be known of the scores, such as why one is left out."""
+        """Remarks on the scores, such as why one is left out."""
 
     def inputs(self, row: Row) -> Sequence[Any]:
         """Return the inputs of the task for a row."""

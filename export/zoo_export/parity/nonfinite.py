@@ -24,7 +24,7 @@ __all__ = ["Agreed", "Asking", "NonFinite", "masks", "other_kind", "without"]
 Array = np.ndarray[Any, Any]
 Results = Mapping[str, Arrays]
 Agreed = Mapping[str, Mapping[str, tuple[Array, Array]]]
-"""Of each output, where PyTorch agrees on the kind of number, and where it agrees on a finite number."""
+"""Masks of each output: where PyTorch agrees on the kind of number, and where it agrees on a finite one."""
 
 _NAMES = (
     "fmax", "fmin", "isfinite", "isinf", "isnan", "isneginf", "isposinf", "nan_to_num", "nan_to_num_", "nanmean",
