@@ -41,7 +41,7 @@ from zoo_export.export import export_model
 from zoo_export.parity.evidence import versions
 from zoo_export.precision.certify import export_variant
 from zoo_export.trace.make import Options
-from zoo_runtime.providers import Provider, loading_problem
+from zoo_runtime.onnx_runtime.providers import Provider, loading_problem
 
 PARTS = ("tests", "verify", "speed")
 BATCHES, PROMPT = (1, 8), 128

@@ -50,9 +50,9 @@ from zoo.registry import registry
 from zoo_export.export import export_graphs_only
 from zoo_export.trace.make import Options
 from zoo_runtime import load_session
-from zoo_runtime.server.rows import RowEngine
-from zoo_runtime.server.work import Event, Work
-from zoo_runtime.session import Session
+from zoo_runtime.running.session import Session
+from zoo_runtime.server.engines.continuous import RowEngine
+from zoo_runtime.server.engines.work import Event, Work
 
 CONCURRENCIES = (1, 8, 32)
 

@@ -35,9 +35,9 @@ from zoo.training.processes import ALONE
 from zoo.training.setup import make_criterion, model_tokenizer, read_data
 from zoo_export.opened import ModuleSession
 from zoo_export.scores import Scorer, scorer_of
-from zoo_runtime.adapters import ADAPTER_IDS
-from zoo_runtime.choosing import runner_class
-from zoo_runtime.session import Session, load_session
+from zoo_runtime.onnx_runtime.adapters import ADAPTER_IDS
+from zoo_runtime.running.choosing import runner_class
+from zoo_runtime.running.session import Session, load_session
 
 __all__ = ["TORCH", "Evaluating", "Scores", "evaluate"]
 

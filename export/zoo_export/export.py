@@ -41,7 +41,7 @@ from zoo_export.parity.evidence import (
 if TYPE_CHECKING:
     from zoo.exporters import Progress
     from zoo_export.parity.report import Report
-    from zoo_runtime.providers import Provider
+    from zoo_runtime.onnx_runtime.providers import Provider
 
 from zoo_export.trace.cache import repeat_if_stale
 from zoo_export.trace.make import (

@@ -16,11 +16,11 @@ from zoo.probe.dtypes import BFLOAT16
 from zoo.probe.inputs import empty_past, next_past
 from zoo.probe.module import TorchExecutor
 from zoo.probe.pipeline import Arrays, Executor, decoder_inputs
-from zoo_runtime.executor import OnnxExecutor
-from zoo_runtime.onnx_runtime import ort
+from zoo_runtime.generation.stepper import Stepper, check_mask, check_roll_back, check_rows, check_saved, check_tokens
+from zoo_runtime.onnx_runtime.executor import OnnxExecutor
+from zoo_runtime.onnx_runtime.ort import ort
+from zoo_runtime.running.session import Session
 from zoo_runtime.serving.executor import ServingExecutor
-from zoo_runtime.session import Session
-from zoo_runtime.stepper import Stepper, check_mask, check_roll_back, check_rows, check_saved, check_tokens
 
 __all__ = ["ExecutorSession", "ModuleSession", "execute"]
 

@@ -24,9 +24,9 @@ from zoo.training.objectives.images import ImageClassification, image_of
 from zoo.training.objectives.questions import QuestionAnswering
 from zoo.training.objectives.seq2seq import SequenceToSequence
 from zoo.training.objectives.tokens import TokenClassification
-from zoo_runtime.runner import Pair
-from zoo_runtime.tags import Scheme, entities_of, scheme_of
+from zoo_runtime.running.runner import Pair
 from zoo_runtime.tasks.questions import QuestionOptions
+from zoo_runtime.tasks.tags import Scheme, entities_of, scheme_of
 
 __all__ = ["Scorer", "exact_match", "scorer_of", "token_f1"]
 

@@ -33,7 +33,7 @@ from zoo_export.parity.reference import SEED
 from zoo_export.parity.report import Report
 from zoo_export.parity.subject import OnnxSubject
 from zoo_export.parity.sweep import running, typical_point
-from zoo_runtime.providers import Provider, check_dtype
+from zoo_runtime.onnx_runtime.providers import Provider, check_dtype
 
 __all__ = ["Runtime", "diff_model", "plot_modules", "verify_model", "verify_onnx"]
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from zoo_runtime.files.vectors import Match, search_vectors
     from zoo_runtime.generation.options import Generation
+    from zoo_runtime.generation.stepper import Stepper
+    from zoo_runtime.onnx_runtime.providers import open_session
     from zoo_runtime.plots import plot_answers
-    from zoo_runtime.providers import open_session
-    from zoo_runtime.runner import Answer, Pair, Runner, TextRunner, Tokens
-    from zoo_runtime.session import Session, load_session
-    from zoo_runtime.stepper import Stepper
-    from zoo_runtime.vectors import Match, search_vectors
+    from zoo_runtime.running.runner import Answer, Pair, Runner, TextRunner, Tokens
+    from zoo_runtime.running.session import Session, load_session
 
 __all__ = [
     "Answer",
@@ -30,19 +30,19 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Answer": "zoo_runtime.runner",
+    "Answer": "zoo_runtime.running.runner",
     "Generation": "zoo_runtime.generation.options",
-    "Match": "zoo_runtime.vectors",
-    "Pair": "zoo_runtime.runner",
-    "Runner": "zoo_runtime.runner",
-    "Session": "zoo_runtime.session",
-    "Stepper": "zoo_runtime.stepper",
-    "TextRunner": "zoo_runtime.runner",
-    "Tokens": "zoo_runtime.runner",
-    "load_session": "zoo_runtime.session",
-    "open_session": "zoo_runtime.providers",
+    "Match": "zoo_runtime.files.vectors",
+    "Pair": "zoo_runtime.running.runner",
+    "Runner": "zoo_runtime.running.runner",
+    "Session": "zoo_runtime.running.session",
+    "Stepper": "zoo_runtime.generation.stepper",
+    "TextRunner": "zoo_runtime.running.runner",
+    "Tokens": "zoo_runtime.running.runner",
+    "load_session": "zoo_runtime.running.session",
+    "open_session": "zoo_runtime.onnx_runtime.providers",
     "plot_answers": "zoo_runtime.plots",
-    "search_vectors": "zoo_runtime.vectors",
+    "search_vectors": "zoo_runtime.files.vectors",
 }
 
 

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from zoo.errors import UsageError
 from zoo.plots import Plot, distributions
-from zoo_runtime.runner import Answer, Runner
+from zoo_runtime.running.runner import Answer, Runner
 
 if TYPE_CHECKING:
-    from zoo_runtime.session import Session
+    from zoo_runtime.running.session import Session
 
 __all__ = ["check_plottable", "draw_answers", "plot_answers"]
 

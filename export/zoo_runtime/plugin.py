@@ -10,7 +10,7 @@ ZOO_API = 1
 @zoo.hookimpl
 def zoo_tasks() -> Sequence[zoo.Task]:
     home, encoders = "zoo_runtime.tasks", ("feature-extraction", "sentence-embedding")
-    records = f"{home}.attention_record"
+    records, weights = f"{home}.attention.record", f"{home}.attention.weights"
     formulas = f"{home}.formulas"
     texts = (
         *encoders, "fill-mask", "pretraining", "question-answering", "replaced-token-detection", "text-classification",
@@ -20,24 +20,27 @@ def zoo_tasks() -> Sequence[zoo.Task]:
     masked, pairs = ("fill-mask", "pretraining"), ("zero-shot-image-classification",)
     return [
         zoo.Task(
-            name="attentions", run=f"{home}.attention:Attentions", serves=texts, attention=f"{records}:record_text"
+            name="attentions",
+            run=f"{weights}:Attentions",
+            serves=texts,
+            attention=f"{records}:record_text",
         ),
-        zoo.Task(name="attentions", run=f"{home}.attention:Attentions", serves=pairs),
-        zoo.Task(name="augment", run=f"{home}.augment:Augment", serves=masked),
-        zoo.Task(name="augment", run=f"{home}.augment_prompt:AugmentByPrompt", serves=("text-generation",)),
+        zoo.Task(name="attentions", run=f"{weights}:Attentions", serves=pairs),
+        zoo.Task(name="augment", run=f"{home}.augment.masked:Augment", serves=masked),
+        zoo.Task(name="augment", run=f"{home}.augment.prompted:AugmentByPrompt", serves=("text-generation",)),
         zoo.Task(
             name="feature-extraction", run=f"{home}.text:Features", serves=encoders, formula=f"{formulas}:features"
         ),
         zoo.Task(name="fill-mask", run=f"{home}.text:FillMask", serves=masked, formula=f"{formulas}:masks"),
         zoo.Task(
             name="image-attentions",
-            run=f"{home}.attention:ImageAttentions",
+            run=f"{weights}:ImageAttentions",
             serves=images,
             attention=f"{records}:record_image",
         ),
         zoo.Task(
             name="image-attentions",
-            run=f"{home}.attention:ImageAttentions",
+            run=f"{weights}:ImageAttentions",
             serves=pairs,
             attention=f"{records}:record_image_text",
         ),
@@ -85,16 +88,20 @@ def zoo_tasks() -> Sequence[zoo.Task]:
         ),
         zoo.Task(
             name="sound-attentions",
-            run=f"{home}.sound_attention:SoundAttentions",
+            run=f"{home}.attention.sound:SoundAttentions",
             serves=("speech-recognition",),
-            attention=f"{home}.sound_attention:record_sound",
+            attention=f"{home}.attention.sound:record_sound",
         ),
-        zoo.Task(name="speech-recognition", run=f"{home}.speech:SpeechRecognition", formula=f"{formulas}:transcript"),
+        zoo.Task(
+            name="speech-recognition",
+            run=f"{home}.speech.recognition:SpeechRecognition",
+            formula=f"{formulas}:transcript",
+        ),
         zoo.Task(
             name="text-classification", run=f"{home}.classification:TextClassification", formula=f"{formulas}:classes"
         ),
-        zoo.Task(name="text-generation", run=f"{home}.generate:Continue", formula=f"{formulas}:greedy"),
-        zoo.Task(name="text2text-generation", run=f"{home}.generate:Translate", formula=f"{formulas}:greedy"),
+        zoo.Task(name="text-generation", run=f"{home}.generate.tasks:Continue", formula=f"{formulas}:greedy"),
+        zoo.Task(name="text2text-generation", run=f"{home}.generate.tasks:Translate", formula=f"{formulas}:greedy"),
         zoo.Task(
             name="token-classification", run=f"{home}.entities:TokenClassification", formula=f"{formulas}:token_classes"
         ),

@@ -26,7 +26,7 @@ from zoo.checkpoints import export_checkpoint, import_checkpoint
 from zoo.errors import UsageError
 from zoo_export.export import export_model
 from zoo_runtime import load_session
-from zoo_runtime.session import Session
+from zoo_runtime.running.session import Session
 
 VOCABULARY = [(piece, -3.0) for piece in ("<s>", "<pad>", "</s>", "<unk>", "▁", *"abcdefghijklmnopqrstuvwxyz")]
 KINDS = {"mbart-50": MBart50Tokenizer, "mbart": MBartTokenizer}

@@ -31,7 +31,7 @@ from zoo.training.options import MaskingOptions
 from zoo.training.processes import ALONE
 from zoo_export.opened import ModuleSession
 from zoo_runtime import Pair, Session, load_session
-from zoo_runtime.tags import SCHEMES
+from zoo_runtime.tasks.tags import SCHEMES
 
 Zoo = Callable[..., Result]
 Row = dict[str, Any]

@@ -28,7 +28,7 @@ from zoo_export.trace.make import Options, make_graphs
 from zoo_export.verify import verify_model
 from zoo_runtime import Session, load_session
 from zoo_runtime.generation.loop import run_loop
-from zoo_runtime.providers import open_session
+from zoo_runtime.onnx_runtime.providers import open_session
 
 Array = np.ndarray[Any, Any]
 BANDS = ("gpt-tiny", "sliding_windows=[0, 6]", "num_layers=4")

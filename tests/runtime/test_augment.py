@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 import zoo as library
 from zoo.errors import ArtifactError, UsageError
 from zoo_runtime import load_session
-from zoo_runtime.session import Session
-from zoo_runtime.tasks.augment import Augment, AugmentOptions
+from zoo_runtime.running.session import Session
+from zoo_runtime.tasks.augment.masked import Augment, AugmentOptions
 
 Exported = Callable[..., Path]
 Zoo = Callable[..., Any]

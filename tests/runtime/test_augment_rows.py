@@ -12,8 +12,8 @@ import pytest
 
 from zoo.errors import ArtifactError, UsageError
 from zoo_runtime import load_session
-from zoo_runtime.session import Session
-from zoo_runtime.tasks.augment_prompt import PromptOptions
+from zoo_runtime.running.session import Session
+from zoo_runtime.tasks.augment.prompted import PromptOptions
 
 arrow = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")

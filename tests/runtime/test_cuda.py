@@ -21,8 +21,8 @@ from zoo_export.precision.certify import export_variant
 from zoo_export.publish.standalone import write_standalone
 from zoo_export.trace.make import Options
 from zoo_runtime import load_session
-from zoo_runtime.providers import loading_problem
-from zoo_runtime.values import to_array, to_value
+from zoo_runtime.onnx_runtime.providers import loading_problem
+from zoo_runtime.onnx_runtime.values import to_array, to_value
 
 Exported = Callable[..., Path]
 TEXTS = ["time flies", "an arrow", "x"]

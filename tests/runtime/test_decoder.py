@@ -20,8 +20,8 @@ from zoo.probe.pipeline import decoder_inputs
 from zoo_export.export import export_graphs_only
 from zoo_export.trace.make import Options
 from zoo_runtime import load_session
-from zoo_runtime.buffers import Buffers
 from zoo_runtime.generation.decoder import Decoder
+from zoo_runtime.onnx_runtime.buffers import Buffers
 
 EMBEDDED = {
     "{module}_config.py": """

@@ -21,8 +21,8 @@ from transformers import BertConfig, BertForTokenClassification, PreTrainedToken
 from tests.runtime.test_pipelines import COMPUTED, SIZES, characters, make, opened
 from zoo.errors import ArtifactError, UsageError
 from zoo_runtime import Session
-from zoo_runtime.tags import SCHEMES, are_tags, entities_of, scheme_of
 from zoo_runtime.tasks.entities import TokenClassification
+from zoo_runtime.tasks.tags import SCHEMES, are_tags, entities_of, scheme_of
 
 Zoo = Callable[..., Any]
 TAGS = ("O", "B-PER", "I-PER", "B-LOC", "I-LOC")

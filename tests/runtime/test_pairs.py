@@ -17,7 +17,7 @@ from transformers import BertTokenizer
 import zoo as library
 from zoo.errors import ArtifactError, UsageError
 from zoo_runtime import Pair, load_session
-from zoo_runtime.session import Session
+from zoo_runtime.running.session import Session
 
 Exported = Callable[..., Path]
 Zoo = Callable[..., Any]

@@ -22,7 +22,7 @@ from zoo.errors import ArtifactError, UsageError
 from zoo.tokenizers.windows import windows
 from zoo_export import export_model
 from zoo_runtime import Pair, Session, load_session
-from zoo_runtime.spans import best_spans
+from zoo_runtime.tasks.spans import best_spans
 
 Exported = Callable[..., Path]
 Zoo = Callable[..., Any]

@@ -21,9 +21,9 @@ import pytest
 from tests.conftest import full, nth_call
 from zoo.errors import ArtifactError, StorageError, UsageError
 from zoo_runtime import load_session
-from zoo_runtime.results import Results
-from zoo_runtime.rows import read_rows
-from zoo_runtime.runner import TextRunner
+from zoo_runtime.files.results import Results
+from zoo_runtime.files.rows import read_rows
+from zoo_runtime.running.runner import TextRunner
 
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")

@@ -21,11 +21,11 @@ from zoo.plugins import ZooWarning
 from zoo_export.export import export_graphs_only
 from zoo_export.trace.make import Options
 from zoo_runtime import load_session
-from zoo_runtime.providers import loading_problem
+from zoo_runtime.onnx_runtime.providers import loading_problem
+from zoo_runtime.running.session import Session
 from zoo_runtime.serving.capture import open_for_capture
 from zoo_runtime.serving.names import SIZES_KEY
 from zoo_runtime.serving.rows import Array, Rows
-from zoo_runtime.session import Session
 
 Exported = Callable[..., Path]
 Zoo = Callable[..., Any]

@@ -25,8 +25,8 @@ from zoo.plugins import ZooWarning
 from zoo_export.export import export_model
 from zoo_export.trace.make import Options
 from zoo_runtime import load_session
-from zoo_runtime.placement import placement
-from zoo_runtime.providers import loading_problem, open_session
+from zoo_runtime.onnx_runtime.placement import placement
+from zoo_runtime.onnx_runtime.providers import loading_problem, open_session
 
 Exported = Callable[..., Path]
 ROWS = st.lists(st.text(st.characters(codec="utf-8"), min_size=1, max_size=7), min_size=1, max_size=9)

@@ -19,9 +19,9 @@ import pytest
 
 from zoo.errors import ArtifactError, StoppedError, UsageError
 from zoo_runtime import load_session
-from zoo_runtime.providers import open_session
-from zoo_runtime.stopping import Call
-from zoo_runtime.values import run_session
+from zoo_runtime.onnx_runtime.providers import open_session
+from zoo_runtime.onnx_runtime.stopping import Call
+from zoo_runtime.onnx_runtime.values import run_session
 
 Exported = Callable[..., Path]
 LOOP = """
@@ -96,8 +96,8 @@ def test_every_run_has_a_limit(loop: Path, monkeypatch: pytest.MonkeyPatch) -> N
 INTERRUPTED = """
 import signal, sys, numpy as np
 from zoo import signals
-from zoo_runtime.providers import open_session
-from zoo_runtime.values import run_session
+from zoo_runtime.onnx_runtime.providers import open_session
+from zoo_runtime.onnx_runtime.values import run_session
 if sys.argv[2:]:  # as a command does
     signals.catch()
     signals.interrupt()

@@ -13,7 +13,7 @@ import pytest
 
 from tests.conftest import ROOT
 
-OWNER = ROOT / "export/zoo_runtime/onnx_runtime.py"
+OWNER = ROOT / "export/zoo_runtime/onnx_runtime/ort.py"
 """The only module that may import onnxruntime."""
 SOURCES = [path for folder in ("zoo", "export", "plugins") for path in sorted((ROOT / folder).rglob("*.py"))]
 
@@ -59,7 +59,7 @@ def test_one_module_imports_onnxruntime() -> None:
 
 
 def test_user_setting_takes_precedence() -> None:
-    code = "import os, zoo_runtime.onnx_runtime; print(os.environ['ORT_DISABLE_TELEMETRY'])"
+    code = "import os, zoo_runtime.onnx_runtime.ort; print(os.environ['ORT_DISABLE_TELEMETRY'])"
     environment = {**os.environ, "ORT_DISABLE_TELEMETRY": "0"}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     assert done.stdout == "0\n"

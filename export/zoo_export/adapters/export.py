@@ -18,7 +18,7 @@ from zoo_export.parity.evidence import check_evidence, stage_export
 from zoo_export.parity.laws import check_laws
 from zoo_export.parity.report import Report
 from zoo_export.trace.cache import repeat_if_stale
-from zoo_runtime.providers import Provider
+from zoo_runtime.onnx_runtime.providers import Provider
 
 __all__ = ["export_adapters", "verify_adapters"]
 

@@ -23,7 +23,7 @@ from zoo_export.adapters.stack import FILE, LORA_A, LORA_B, layers_of
 from zoo_export.graph.file import MODULE_KEY, contract, external_tensors, parse, place_of, serialize
 from zoo_export.graph.rewriting import Tape
 from zoo_export.trace.make import Options, make_graphs
-from zoo_runtime.adapters import ADAPTER_IDS
+from zoo_runtime.onnx_runtime.adapters import ADAPTER_IDS
 
 __all__ = ["make_adapted", "stacks_of", "without_adapters"]
 

@@ -40,11 +40,11 @@ from zoo_export.parity.memory import check_memory
 from zoo_export.parity.report import Report
 from zoo_export.parity.subject import OnnxSubject
 from zoo_export.parity.sweep import Sweep, typical_point
-from zoo_runtime.adapters import ADAPTER_IDS, BASE
-from zoo_runtime.executor import OnnxExecutor
-from zoo_runtime.onnx_runtime import ort
-from zoo_runtime.providers import Provider, check_dtype
-from zoo_runtime.stopping import running
+from zoo_runtime.onnx_runtime.adapters import ADAPTER_IDS, BASE
+from zoo_runtime.onnx_runtime.executor import OnnxExecutor
+from zoo_runtime.onnx_runtime.ort import ort
+from zoo_runtime.onnx_runtime.providers import Provider, check_dtype
+from zoo_runtime.onnx_runtime.stopping import running
 
 __all__ = ["AdaptedGraphs", "AdapterExecutor", "Form", "compare_adapter", "compare_adapters"]
 

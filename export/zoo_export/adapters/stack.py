@@ -31,7 +31,7 @@ from zoo.errors import ArtifactError, UsageError
 from zoo.models import persist
 from zoo.training.adapters.low_rank import add_updates
 from zoo.training.adapters.merge import Found, read_changes
-from zoo_runtime.adapters import BASE
+from zoo_runtime.onnx_runtime.adapters import BASE
 
 __all__ = [
     "FILE",

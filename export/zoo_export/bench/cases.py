@@ -19,8 +19,8 @@ from zoo.probe.inputs import Point, make_feeds
 from zoo.probe.pipeline import Arrays, decoder_inputs
 from zoo_runtime import Session
 from zoo_runtime.generation.decoder import Decoder
-from zoo_runtime.providers import device_of
-from zoo_runtime.values import to_value
+from zoo_runtime.onnx_runtime.providers import device_of
+from zoo_runtime.onnx_runtime.values import to_value
 
 __all__ = ["Backend", "Call", "Case", "CompileError", "OnnxBackend", "check_declared", "feeds_of", "make_cases"]
 

@@ -18,11 +18,11 @@ from zoo.registry import ModelSpec
 from zoo_export.bench.cases import Call, Case
 from zoo_export.graph.file import inline, parse
 from zoo_runtime import Session
-from zoo_runtime.executor import LOGITS_TO_KEEP
 from zoo_runtime.generation.memory import past_bytes
-from zoo_runtime.onnx_runtime import ort
-from zoo_runtime.providers import Provider, device_of, open_session
-from zoo_runtime.values import to_value
+from zoo_runtime.onnx_runtime.executor import LOGITS_TO_KEEP
+from zoo_runtime.onnx_runtime.ort import ort
+from zoo_runtime.onnx_runtime.providers import Provider, device_of, open_session
+from zoo_runtime.onnx_runtime.values import to_value
 
 __all__ = ["Count", "Limits", "Reading", "bytes_read", "closed_form", "necessary_flops", "weight_bytes"]
 
@@ -82,7 +82,7 @@ class Reading:
         size: the number of bytes, rounded up to whole columns.
         provider: the execution provider.
         threads: number of threads; by default as many as a session has.
-        spin: whether idle threads wait actively, see :func:`zoo_runtime.providers.open_session`.
+        spin: whether idle threads wait actively, see :func:`zoo_runtime.onnx_runtime.providers.open_session`.
     """
 
     def __init__(self, size: int, provider: Provider, threads: int | None = None, *, spin: bool = True) -> None:

@@ -23,7 +23,7 @@ from zoo_export.parity.evidence import versions
 from zoo_runtime import Session, load_session
 from zoo_runtime.generation.decoder import Array
 from zoo_runtime.generation.memory import past_bytes
-from zoo_runtime.providers import Provider
+from zoo_runtime.onnx_runtime.providers import Provider
 
 __all__ = ["Times", "bench_model", "check_outputs", "cpu_name", "in_turns", "thread_times"]
 

@@ -23,7 +23,7 @@ from zoo.probe.module import as_array, as_tensor
 from zoo.probe.pipeline import Arrays
 from zoo.registry import ModelSpec
 from zoo_export.bench.cases import Call, Case, CompileError
-from zoo_runtime.providers import Provider, allowed_cores
+from zoo_runtime.onnx_runtime.providers import Provider, allowed_cores
 
 __all__ = ["TorchBackend", "count_flops", "device_problem", "limited_threads"]
 

@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from zoo.contract import Graph
 from zoo_export.coverage.intervals import ANY, RULES, Intervals, Number
-from zoo_runtime.buffers import PAST_LENGTH
+from zoo_runtime.onnx_runtime.buffers import PAST_LENGTH
 
 __all__ = ["Bounds"]
 

@@ -25,11 +25,11 @@ from zoo.probe.inputs import CHEAP, ODD, PAST, WORK, Feeds, Padding, Point, slic
 from zoo_export.coverage.bounds import Bounds
 from zoo_export.coverage.conditions import Condition, subgraphs, tap
 from zoo_export.graph.file import inline, parse, serialize
-from zoo_runtime.buffers import PAST_LENGTH, Buffers
-from zoo_runtime.executor import LOGITS_TO_KEEP
-from zoo_runtime.onnx_runtime import ort
-from zoo_runtime.providers import open_session
-from zoo_runtime.values import run_session
+from zoo_runtime.onnx_runtime.buffers import PAST_LENGTH, Buffers
+from zoo_runtime.onnx_runtime.executor import LOGITS_TO_KEEP
+from zoo_runtime.onnx_runtime.ort import ort
+from zoo_runtime.onnx_runtime.providers import open_session
+from zoo_runtime.onnx_runtime.values import run_session
 
 __all__ = ["FLOOR", "LARGEST_BATCH", "Conditions", "Coverage", "candidates", "many_lengths", "turning_points"]
 

@@ -19,7 +19,7 @@ from google.protobuf.message import Message
 from zoo.artifact.weights import StoredTensor
 from zoo.errors import ArtifactError
 from zoo_export.graph.join import parts_of, separate, span
-from zoo_runtime.functions import check_functions
+from zoo_runtime.onnx_runtime.functions import check_functions
 
 if TYPE_CHECKING:
     import onnx_ir as ir

@@ -19,9 +19,9 @@ from onnx_ir.passes import common as passes
 from zoo_export.graph.file import serialize
 from zoo_export.graph.rewriting import Tape, replace, replace_value
 from zoo_export.graph.sizes import Type, infer_types
-from zoo_runtime.providers import open_session
+from zoo_runtime.onnx_runtime.providers import open_session
+from zoo_runtime.onnx_runtime.values import run_session
 from zoo_runtime.serving.names import NEW_LENGTHS, PAST_LENGTHS
-from zoo_runtime.values import run_session
 
 __all__ = ["CONTRIB", "group_attention"]
 

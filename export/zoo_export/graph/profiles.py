@@ -20,8 +20,8 @@ from zoo.contract import Graph
 from zoo_export.graph.file import contract, parse, serialize
 from zoo_export.graph.flatten import flatten
 from zoo_export.graph.rewriting import Tape, replace
-from zoo_runtime.buffers import PAST_LENGTH
-from zoo_runtime.executor import LOGITS_TO_KEEP
+from zoo_runtime.onnx_runtime.buffers import PAST_LENGTH
+from zoo_runtime.onnx_runtime.executor import LOGITS_TO_KEEP
 
 __all__ = ["specialise"]
 

@@ -13,7 +13,7 @@ from typing import Any
 from zoo.probe.inputs import Point
 from zoo.probe.pipeline import Arrays, Executor
 from zoo.system import release_memory
-from zoo_runtime.onnx_runtime import ort
+from zoo_runtime.onnx_runtime.ort import ort
 
 __all__ = ["Ahead", "Results", "Sessions", "size_of"]
 

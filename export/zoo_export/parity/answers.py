@@ -26,8 +26,8 @@ from zoo.system import release_memory
 from zoo_export.opened import ExecutorSession, execute
 from zoo_export.parity.subject import Subject
 from zoo_runtime.formula import Choice, Formula, Numbers, Same
-from zoo_runtime.runner import Answer, Runner
-from zoo_runtime.session import Session
+from zoo_runtime.running.runner import Answer, Runner
+from zoo_runtime.running.session import Session
 
 __all__ = ["Answers", "Questions"]
 

@@ -25,8 +25,8 @@ from zoo_export.parity.report import Report
 from zoo_export.parity.serving import ServingSubject, is_serving
 from zoo_export.parity.subject import OnnxSubject
 from zoo_export.parity.sweep import Sweep
-from zoo_runtime.providers import Provider, check_dtype
-from zoo_runtime.stopping import named
+from zoo_runtime.onnx_runtime.providers import Provider, check_dtype
+from zoo_runtime.onnx_runtime.stopping import named
 
 if TYPE_CHECKING:
     from torch import nn

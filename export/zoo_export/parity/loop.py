@@ -37,10 +37,10 @@ from zoo_export.parity.greedy import greedy
 from zoo_export.parity.reference import SEED, Models
 from zoo_export.parity.report import Report
 from zoo_export.parity.subject import LEVELS
-from zoo_runtime.executor import OnnxExecutor
 from zoo_runtime.generation.loop import LARGEST_NOISE, LOOP_OUTPUT, NO_END, SETTINGS, plan_loop, run_loop
-from zoo_runtime.onnx_runtime import ort
-from zoo_runtime.providers import Provider, check_dtype, open_session
+from zoo_runtime.onnx_runtime.executor import OnnxExecutor
+from zoo_runtime.onnx_runtime.ort import ort
+from zoo_runtime.onnx_runtime.providers import Provider, check_dtype, open_session
 
 __all__ = ["compare_loop"]
 

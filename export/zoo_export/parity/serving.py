@@ -12,7 +12,7 @@ from zoo_export.coverage.outcomes import Conditions
 from zoo_export.graph.serving import graph_sizes
 from zoo_export.parity.modules import ModuleError
 from zoo_export.parity.subject import OnnxSubject
-from zoo_runtime.onnx_runtime import ort
+from zoo_runtime.onnx_runtime.ort import ort
 from zoo_runtime.serving.executor import ServingExecutor
 from zoo_runtime.serving.names import CAPACITY
 

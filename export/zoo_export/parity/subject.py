@@ -27,10 +27,10 @@ from zoo_export.graph.static import fixed_sizes
 from zoo_export.parity.ahead import Sessions
 from zoo_export.parity.modules import ModuleError, module_errors
 from zoo_export.parity.reference import SEED, Models
-from zoo_runtime.executor import OnnxExecutor
-from zoo_runtime.onnx_runtime import ort
-from zoo_runtime.placement import placement
-from zoo_runtime.providers import Memory, Provider, open_session
+from zoo_runtime.onnx_runtime.executor import OnnxExecutor
+from zoo_runtime.onnx_runtime.ort import ort
+from zoo_runtime.onnx_runtime.placement import placement
+from zoo_runtime.onnx_runtime.providers import Memory, Provider, open_session
 from zoo_runtime.serving.executor import ServingExecutor
 
 __all__ = ["FAINT", "LEVELS", "PERTURBED", "PERTURBED_LABELS", "REFERENCE", "OnnxSubject", "Subject", "Weights",

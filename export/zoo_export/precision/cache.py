@@ -38,9 +38,9 @@ from zoo_export.precision.certify import BOUNDS, Bound, Sample, check_max_kl, me
 from zoo_export.precision.quantize import Variant, open_variant, read_variant
 from zoo_export.trace.cache import repeat_if_stale
 from zoo_export.trace.make import PORTABLE, Options, make_graphs
-from zoo_runtime.executor import OnnxExecutor
 from zoo_runtime.generation.memory import past_bytes
-from zoo_runtime.providers import Provider, check_dtype, open_session
+from zoo_runtime.onnx_runtime.executor import OnnxExecutor
+from zoo_runtime.onnx_runtime.providers import Provider, check_dtype, open_session
 
 __all__ = ["CACHE_BOUND", "export_cache", "verify_stored_cache"]
 

@@ -43,9 +43,9 @@ from zoo_export.parity.modules import ModuleError
 from zoo_export.parity.subject import OnnxSubject, Subject
 from zoo_export.precision.parity import QuantizedSubject
 from zoo_export.precision.quantize import Variant
-from zoo_runtime.executor import OnnxExecutor
-from zoo_runtime.onnx_runtime import ort
-from zoo_runtime.providers import Provider
+from zoo_runtime.onnx_runtime.executor import OnnxExecutor
+from zoo_runtime.onnx_runtime.ort import ort
+from zoo_runtime.onnx_runtime.providers import Provider
 
 __all__ = ["CacheSubject", "QuantizedCacheSubject", "RoundingExecutor"]
 

@@ -40,7 +40,7 @@ from zoo_export.precision.parity import verify_variant
 from zoo_export.precision.quantize import PRECISIONS, Precision, Variant, make_variant, open_variant, read_variant
 from zoo_export.trace.cache import repeat_if_stale
 from zoo_runtime.generation.choices import log_softmax
-from zoo_runtime.providers import Provider, check_dtype
+from zoo_runtime.onnx_runtime.providers import Provider, check_dtype
 
 __all__ = [
     "BOUNDS",

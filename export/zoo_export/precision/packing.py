@@ -31,7 +31,7 @@ from safetensors import safe_open
 from zoo.artifact.weights import StoredTensor, parse_json, read_header
 from zoo.errors import ArtifactError
 from zoo.probe.dtypes import BFLOAT16
-from zoo_runtime.onnx_runtime import ort_native
+from zoo_runtime.onnx_runtime.ort import ort_native
 
 __all__ = [
     "SCALES",

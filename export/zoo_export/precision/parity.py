@@ -43,7 +43,7 @@ from zoo_export.parity.subject import REFERENCE, Subject, onnx_facts
 from zoo_export.parity.sweep import Sweep
 from zoo_export.precision.packing import Packing, packings, read_dequantized, read_tensor
 from zoo_export.precision.quantize import Place, Variant, open_variant, with_exact_products
-from zoo_runtime.providers import Provider
+from zoo_runtime.onnx_runtime.providers import Provider
 
 __all__ = ["EmulatedExecutor", "QuantizedSubject", "as_model", "dequantized_model", "verify_variant"]
 

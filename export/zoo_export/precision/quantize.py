@@ -54,8 +54,8 @@ from zoo_export.precision.packing import (
     write_tensors,
 )
 from zoo_export.trace.make import Options, make_graphs, unlinked_graphs
-from zoo_runtime.executor import OnnxExecutor
-from zoo_runtime.providers import Provider, check_dtype, open_session
+from zoo_runtime.onnx_runtime.executor import OnnxExecutor
+from zoo_runtime.onnx_runtime.providers import Provider, check_dtype, open_session
 
 __all__ = [
     "PRECISIONS",

@@ -14,15 +14,15 @@ from zoo.errors import UsageError
 from zoo.probe.inputs import empty_past
 from zoo.probe.pipeline import decoder_inputs
 from zoo_runtime import Session
-from zoo_runtime.buffers import PAST_LENGTH
-from zoo_runtime.executor import LOGITS_TO_KEEP
 from zoo_runtime.generation.options import NOT_NEGATIVE, POSITIVE, Generation
-from zoo_runtime.runner import Runner, TextRunner
+from zoo_runtime.onnx_runtime.buffers import PAST_LENGTH
+from zoo_runtime.onnx_runtime.executor import LOGITS_TO_KEEP
+from zoo_runtime.running.runner import Runner, TextRunner
 from zoo_runtime.tasks.classification import problem_type
-from zoo_runtime.tasks.generate import Generate
+from zoo_runtime.tasks.generate.tasks import Generate
+from zoo_runtime.tasks.generate.vocabulary import vocabulary_of
 from zoo_runtime.tasks.images import ImageRunner
 from zoo_runtime.tasks.text import Embed, mask_token
-from zoo_runtime.tasks.vocabulary import vocabulary_of
 
 __all__ = ["SAMPLES", "SCHEMA", "TASKS", "describe_task", "web_task"]
 

@@ -25,8 +25,8 @@ from zoo_export.publish.graphs import declared_inputs
 from zoo_export.publish.standalone import copy_graphs
 from zoo_runtime import Session, load_session
 from zoo_runtime.generation.options import Generation
-from zoo_runtime.tasks.generate import Continue
-from zoo_runtime.tasks.vocabulary import vocabulary_of
+from zoo_runtime.tasks.generate.tasks import Continue
+from zoo_runtime.tasks.generate.vocabulary import vocabulary_of
 
 __all__ = ["GenaiModel", "write_genai"]
 

@@ -18,8 +18,8 @@ from zoo.probe.dtypes import numpy_dtype
 from zoo.tokenizers.load import read_tokenizer
 from zoo_export.parity.greedy import greedy
 from zoo_export.publish.description import SAMPLES
-from zoo_runtime.executor import OnnxExecutor
-from zoo_runtime.providers import open_session
+from zoo_runtime.onnx_runtime.executor import OnnxExecutor
+from zoo_runtime.onnx_runtime.providers import open_session
 
 __all__ = ["NAME", "Comparison", "compare_tokens"]
 

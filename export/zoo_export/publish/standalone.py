@@ -20,8 +20,8 @@ from zoo.probe.inputs import Point, make_feeds
 from zoo.probe.pipeline import run_pipeline
 from zoo_export.graph.file import external_tensors, parse, place_of, serialize, set_place
 from zoo_export.graph.static import fixed_sizes
-from zoo_runtime.executor import OnnxExecutor
-from zoo_runtime.providers import Provider, open_session
+from zoo_runtime.onnx_runtime.executor import OnnxExecutor
+from zoo_runtime.onnx_runtime.providers import Provider, open_session
 
 __all__ = ["FOLDER", "copy_graphs", "write_standalone"]
 

@@ -27,7 +27,7 @@ from zoo_export.publish.description import SCHEMA, describe_task
 from zoo_export.web.install import WEB_RUNTIMES, Package, WebRuntime, find_package, find_tokenizers
 from zoo_export.web.verify import web_record
 from zoo_runtime import load_session
-from zoo_runtime.onnx_runtime import ort
+from zoo_runtime.onnx_runtime.ort import ort
 
 __all__ = ["SHARD_BYTES", "WebPage", "sealed", "write_web"]
 

@@ -20,9 +20,9 @@ from zoo_export.parity.subject import OnnxSubject
 from zoo_export.precision.parity import QuantizedSubject
 from zoo_export.precision.quantize import Place, Variant, weights_of_graph
 from zoo_export.web.browser import Browser, WebGraph, WebSession
-from zoo_runtime.buffers import PAST_LENGTH, Buffers
-from zoo_runtime.executor import LOGITS_TO_KEEP, run_keeping
-from zoo_runtime.providers import Memory, Provider
+from zoo_runtime.onnx_runtime.buffers import PAST_LENGTH, Buffers
+from zoo_runtime.onnx_runtime.executor import LOGITS_TO_KEEP, run_keeping
+from zoo_runtime.onnx_runtime.providers import Memory, Provider
 
 __all__ = ["WebExecutor", "WebQuantizedSubject", "WebSubject", "with_files"]
 

@@ -19,7 +19,7 @@ from zoo_export.precision.quantize import read_variant
 from zoo_export.web.browser import TIMEOUT, Browser, open_browser
 from zoo_export.web.install import WebRuntime
 from zoo_export.web.subjects import WebQuantizedSubject, WebSubject
-from zoo_runtime.providers import check_dtype
+from zoo_runtime.onnx_runtime.providers import check_dtype
 
 __all__ = ["verify_in_browser", "web_record"]
 

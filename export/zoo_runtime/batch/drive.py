@@ -16,7 +16,7 @@ from zoo_runtime.batch.folders import OutputFolder, open_folder
 from zoo_runtime.batch.inputs import fetched, find_shards
 from zoo_runtime.batch.manifest import Manifest
 from zoo_runtime.batch.plan import Done, Plan, Shard
-from zoo_runtime.rows import count_rows
+from zoo_runtime.files.rows import count_rows
 
 __all__ = ["Summary", "run_batch"]
 

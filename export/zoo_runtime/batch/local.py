@@ -17,7 +17,7 @@ from typing import Any
 from zoo import system
 from zoo.errors import PluginError
 from zoo_runtime.batch.plan import Done, Failure, Plan, Shard
-from zoo_runtime.providers import allowed_cores
+from zoo_runtime.onnx_runtime.providers import allowed_cores
 
 __all__ = ["ATTEMPTS", "died", "environment", "outcome", "run"]
 

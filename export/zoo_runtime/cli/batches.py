@@ -50,8 +50,8 @@ def run_batches(
     from zoo_runtime.batch.plan import plain_selection
     from zoo_runtime.batch.shards import model_digest
     from zoo_runtime.batch.urls import is_url, local
-    from zoo_runtime.choosing import chosen_provider
-    from zoo_runtime.onnx_runtime import ort
+    from zoo_runtime.onnx_runtime.ort import ort
+    from zoo_runtime.running.choosing import chosen_provider
 
     session = {name: value for name, value in session.items() if value is not None}
     session["provider"] = chosen_provider(session["provider"], directory)

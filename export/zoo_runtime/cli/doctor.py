@@ -39,7 +39,7 @@ def installed(name: str) -> str | None:
 @json_option
 def command(as_json: bool) -> None:
     """Show package versions, execution providers (and why any do not load) and plugins."""
-    from zoo_runtime.providers import PROVIDERS, loading_problem
+    from zoo_runtime.onnx_runtime.providers import PROVIDERS, loading_problem
 
     versions = {"zoo": __version__, "python": platform.python_version()} | {name: installed(name) for name in PACKAGES}
     problems = []

@@ -36,7 +36,7 @@ def read_inputs(
 ) -> Iterator[Answer]:
     """Return the inputs: those given on the command line, else the rows of a file, else the lines of stdin."""
     from zoo_runtime import Answer
-    from zoo_runtime.rows import read_rows
+    from zoo_runtime.files.rows import read_rows
 
     if given and file is not None:
         raise UsageError("inputs given both as texts and as a file", f"--input {file}", "leave out one of them")
@@ -66,7 +66,7 @@ def adapted(inputs: Iterator[Answer], adapters: Sequence[str]) -> Iterator[Answe
 
 def count_inputs(given: Sequence[Any], file: str | None) -> int | None:
     """Number of inputs if progress is shown, else None. Also None for a stream."""
-    from zoo_runtime.rows import count_rows
+    from zoo_runtime.files.rows import count_rows
 
     if given or not is_shown():
         return len(given) or None

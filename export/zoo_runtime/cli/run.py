@@ -17,11 +17,11 @@ from zoo.cli.report import emit_json
 from zoo.errors import ArtifactError, UsageError
 from zoo.reading import read_text
 from zoo.storage import is_same_file
-from zoo_runtime.chats import as_chat, parse_chat
 from zoo_runtime.cli.answers import Report, described, open_stream, print_answers, print_stream, show_counts
 from zoo_runtime.cli.batches import check_batch, is_batch, run_batches
 from zoo_runtime.cli.figures import AnswerFigure
 from zoo_runtime.cli.inputs import adapted, count_inputs, parse_input, read_inputs
+from zoo_runtime.files.chats import as_chat, parse_chat
 
 GENERATION = (
     ("--max-new-tokens", int, "Maximum new tokens.  [default: 32]"),
@@ -146,12 +146,12 @@ def command(
     The model's generation_config.json, if any, overrides these defaults.
     """
     from zoo_runtime import Pair, load_session
-    from zoo_runtime.adapters import number_of
-    from zoo_runtime.augmented import AugmentedRows
+    from zoo_runtime.files.augmented import AugmentedRows
+    from zoo_runtime.files.results import Results
+    from zoo_runtime.files.rows import column_types
+    from zoo_runtime.files.vectors import source
+    from zoo_runtime.onnx_runtime.adapters import number_of
     from zoo_runtime.plots import check_plottable
-    from zoo_runtime.results import Results
-    from zoo_runtime.rows import column_types
-    from zoo_runtime.vectors import source
 
     options = {name: rest.pop(name) for name in (flag[2:].replace("-", "_") for flag, _, _ in GENERATION)}
     options = {name: value for name, value in options.items() if value is not None}

@@ -38,9 +38,9 @@ def command(
     VECTORS is a parquet file from `zoo run --task sentence-embedding`. Every row is compared.
     """
     from zoo_runtime import load_session
-    from zoo_runtime.results import plain
-    from zoo_runtime.rows import open_parquet
-    from zoo_runtime.vectors import check_source, search_vectors
+    from zoo_runtime.files.results import plain
+    from zoo_runtime.files.rows import open_parquet
+    from zoo_runtime.files.vectors import check_source, search_vectors
 
     open_parquet(str(vectors)).close()  # reported before the model is loaded
     with load_session(directory, task=TASK) as session:

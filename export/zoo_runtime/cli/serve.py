@@ -59,10 +59,10 @@ def command(context: click.Context, /, directories: tuple[Path, ...], config: Pa
     again.
     """
     try:
+        from zoo_runtime.server.http.observe import log_to
+        from zoo_runtime.server.http.service import Limits
         from zoo_runtime.server.models import ModelSettings, Place
-        from zoo_runtime.server.observe import log_to
         from zoo_runtime.server.run import serve
-        from zoo_runtime.server.service import Limits
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] not in _PACKAGES:
             raise

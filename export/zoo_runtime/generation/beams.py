@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from zoo_runtime.generation.choices import Array, Choices, Continuation, Ranked, log_softmax, rank
-from zoo_runtime.stepper import Stepper
+from zoo_runtime.generation.stepper import Stepper
 
 if TYPE_CHECKING:
     from zoo_runtime.generation.constraints import Matcher

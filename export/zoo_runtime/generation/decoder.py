@@ -19,13 +19,20 @@ from zoo.contract import Graph, dim_size
 from zoo.errors import UsageError
 from zoo.probe.inputs import empty_past
 from zoo.probe.pipeline import decoder_inputs, token_input
-from zoo_runtime.buffers import PAST_LENGTH, Buffers
-from zoo_runtime.executor import LOGITS_TO_KEEP
-from zoo_runtime.onnx_runtime import ort
-from zoo_runtime.providers import device_of
-from zoo_runtime.stepper import check_mask, check_padding, check_roll_back, check_rows, check_saved, check_tokens
-from zoo_runtime.stopping import running
-from zoo_runtime.values import to_array, to_value
+from zoo_runtime.generation.stepper import (
+    check_mask,
+    check_padding,
+    check_roll_back,
+    check_rows,
+    check_saved,
+    check_tokens,
+)
+from zoo_runtime.onnx_runtime.buffers import PAST_LENGTH, Buffers
+from zoo_runtime.onnx_runtime.executor import LOGITS_TO_KEEP
+from zoo_runtime.onnx_runtime.ort import ort
+from zoo_runtime.onnx_runtime.providers import device_of
+from zoo_runtime.onnx_runtime.stopping import running
+from zoo_runtime.onnx_runtime.values import to_array, to_value
 
 __all__ = ["Array", "Decoder", "Saved", "take_rows"]
 

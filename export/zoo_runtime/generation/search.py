@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from zoo_runtime.generation.choices import Array, Choices, Continuation
-from zoo_runtime.stepper import Stepper
+from zoo_runtime.generation.stepper import Stepper
 
 __all__ = ["continue_rows"]
 

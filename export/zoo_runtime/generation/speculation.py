@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from zoo_runtime.generation.choices import Array, Choices, Continuation
+from zoo_runtime.generation.stepper import Stepper
 from zoo_runtime.generation.ties import is_settled
-from zoo_runtime.stepper import Stepper
 
 __all__ = ["TOLERANCES", "Counts", "Drafts", "ModelDrafts", "Reader", "look_up", "speculate"]
 

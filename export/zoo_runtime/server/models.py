@@ -17,14 +17,14 @@ from zoo.reading import read_bytes
 from zoo.tokenizers.chat import ChatTemplate, read_chat_template
 from zoo.tokenizers.inputs import TextInputs
 from zoo.tokenizers.tokenizer import model_tokenizer
-from zoo_runtime.runner import Runner
+from zoo_runtime.running.runner import Runner
+from zoo_runtime.running.session import Session, load_session
+from zoo_runtime.server.engines.continuous import RowEngine, batches_rows
+from zoo_runtime.server.engines.prefixes import Prefixes
+from zoo_runtime.server.engines.queued import QueueEngine
+from zoo_runtime.server.engines.work import Engine
 from zoo_runtime.server.errors import RequestError, as_request_error
-from zoo_runtime.server.prefixes import Prefixes
-from zoo_runtime.server.queued import QueueEngine
-from zoo_runtime.server.rows import RowEngine, batches_rows
-from zoo_runtime.server.work import Engine
-from zoo_runtime.session import Session, load_session
-from zoo_runtime.tasks.generate import Generate
+from zoo_runtime.tasks.generate.tasks import Generate
 
 __all__ = ["Changes", "ModelSettings", "Models", "Place", "Served", "find_model"]
 

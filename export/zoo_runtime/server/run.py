@@ -11,11 +11,11 @@ from dataclasses import asdict
 import uvicorn
 
 from zoo.errors import UsageError, ZooError
-from zoo_runtime.server.app import make_app
-from zoo_runtime.server.connections import Connection
+from zoo_runtime.server.http.app import make_app
+from zoo_runtime.server.http.connections import Connection
+from zoo_runtime.server.http.observe import log
+from zoo_runtime.server.http.service import Limits, Service
 from zoo_runtime.server.models import Models, ModelSettings, Place
-from zoo_runtime.server.observe import log
-from zoo_runtime.server.service import Limits, Service
 
 __all__ = ["serve"]
 

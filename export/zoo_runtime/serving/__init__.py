@@ -1,0 +1,1 @@
+"""Rows of independent texts on the graphs of the profile ``serving``."""

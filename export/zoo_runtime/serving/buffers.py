@@ -12,11 +12,11 @@ import numpy as np
 
 from zoo.contract import Graph, dim_size
 from zoo.errors import ArtifactError
-from zoo_runtime.onnx_runtime import ort
-from zoo_runtime.providers import device_of
+from zoo_runtime.onnx_runtime.ort import ort
+from zoo_runtime.onnx_runtime.providers import device_of
+from zoo_runtime.onnx_runtime.stopping import running
+from zoo_runtime.onnx_runtime.values import element_type, to_array, to_value
 from zoo_runtime.serving.names import NEW_LENGTHS, PAST_LENGTHS
-from zoo_runtime.stopping import running
-from zoo_runtime.values import element_type, to_array, to_value
 
 __all__ = ["Array", "Buffer", "Call"]
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from itertools import count
 
 from zoo.errors import ArtifactError, ZooWarning
-from zoo_runtime.onnx_runtime import ort
+from zoo_runtime.onnx_runtime.ort import ort
 
 __all__ = ["open_for_capture", "run_options"]
 

@@ -12,9 +12,9 @@ from zoo.contract import Graph
 from zoo.errors import ZooError
 from zoo.probe.inputs import Feeds
 from zoo.probe.pipeline import Arrays, token_input, typed_feeds
-from zoo_runtime.onnx_runtime import ort
+from zoo_runtime.onnx_runtime.ort import ort
+from zoo_runtime.onnx_runtime.values import run_session
 from zoo_runtime.serving.rows import Array, Rows, check_shapes, fit, sizes_of_session
-from zoo_runtime.values import run_session
 
 __all__ = ["ServingExecutor"]
 

@@ -14,8 +14,8 @@ import numpy as np
 from zoo.contract import Graph, TensorSpec, dim_names, dim_size
 from zoo.errors import ArtifactError, UsageError
 from zoo.probe.pipeline import token_input
-from zoo_runtime.onnx_runtime import ort
-from zoo_runtime.providers import device_of
+from zoo_runtime.onnx_runtime.ort import ort
+from zoo_runtime.onnx_runtime.providers import device_of
 from zoo_runtime.serving.buffers import Array, Buffer, Call
 from zoo_runtime.serving.capture import run_options
 from zoo_runtime.serving.names import CAPACITY, SIZES_KEY, read_sizes

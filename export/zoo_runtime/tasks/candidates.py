@@ -14,8 +14,7 @@ from zoo.config import Settings
 from zoo.contract import dim_size
 from zoo.errors import ArtifactError, UsageError
 from zoo.plots import Distribution
-from zoo_runtime.parts import Parts, PartsRunner
-from zoo_runtime.runner import Answer, Context, Pair, Tokens, texts_of
+from zoo_runtime.running.runner import Answer, Context, Pair, Tokens, texts_of
 from zoo_runtime.tasks.classification import (
     ClassificationOptions,
     classify,
@@ -24,6 +23,7 @@ from zoo_runtime.tasks.classification import (
     show_classes,
     softmax,
 )
+from zoo_runtime.tasks.parts import Parts, PartsRunner
 
 __all__ = ["Rerank", "RerankOptions", "Texts", "ZeroShot", "ZeroShotOptions"]
 

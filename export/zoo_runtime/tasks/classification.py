@@ -14,7 +14,7 @@ from zoo.config import Settings
 from zoo.contract import Graph, dim_size
 from zoo.errors import ArtifactError, UsageError
 from zoo.plots import Distribution
-from zoo_runtime.runner import (
+from zoo_runtime.running.runner import (
     Answer,
     Context,
     Pair,

@@ -16,8 +16,8 @@ import numpy as np
 from zoo.config import Settings
 from zoo.errors import ArtifactError, UsageError
 from zoo.plots import Distribution
-from zoo_runtime.batching import batches
-from zoo_runtime.runner import Answer, Context, Tokens, finite, label
+from zoo_runtime.running.batching import batches
+from zoo_runtime.running.runner import Answer, Context, Tokens, finite, label
 from zoo_runtime.tasks.classification import distribution_of, show_classes, sigmoid, softmax
 from zoo_runtime.tasks.images import ImageRunner, Pixels
 from zoo_runtime.tasks.text import Embed, EmbedOptions, shown_vector

@@ -15,9 +15,9 @@ from zoo.config import Settings
 from zoo.errors import ArtifactError, UsageError
 from zoo.tokenizers.library import description
 from zoo.tokenizers.words import join_words, places_in_words
-from zoo_runtime.runner import Answer, Context, Pair, TextRunner, Tokens, finite, label
-from zoo_runtime.tags import SCHEMES, Scheme, are_tags, entities_of, prefixes_of, scheme_of
+from zoo_runtime.running.runner import Answer, Context, Pair, TextRunner, Tokens, finite, label
 from zoo_runtime.tasks.classification import classify, problem_type, softmax
+from zoo_runtime.tasks.tags import SCHEMES, Scheme, are_tags, entities_of, prefixes_of, scheme_of
 
 __all__ = ["EntityOptions", "TokenClassification"]
 
@@ -58,8 +58,9 @@ class EntityOptions(Settings):
     words, and ``simple`` for others; else ``none``. Of a list of words, each has the tag of its first token."""
     scheme: Literal["auto", "lenient", "IOB1", "IOB2", "IOE1", "IOE2", "IOBES", "BILOU"] = "auto"
     """The scheme of the tags, in which those that contradict it belong to no entity. With ``lenient``, each tag that
-    cannot continue an entity begins one, as in transformers' pipeline. ``auto`` is :func:`zoo_runtime.tags.scheme_of`
-    the labels; but ``lenient`` for IOB tags of texts, unless zoo has trained the model."""
+    cannot continue an entity begins one, as in transformers' pipeline. ``auto`` is
+    :func:`zoo_runtime.tasks.tags.scheme_of` the labels; but ``lenient`` for IOB tags of texts, unless zoo has
+    trained the model."""
     ignore_labels: tuple[str, ...] = ("O",)
     """Labels that are not entities."""
 

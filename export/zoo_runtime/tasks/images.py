@@ -13,7 +13,7 @@ import numpy as np
 from zoo.errors import UsageError
 from zoo.images import ImageReader
 from zoo.plots import Distribution
-from zoo_runtime.runner import Answer, Context, Runner, chosen_adapters, finite, label, require_outputs
+from zoo_runtime.running.runner import Answer, Context, Runner, chosen_adapters, finite, label, require_outputs
 from zoo_runtime.tasks.classification import (
     ClassificationOptions,
     classify,

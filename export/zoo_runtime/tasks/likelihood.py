@@ -12,7 +12,7 @@ from zoo.artifact import LOOP
 from zoo.config import Settings
 from zoo.errors import ArtifactError, UsageError
 from zoo.plots import Distribution
-from zoo_runtime.runner import Answer, Context, TextRunner, Tokens, finite, label
+from zoo_runtime.running.runner import Answer, Context, TextRunner, Tokens, finite, label
 from zoo_runtime.tasks.classification import softmax
 from zoo_runtime.tasks.text import shown_token, token_name
 

@@ -15,9 +15,9 @@ from zoo.errors import ArtifactError, UsageError
 from zoo.tokenizers.inputs import LongInputError, require_tokens
 from zoo.tokenizers.truncation import trained_length
 from zoo.tokenizers.windows import LONGEST_WINDOW, token_windows
-from zoo_runtime.parts import Parts, PartsRunner
-from zoo_runtime.runner import Answer, Context, Pair, Tokens, texts_of
-from zoo_runtime.spans import best_spans
+from zoo_runtime.running.runner import Answer, Context, Pair, Tokens, texts_of
+from zoo_runtime.tasks.parts import Parts, PartsRunner
+from zoo_runtime.tasks.spans import best_spans
 
 __all__ = ["Question", "QuestionAnswering", "QuestionOptions", "Window"]
 
@@ -70,8 +70,9 @@ class QuestionAnswering(PartsRunner):
     """``answers``: the likeliest spans of a context, each with ``text``, ``score``, ``start`` and ``end``.
 
     ``start`` and ``end`` count characters of the context. A score is a probability, see
-    :func:`zoo_runtime.spans.best_spans`; those of candidates with the same text are added. The probability of the empty
-    answer is the smallest of all windows. Scores are those of transformers' pipeline, which version 5 no longer has.
+    :func:`zoo_runtime.tasks.spans.best_spans`; those of candidates with the same text are added. The probability of the
+    empty answer is the smallest of all windows. Scores are those of transformers' pipeline, which version 5 no longer
+    has.
     """
 
     options = QuestionOptions

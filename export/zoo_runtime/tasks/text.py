@@ -12,7 +12,7 @@ from zoo.artifact.prefixes import read_prefixes
 from zoo.config import Settings
 from zoo.errors import ArtifactError, UsageError
 from zoo.plots import Distribution
-from zoo_runtime.runner import (
+from zoo_runtime.running.runner import (
     Answer,
     Context,
     TextRunner,

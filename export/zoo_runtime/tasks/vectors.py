@@ -12,7 +12,7 @@ import numpy as np
 from zoo.contract import TensorSpec, dim_size
 from zoo.errors import ArtifactError
 from zoo.tokenizers.inputs import padded
-from zoo_runtime.runner import Answer, Context, Pair, Runner, chosen_adapters, finite, label, require_outputs
+from zoo_runtime.running.runner import Answer, Context, Pair, Runner, chosen_adapters, finite, label, require_outputs
 
 __all__ = ["Sequences", "VectorFeatures"]
 

@@ -18,9 +18,9 @@ from tests.export.adapters.conftest import change_a_weight
 from zoo.errors import UsageError
 from zoo.training import merge_adapter
 from zoo_runtime import load_session
-from zoo_runtime.adapters import ADAPTER_IDS
-from zoo_runtime.onnx_runtime import ort
-from zoo_runtime.providers import open_session
+from zoo_runtime.onnx_runtime.adapters import ADAPTER_IDS
+from zoo_runtime.onnx_runtime.ort import ort
+from zoo_runtime.onnx_runtime.providers import open_session
 
 Zoo = Callable[..., Result]
 NAMES = [None, "first", "second"]

@@ -12,7 +12,7 @@ import pytest
 from zoo import Graph, StoppedError, floats, token_ids
 from zoo.probe.inputs import Point
 from zoo_export.coverage.outcomes import Conditions, Coverage
-from zoo_runtime.stopping import Call
+from zoo_runtime.onnx_runtime.stopping import Call
 
 DECLARED = Graph(inputs=(token_ids("input_ids", 100),), outputs=(floats("y", "batch", "sequence"),))
 

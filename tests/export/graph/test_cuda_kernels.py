@@ -18,8 +18,8 @@ from zoo.registry import registry
 from zoo_export.graph import cuda_kernels
 from zoo_export.graph.cuda_kernels import nodes_without_kernel, on_sizes
 from zoo_export.trace.make import TRACED, Options, unlinked_graphs
-from zoo_runtime.placement import PlacedNode, left_on_cpu, placed_nodes, unexpected_cpu_nodes
-from zoo_runtime.providers import loading_problem, open_session
+from zoo_runtime.onnx_runtime.placement import PlacedNode, left_on_cpu, placed_nodes, unexpected_cpu_nodes
+from zoo_runtime.onnx_runtime.providers import loading_problem, open_session
 
 Exported = Callable[..., Path]
 Zoo = Callable[..., Any]

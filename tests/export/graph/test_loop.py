@@ -29,7 +29,7 @@ from zoo_export.parity.loop import compare_loop
 from zoo_export.trace.graph import trace_graph
 from zoo_export.trace.make import make_graphs
 from zoo_runtime.generation.loop import plan_loop, run_loop
-from zoo_runtime.providers import open_session
+from zoo_runtime.onnx_runtime.providers import open_session
 
 Exported = Callable[..., Path]
 Array = np.ndarray[Any, Any]

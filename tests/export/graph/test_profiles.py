@@ -20,9 +20,9 @@ from zoo.errors import UsageError
 from zoo.probe.inputs import empty_past, next_past
 from zoo_export.export import export_model
 from zoo_export.trace.make import Options, make_graphs
-from zoo_runtime.buffers import PAST_LENGTH
-from zoo_runtime.executor import LOGITS_TO_KEEP, OnnxExecutor
-from zoo_runtime.providers import loading_problem, open_session
+from zoo_runtime.onnx_runtime.buffers import PAST_LENGTH
+from zoo_runtime.onnx_runtime.executor import LOGITS_TO_KEEP, OnnxExecutor
+from zoo_runtime.onnx_runtime.providers import loading_problem, open_session
 
 Exported = Callable[..., Path]
 Zoo = Callable[..., Any]

@@ -19,7 +19,7 @@ from zoo_export.export import export_graphs_only, export_model
 from zoo_export.graph import serving
 from zoo_export.trace import cache
 from zoo_export.trace.make import Options, make_graphs
-from zoo_runtime.providers import open_session
+from zoo_runtime.onnx_runtime.providers import open_session
 from zoo_runtime.serving.names import NEW_LENGTHS, PAST_LENGTHS
 from zoo_runtime.serving.rows import sizes_of_session
 

@@ -38,9 +38,9 @@ from zoo_export.parity import compare, reference, sweep
 from zoo_export.precision.parity import verify_variant
 from zoo_export.precision.quantize import Precision, make_variant
 from zoo_export.trace.make import PORTABLE, Options, make_graphs
-from zoo_runtime.buffers import PAST_LENGTH
-from zoo_runtime.executor import LOGITS_TO_KEEP, OnnxExecutor
-from zoo_runtime.providers import open_session
+from zoo_runtime.onnx_runtime.buffers import PAST_LENGTH
+from zoo_runtime.onnx_runtime.executor import LOGITS_TO_KEEP, OnnxExecutor
+from zoo_runtime.onnx_runtime.providers import open_session
 
 __all__ = [
     "FAMILIES",

@@ -33,7 +33,7 @@ from tests.export.parity.faults import (
     set_tensor,
 )
 from zoo.probe.inputs import Point
-from zoo_runtime.buffers import PAST_LENGTH
+from zoo_runtime.onnx_runtime.buffers import PAST_LENGTH
 
 __all__ = ["REGIMES"]
 

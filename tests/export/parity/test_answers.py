@@ -20,7 +20,8 @@ from zoo.tokenizers.tokenizer import Tokenizer
 from zoo_export.parity.answers import Answers, Questions, _error
 from zoo_export.parity.subject import OnnxSubject
 from zoo_runtime.formula import Numbers
-from zoo_runtime.tasks import candidates, classification, entities, generate, images, likelihood, questions, text
+from zoo_runtime.tasks import candidates, classification, entities, images, likelihood, questions, text
+from zoo_runtime.tasks.generate import tasks as generate
 
 Exported = Callable[..., Path]
 Zoo = Callable[..., Any]

@@ -18,7 +18,7 @@ from zoo.errors import ArtifactError
 from zoo.probe.inputs import Point, at_non_finite, make_feeds
 from zoo_export.parity.nonfinite import Asking, masks, other_kind, without
 from zoo_runtime import load_session
-from zoo_runtime.executor import check_finite
+from zoo_runtime.onnx_runtime.executor import check_finite
 
 Build = Callable[..., None]
 Zoo = Callable[..., Result]

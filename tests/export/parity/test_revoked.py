@@ -19,7 +19,7 @@ from zoo.probe.pipeline import Arrays
 from zoo.tokenizers import load
 from zoo_export.precision.certify import export_variant
 from zoo_export.verify import verify_model
-from zoo_runtime.executor import OnnxExecutor
+from zoo_runtime.onnx_runtime.executor import OnnxExecutor
 
 Exported = Callable[..., Path]
 Zoo = Callable[..., Any]

@@ -17,7 +17,7 @@ import pytest
 from tests.exported import inlined
 from zoo.artifact import coverage_summary
 from zoo_export.verify import verify_model
-from zoo_runtime.providers import loading_problem
+from zoo_runtime.onnx_runtime.providers import loading_problem
 
 Exported = Callable[..., Path]
 Zoo = Callable[..., Any]

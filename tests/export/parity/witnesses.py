@@ -23,8 +23,8 @@ from zoo.probe.module import TorchExecutor
 from zoo.probe.pipeline import Arrays, run_pipeline
 from zoo.probe.positions import valid_positions
 from zoo_export.trace.make import Options, make_graphs
-from zoo_runtime.executor import OnnxExecutor
-from zoo_runtime.providers import open_session
+from zoo_runtime.onnx_runtime.executor import OnnxExecutor
+from zoo_runtime.onnx_runtime.providers import open_session
 
 __all__ = [
     "Planted",

@@ -41,10 +41,10 @@ from zoo_export.precision.parity import as_model
 from zoo_export.precision.quantize import make_variant
 from zoo_export.trace.make import Options, make_graphs
 from zoo_runtime import load_session
-from zoo_runtime.executor import OnnxExecutor
 from zoo_runtime.generation.decoder import Decoder, take_rows
-from zoo_runtime.providers import loading_problem, open_session
-from zoo_runtime.values import run_session, to_array, to_value
+from zoo_runtime.onnx_runtime.executor import OnnxExecutor
+from zoo_runtime.onnx_runtime.providers import loading_problem, open_session
+from zoo_runtime.onnx_runtime.values import run_session, to_array, to_value
 
 Exported = Callable[..., Path]
 Zoo = Callable[..., Any]

@@ -48,7 +48,7 @@ from zoo_export.precision.packing import Packing, packings, read_dequantized, wr
 from zoo_export.precision.parity import EmulatedExecutor, dequantized_model, verify_variant
 from zoo_export.precision.quantize import Variant, make_variant, open_variant, read_variant
 from zoo_plugins.vit.model import ViT
-from zoo_runtime.executor import OnnxExecutor
+from zoo_runtime.onnx_runtime.executor import OnnxExecutor
 
 GAIN = 4.0
 """Initial weights are so small that quantising them hardly changes the logits."""

@@ -13,7 +13,7 @@ import pytest
 
 from tests.export.publish.test_web_results import close
 from zoo_runtime import load_session
-from zoo_runtime.results import plain
+from zoo_runtime.files.results import plain
 
 Exported = Callable[..., Path]
 IMAGE = """async ({ url, image, type }) => {

@@ -11,7 +11,7 @@ import pytest
 from tests.exported import LIVELY
 from zoo.errors import ArtifactError
 from zoo_runtime import Pair, load_session
-from zoo_runtime.results import plain
+from zoo_runtime.files.results import plain
 
 Exported = Callable[..., Path]
 TEXTS = ["hello", "Où est-il ? 🙂", "a\nb"]

@@ -18,8 +18,8 @@ from zoo_export import export_model
 from zoo_export.trace.make import Options
 from zoo_export.web.browser import Browser, WebGraph, open_browser
 from zoo_export.web.subjects import WebExecutor, _run_in_buffers, with_files
-from zoo_runtime.executor import OnnxExecutor
-from zoo_runtime.providers import open_session
+from zoo_runtime.onnx_runtime.executor import OnnxExecutor
+from zoo_runtime.onnx_runtime.providers import open_session
 
 Exported = Callable[..., Path]
 BUSY = "for (;;);"

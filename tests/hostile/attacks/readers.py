@@ -30,13 +30,13 @@ from zoo.training.launch import resume
 from zoo_runtime import load_session
 from zoo_runtime.batch.folders import open_folder
 from zoo_runtime.batch.manifest import Manifest
-from zoo_runtime.rows import column_types, count_rows
-from zoo_runtime.rows import read_rows as rows_of
-from zoo_runtime.server.app import make_app
+from zoo_runtime.files.rows import column_types, count_rows
+from zoo_runtime.files.rows import read_rows as rows_of
+from zoo_runtime.files.vectors import search_vectors
 from zoo_runtime.server.config import read_config
+from zoo_runtime.server.http.app import make_app
+from zoo_runtime.server.http.service import Limits, Service
 from zoo_runtime.server.models import Models, ModelSettings, Place
-from zoo_runtime.server.service import Limits, Service
-from zoo_runtime.vectors import search_vectors
 
 _ANSWER = 400_000
 """Largest response of the server in bytes."""

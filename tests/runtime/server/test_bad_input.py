@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from tests.runtime.server.conftest import POSITIONS, SECONDS, Server, serving
-from zoo_runtime.server.bodies import Body
-from zoo_runtime.server.inference.tensors import InferBody
-from zoo_runtime.server.openai.bodies import Chat, Completion, Embeddings, TaskInputs
+from zoo_runtime.server.http.bodies import Body
+from zoo_runtime.server.http.inference.tensors import InferBody
+from zoo_runtime.server.http.openai.bodies import Chat, Completion, Embeddings, TaskInputs
 
 COMPLETIONS, CHATS, EMBEDDINGS = "/v1/completions", "/v1/chat/completions", "/v1/embeddings"
 JSON = {"content-type": "application/json"}

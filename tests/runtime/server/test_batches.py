@@ -19,11 +19,11 @@ from zoo.artifact.manifest import entries_of, write_manifest
 from zoo.errors import ArtifactError, ZooError
 from zoo_export.export import export_graphs_only
 from zoo_runtime import load_session
-from zoo_runtime.runner import Runner
-from zoo_runtime.server.batches import MOST, Batches
-from zoo_runtime.server.queued import QueueEngine
-from zoo_runtime.server.work import Event, Work
-from zoo_runtime.session import Session
+from zoo_runtime.running.runner import Runner
+from zoo_runtime.running.session import Session
+from zoo_runtime.server.engines.batches import MOST, Batches
+from zoo_runtime.server.engines.queued import QueueEngine
+from zoo_runtime.server.engines.work import Event, Work
 
 Exported = Callable[..., Path]
 

@@ -16,10 +16,10 @@ import pytest
 import uvicorn
 
 from tests.runtime.server.conftest import SECONDS, Server
-from zoo_runtime.server.app import make_app
-from zoo_runtime.server.connections import Connection
+from zoo_runtime.server.http.app import make_app
+from zoo_runtime.server.http.connections import Connection
+from zoo_runtime.server.http.service import Limits, Service
 from zoo_runtime.server.models import Models, ModelSettings, Place
-from zoo_runtime.server.service import Limits, Service
 
 COMPLETIONS = "/v1/completions"
 HEAD = f"POST {COMPLETIONS} HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\n".encode()

@@ -15,8 +15,8 @@ import pytest
 
 from tests.runtime.server.conftest import SECONDS, serving
 from zoo_runtime.server import run
+from zoo_runtime.server.http.service import Limits
 from zoo_runtime.server.models import ModelSettings, Place
-from zoo_runtime.server.service import Limits
 
 
 def test_sigterm_drains(writer: Path) -> None:

@@ -16,10 +16,10 @@ from tests.runtime.server.conftest import POSITIONS, ROWS, SECONDS
 from zoo_export.export import export_graphs_only
 from zoo_export.trace.make import Options
 from zoo_runtime import load_session
-from zoo_runtime.server.rows import RowEngine, batches_rows
-from zoo_runtime.server.work import Event, FullError, Work
-from zoo_runtime.session import Session
-from zoo_runtime.tasks.vocabulary import vocabulary_of
+from zoo_runtime.running.session import Session
+from zoo_runtime.server.engines.continuous import RowEngine, batches_rows
+from zoo_runtime.server.engines.work import Event, FullError, Work
+from zoo_runtime.tasks.generate.vocabulary import vocabulary_of
 
 Exported = Callable[..., Path]
 

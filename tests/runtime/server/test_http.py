@@ -24,8 +24,8 @@ from PIL import Image
 from tests.runtime.server.conftest import ROWS, SECONDS, Server, serving
 from tests.runtime.server.test_engine import requests
 from zoo_runtime import load_session
-from zoo_runtime.results import plain
-from zoo_runtime.session import Session
+from zoo_runtime.files.results import plain
+from zoo_runtime.running.session import Session
 
 Zoo = Callable[..., Any]
 TALK = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "tea"}, {"role": "user", "content": "?"}]

@@ -16,10 +16,10 @@ from tests.conftest import ROOT
 from tests.runtime.server.conftest import POSITIONS, SECONDS, Server
 from zoo.contract import Graph
 from zoo_runtime import load_session
-from zoo_runtime.server.inference.graphs import GraphRunner
-from zoo_runtime.server.inference.tensors import RequestTensor, decode, encode
+from zoo_runtime.running.session import Session
+from zoo_runtime.server.http.inference.graphs import GraphRunner
+from zoo_runtime.server.http.inference.tensors import RequestTensor, decode, encode
 from zoo_runtime.server.models import ModelSettings, Place, Served
-from zoo_runtime.session import Session
 
 Exported = Callable[..., Path]
 Arrays = Mapping[str, np.ndarray[Any, Any]]

@@ -8,7 +8,7 @@ import sys
 
 LEAVES = """
 import asyncio, socket, struct, sys
-from zoo_runtime.server.observe import log_to
+from zoo_runtime.server.http.observe import log_to
 
 async def write_to_a_client_that_left():
     with socket.create_server(("127.0.0.1", 0)) as listener:

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from zoo_runtime.server.responses import Events, Mailbox
-from zoo_runtime.server.work import Event
+from zoo_runtime.server.engines.work import Event
+from zoo_runtime.server.http.responses import Events, Mailbox
 
 
 def test_one_wake_up_for_the_events_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,9 +17,9 @@ from tests.runtime.server.test_engine import answers
 from zoo_export.export import export_graphs_only
 from zoo_export.trace.make import Options
 from zoo_runtime import load_session
-from zoo_runtime.server.prefixes import Prefixes
-from zoo_runtime.server.rows import RowEngine
-from zoo_runtime.session import Session
+from zoo_runtime.running.session import Session
+from zoo_runtime.server.engines.continuous import RowEngine
+from zoo_runtime.server.engines.prefixes import Prefixes
 
 Exported = Callable[..., Path]
 CHUNK = 7

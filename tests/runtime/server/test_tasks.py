@@ -16,8 +16,8 @@ from PIL import Image
 from tests.runtime.server.conftest import SECONDS, serving
 from zoo_export.export import export_graphs_only
 from zoo_runtime import load_session
-from zoo_runtime.results import plain
-from zoo_runtime.runner import Pair
+from zoo_runtime.files.results import plain
+from zoo_runtime.running.runner import Pair
 
 Exported = Callable[..., Path]
 

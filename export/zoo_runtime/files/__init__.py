@@ -1,0 +1,1 @@
+"""Rows of inputs and results in files: text, JSON, CSV, parquet."""

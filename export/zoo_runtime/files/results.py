@@ -1,0 +1,208 @@
+"""Writing results to files: JSON lines, parquet."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext, suppress
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from zoo.errors import ArtifactError, StorageError, UsageError, storage_errors
+from zoo.storage import check_file_target, new_file
+from zoo.tables import LINES, PARQUET
+from zoo_runtime.files.rows import ColumnError, is_id, open_input, pyarrow_module
+
+__all__ = ["EMBEDDING", "Results", "plain"]
+
+EMBEDDING = "embedding"
+"""The vector in a result. Such results keep the columns of their input in parquet."""
+_BATCH = 1024
+
+
+def plain(result: Any) -> Any:
+    """Convert a result to types that JSON supports; other types become strings."""
+    if isinstance(result, np.ndarray | np.generic):
+        return plain(result.tolist()) if result.dtype == object else result.tolist()
+    if isinstance(result, Mapping):
+        return {str(key): plain(value) for key, value in result.items()}
+    if isinstance(result, list | tuple):
+        return [plain(value) for value in result]
+    return result if result is None or isinstance(result, str | int | float) else str(result)
+
+
+class Results:
+    """A file of results, JSON lines or parquet, each row with the ``id`` of its input.
+
+    A new JSON lines file is flushed after every row, so that an interrupted run can be resumed. A parquet file, or a
+    file that replaces another, appears only once it is complete.
+
+    Args:
+        path: ``.jsonl``, ``.ndjson`` or ``.parquet``.
+        force: replace an existing file, but not a symbolic link.
+        resume: continue an existing file. An incomplete last line is removed.
+        types: pyarrow types of the input's columns, where known.
+        temporary: the caller renames the file once it is complete.
+
+    Raises:
+        UsageError: the file cannot be written, or already exists.
+        ArtifactError: the file to continue does not contain results.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        force: bool = False,
+        resume: bool = False,
+        types: Mapping[str, Any] = MappingProxyType({}),
+        temporary: bool = False,
+    ) -> None:
+        self.path, self.types, self._temporary = path, types, temporary
+        self.metadata: dict[str, str] = {}
+        """Key-value metadata for a parquet file."""
+        self.parquet = path.suffix.lower() == PARQUET
+        if not self.parquet and path.suffix.lower() not in LINES:
+            raise UsageError("unknown file type", path, f"name it *{', *'.join((*LINES, PARQUET))}")
+        if resume and force:
+            raise UsageError("cannot both continue and replace the output", "--resume, --force", "choose one of them")
+        if resume and self.parquet:
+            raise UsageError("cannot continue a parquet file", path, "write .jsonl")
+        if self.parquet:
+            pyarrow_module("parquet")
+        with storage_errors(path):
+            if path.is_dir():
+                raise UsageError("is a directory", path, "name a file")
+            self._exists = path.is_symlink() or path.exists()
+        if self._exists and not (force or resume):
+            raise UsageError("already exists", path, "continue it with --resume, or replace it with --force")
+        if force:
+            check_file_target(path, force=True)
+        self.done: set[str | int] = set()
+        """Ids of the results already in the file."""
+        self._end = self._read_earlier() if resume and self._exists else 0
+        self._resume = resume and self._exists
+        self._writer: Any = None
+        self._waiting: list[dict[str, Any]] = []
+        self._example: dict[str, Any] | None = None
+
+    @property
+    def needs_example(self) -> bool:
+        """Whether the file has columns but no row, so that only :meth:`describe` can give it columns."""
+        return self.parquet and self._writer is None and not self._waiting
+
+    def describe(self, result: Mapping[str, Any], id_column: str | None) -> None:
+        """Give a parquet file without rows the columns of a result, and of the input."""
+        numbers = str(self.types.get(id_column or "id", "int64")) not in ("string", "large_string")
+        columns = dict.fromkeys(self.types) if EMBEDDING in result else {}
+        self._example = {"id": 1 if numbers else ""} | columns | plain(result) | {"id": 1 if numbers else ""}
+
+    @contextmanager
+    def writing(self) -> Iterator[Results]:
+        """Open the file, and complete it when the block ends. If the block raises, earlier contents are kept."""
+        replaces = self._exists and not self._resume
+        staged = (self.parquet or replaces) and not self._temporary
+        with new_file(self.path, force=replaces) if staged else nullcontext(self.path) as place:
+            with storage_errors(self.path):
+                place.parent.mkdir(parents=True, exist_ok=True)
+                try:
+                    self._file = place.open("r+b" if self._resume else "xb")
+                except FileExistsError as error:
+                    what = "another command has created this file meanwhile"
+                    raise UsageError(what, self.path, "wait for that command, or choose another place") from error
+            try:
+                with storage_errors(self.path):
+                    self._file.truncate(self._end)
+                    self._file.seek(self._end)
+                yield self
+                with storage_errors(self.path):
+                    self._flush()
+                    if self._writer is not None:
+                        self._writer.close()
+                    self._file.flush()
+                    os.fsync(self._file.fileno())
+                    self._file.close()  # Windows does not rename an open file
+            except BaseException:
+                self._abandon()
+                with suppress(OSError):
+                    if not (self._resume or place.stat().st_size):
+                        place.unlink()
+                raise
+
+    def write(self, id: Any, result: Mapping[str, Any], columns: Mapping[str, Any] = MappingProxyType({})) -> None:
+        """Add a row. A vector in a parquet file keeps the ``columns`` of its input."""
+        row = {"id": id} | plain(result) | {"id": id}
+        if self.parquet and EMBEDDING in row:
+            if clash := sorted(key for key in columns.keys() & row.keys() if (key, columns[key]) != ("id", id)):
+                raise ColumnError(f"the input has a column {clash[0]!r}, as the result", self.path, "rename it")
+            row = {"id": id} | dict(columns) | row
+        with storage_errors(self.path):
+            if self.parquet:
+                self._waiting.append(row)
+                if len(self._waiting) == _BATCH:
+                    self._flush()
+            else:  # UTF-8 cannot encode lone surrogates; backslashreplace writes them as JSON escapes
+                self._file.write(json.dumps(row, ensure_ascii=False).encode("utf-8", "backslashreplace") + b"\n")
+                self._file.flush()
+
+    def _flush(self) -> None:
+        if not self.parquet or (not self._waiting and self._writer is not None):
+            return
+        arrow = pyarrow_module("lib")
+        schema = self._writer.schema if self._writer is not None else None
+        known = self._waiting or ([self._example] if self._example else [])
+        names = dict.fromkeys(name for row in known for name in row)
+        try:
+            if schema is not None and (late := sorted(names.keys() - set(schema.names))):
+                raise ValueError(f"no earlier row has {', '.join(late)}")
+            rows = [dict.fromkeys(names) | row for row in known]  # pyarrow takes the columns of the first row
+            if schema is None:
+                schema = self._schema(arrow, rows)
+            table = arrow.Table.from_pylist(rows[: len(self._waiting)], schema=schema)
+            if self._writer is None:
+                self._writer = pyarrow_module("parquet").ParquetWriter(
+                    self._file, table.schema.with_metadata(self.metadata)
+                )
+            self._writer.write_table(table)
+        except (arrow.ArrowException, ValueError) as error:
+            raise StorageError(f"parquet cannot hold these results ({error})", self.path, "write .jsonl") from error
+        self._waiting = []
+
+    def _schema(self, arrow: Any, rows: list[dict[str, Any]]) -> Any:
+        """Return the types of the first rows; those of the input's columns are kept, and vectors have one size."""
+        found = arrow.Table.from_pylist(rows).schema
+        sizes = {len(row[EMBEDDING]) if isinstance(row.get(EMBEDDING), list) else None for row in rows}
+        if None in sizes or len(sizes) != 1:
+            return found
+        known = {**self.types, EMBEDDING: arrow.list_(arrow.float32(), sizes.pop())}
+        return arrow.schema([(field.name, known.get(field.name, field.type)) for field in found])
+
+    def _abandon(self) -> None:
+        """Close the file, ignoring errors: the disk may be full."""
+        with suppress(Exception):
+            if self._writer is not None:
+                self._writer.close()
+        with suppress(OSError):
+            self._file.close()
+
+    def _read_earlier(self) -> int:
+        """Collect the ids of complete rows and return the offset where they end."""
+        what, remedy = "not a result of zoo run", "resume a file that zoo run wrote"
+        end = 0
+        with open_input(str(self.path)) as file:
+            for number, line in enumerate(file, 1):
+                if not line.endswith(b"\n"):
+                    break
+                try:
+                    id = json.loads(line)["id"]
+                except (ValueError, KeyError, TypeError, RecursionError) as error:
+                    raise ArtifactError(what, f"{self.path}, line {number}", remedy) from error
+                if not is_id(id):
+                    raise ArtifactError(what, f"{self.path}, line {number}", remedy)
+                self.done.add(id)
+                end += len(line)
+        return end

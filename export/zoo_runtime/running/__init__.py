@@ -1,0 +1,1 @@
+"""Sessions: exports opened for running, and the base classes of tasks."""

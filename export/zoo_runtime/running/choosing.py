@@ -1,0 +1,106 @@
+"""What a session opens: the provider, the export of a model, and the runner of a task."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from zoo import plugins
+from zoo.artifact import (
+    ADAPTERS,
+    ATTENTIONS,
+    INT8_CACHES,
+    LOOP,
+    PRECISIONS,
+    PROFILES,
+    SERVING,
+    WEB,
+    Export,
+    ModelDirectory,
+    declared_graphs,
+    find_exports,
+)
+from zoo.artifact.weights import dtype_name
+from zoo.errors import PluginError, UsageError, nearest
+from zoo.plugins import Plugin, ZooWarning
+from zoo.registry import load_reference
+from zoo_runtime.arguments import check_text
+from zoo_runtime.onnx_runtime.providers import PROVIDERS, Provider, loading_problem
+from zoo_runtime.running.runner import Runner
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["chosen_provider", "find_export", "runner_class"]
+
+
+def chosen_provider(provider: Provider | Literal["auto"], directory: Path) -> Provider:
+    """Return a provider, or the one that ``auto`` stands for on this machine: CUDA if it loads, else the CPU."""
+    if provider == "auto":
+        problem = loading_problem("cuda")
+        if problem is None:
+            return "cuda"
+        warnings.warn(f"running on the CPU ({problem}): {directory}: --provider auto", ZooWarning, stacklevel=3)
+        return "cpu"
+    if provider not in PROVIDERS:
+        raise UsageError(f"unknown provider {provider!r}", None, nearest(str(provider), [*PROVIDERS, "auto"]))
+    return provider
+
+
+def find_export(
+    stored: ModelDirectory,
+    *,
+    provider: Provider,
+    dtype: str | torch.dtype | None = None,
+    variant: str | None = None,
+    task: str | None = None,
+) -> Export:
+    """Return the export that :func:`zoo_runtime.load_session` opens. It may not exist, or not be verified."""
+    if task is not None:
+        required = runner_class(task, stored.spec.task)[1].variant
+        variant = required if variant is None and dtype is None else variant
+    return _choose_export(stored, provider, None if dtype is None else dtype_name(dtype), variant)
+
+
+def _choose_export(stored: ModelDirectory, provider: Provider, dtype: str | None, variant: str | None) -> Export:
+    """Return the requested export, or the best one for the provider."""
+    if variant is not None:
+        if dtype is not None:
+            raise UsageError(f"both variant {variant!r} and dtype {dtype!r}", stored.path, "give only one of them")
+        names = {
+            LOOP,
+            ADAPTERS,
+            ATTENTIONS,
+            *PROFILES,
+            SERVING,
+            WEB,
+            *PRECISIONS,
+            *INT8_CACHES,
+            *(export.variant for export in find_exports(stored)),
+        }
+        if variant and variant not in names:
+            raise UsageError(f"unknown variant {variant!r}", stored.path, nearest(variant, filter(None, names)))
+        declared_graphs(stored.spec, variant)  # raises if the model does not support the variant
+        return Export(stored, variant)
+    own = stored.dtype
+    if dtype not in (None, own):
+        if dtype not in PRECISIONS:
+            known = [own, *PRECISIONS]
+            raise UsageError(f"this model is not available in {dtype!r}", stored.path, nearest(str(dtype), known))
+        return Export(stored, dtype)
+    found = [export for export in (Export(stored, name) for name in (provider, "")) if export.exists]
+    verified = [export for export in found if export.is_verified()]
+    return (*verified, *reversed(found), Export(stored))[0]
+
+
+def runner_class(task: str, declared: str) -> tuple[Plugin, type[Runner[Any]]]:
+    """Return the runner of ``task`` for models that declare the task ``declared``, with the plugin that provides it."""
+    check_text("task", task)
+    plugin, found = plugins.active().task(task, declared)
+    cls = load_reference(found.run, plugin)
+    if not (isinstance(cls, type) and issubclass(cls, Runner)):
+        raise PluginError(f"{plugin}: {found.run} is not a subclass of zoo_runtime.Runner")
+    with plugins.blame(plugin, f"cannot list the options of the task {task}"):
+        cls.options.field_types()
+    return plugin, cls

@@ -1,0 +1,101 @@
+"""Opening the decoder of a session, after running the graphs before it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from zoo.artifact import PREFILL, SERVING
+from zoo.errors import UsageError
+from zoo_runtime.generation.decoder import Decoder
+from zoo_runtime.generation.stepper import Array, Stepper
+from zoo_runtime.onnx_runtime.ort import ort
+from zoo_runtime.onnx_runtime.providers import device_of
+from zoo_runtime.onnx_runtime.stopping import running
+from zoo_runtime.onnx_runtime.values import run_session, to_value
+from zoo_runtime.running.runner import Context
+from zoo_runtime.serving.decoder import RowDecoder
+from zoo_runtime.serving.rows import check_shapes, fit, sizes_of_session
+
+__all__ = ["encode_rows", "open_stepper", "serving_sizes"]
+
+
+def open_stepper(session: Context, feeds: Mapping[str, Array], rows: int | None = None) -> Stepper:
+    """Open a stepper on the last graph of a session: see :meth:`zoo_runtime.Session.stepper`."""
+    *encoders, graph = session.graphs
+    if not graph.pasts or all(tensor.name != "logits" for tensor in graph.output_tensors()):
+        raise UsageError(f"graph {graph.name} cannot be stepped through: it needs logits and a past", session.path)
+    if rows is None:
+        rows = len(next(iter(feeds.values()))) if feeds else 1
+    if type(rows) is not int or rows < 1:
+        raise UsageError(f"the number of rows must be an integer of at least 1, got {rows!r}", session.path)
+    for name, array in feeds.items():
+        if len(array) != rows:
+            raise UsageError(f"{name} has {len(array)} rows instead of {rows}", session.path)
+    if sizes := serving_sizes(session):
+        return _open_rows(session, encode_rows(session, feeds, sizes), rows)
+    known = {name: to_value(np.ascontiguousarray(array)) for name, array in feeds.items()}
+    for encoder in encoders:
+        if not {tensor.name for tensor in encoder.output_tensors()} <= known.keys():
+            known |= _run(session.sessions[encoder.name], encoder.name, known)
+    opened = session.sessions[graph.name]
+    return Decoder(opened, graph, known, rows, session.dtype, positions=session.option("max_seq_len"))
+
+
+def serving_sizes(session: Context) -> Mapping[str, int]:
+    """Return the sizes of an export's dimensions, by name; empty unless it is of the variant ``serving``."""
+    return sizes_of_session(session.sessions[PREFILL]) if session.export.variant == SERVING else {}
+
+
+def _open_rows(session: Context, known: Mapping[str, Array], count: int) -> Stepper:
+    """Open a stepper on buffers that no other uses."""
+    try:
+        rows = session.free_rows.pop()
+    except IndexError:
+        rows = session.open_rows()
+    constants = {name: known[name] for name in rows.constants if name in known}
+    return RowDecoder(rows, session.free_rows, count, constants)
+
+
+def encode_rows(session: Context, feeds: Mapping[str, Array], sizes: Mapping[str, int]) -> dict[str, Array]:
+    """Run the graphs before the decoder of an export for serving, row by row; return their inputs and outputs by name.
+
+    Args:
+        feeds: inputs, padded here to the sizes of the export, or outputs.
+        sizes: see :func:`serving_sizes`.
+    """
+    known = dict(feeds)
+    for graph in session.graphs[:-1]:
+        names = [tensor.name for tensor in graph.output_tensors()]
+        if set(names) <= known.keys():
+            continue
+        for tensor in graph.input_tensors():
+            if tensor.name not in known:
+                raise UsageError(f"missing input {tensor.name}", f"graph {graph.name}")
+        opened, tensors = session.sessions[graph.name], graph.input_tensors()
+        check_shapes(opened, graph, {**sizes, "batch": 1})
+        count = len(known[tensors[0].name])
+        whole = {tensor.name: fit(tensor, known[tensor.name], {**sizes, "batch": count}) for tensor in tensors}
+        found = [
+            run_session(opened, names, {name: array[row : row + 1] for name, array in whole.items()})
+            for row in range(count)
+        ]
+        made = {name: np.concatenate(arrays) for name, *arrays in zip(names, *found, strict=True)}
+        known |= whole | made
+    return known
+
+
+def _run(session: ort.InferenceSession, name: str, known: Mapping[str, ort.OrtValue]) -> dict[str, ort.OrtValue]:
+    """Run the graph ``name``, and leave its outputs on its device."""
+    binding = session.io_binding()
+    for given in session.get_inputs():
+        if given.name not in known:
+            raise UsageError(f"missing input {given.name}", f"graph {name}")
+        binding.bind_ortvalue_input(given.name, known[given.name])
+    names = [made.name for made in session.get_outputs()]
+    for made in names:
+        binding.bind_output(made, device_of(session))
+    with running() as options:
+        session.run_with_iobinding(binding, options)
+    return dict(zip(names, binding.get_outputs(), strict=True))

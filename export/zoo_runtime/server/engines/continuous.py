@@ -1,0 +1,206 @@
+"""Continuous batching: texts join and leave the rows of an export for serving at any step.
+
+An answer is the same, to the bit, whoever shares the batch: a row's logits do not depend on other rows, and the graph
+that reads its tokens (:meth:`zoo_runtime.serving.rows.Rows.portion`) and its random numbers depend on that row alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from zoo.errors import ArtifactError, ZooError
+from zoo_runtime.generation.choices import Array, Choices, Continuation
+from zoo_runtime.generation.text import GrowingText
+from zoo_runtime.running.opening import encode_rows, serving_sizes
+from zoo_runtime.running.runner import Runner
+from zoo_runtime.running.session import Session
+from zoo_runtime.server.engines.prefixes import Prefixes
+from zoo_runtime.server.engines.work import Engine, Event, Work, as_error, last_event
+from zoo_runtime.tasks.generate.tasks import Continue, Generate, Translate
+
+__all__ = ["RowEngine", "batches_rows"]
+
+_ROWS_PER_CHUNK = 8
+
+
+def batches_rows(runner: Runner[Any]) -> bool:
+    """Return whether a :class:`RowEngine` can answer the inputs of a task with its options."""
+    return (
+        isinstance(runner, Generate)
+        and type(runner) in (Continue, Translate)  # a subclass may start in another way
+        and bool(runner.sizes)
+        and runner.chosen.num_beams == 1
+        and runner.drafting is None
+    )
+
+
+@dataclass(eq=False)
+class _Text:
+    """A text in a row."""
+
+    work: Work
+    runner: Generate
+    row: Continuation
+    growing: GrowingText | None
+    unread: list[int]
+    """Tokens that the model has not read: the rest of the prompt, or the last token."""
+    delivered: int = 0
+    """Number of tokens at the last event."""
+
+
+class RowEngine(Engine):
+    """Generates texts in the rows of an export for serving.
+
+    Each step reads chunks of some prompts, one row at a time, and then one token of every other row in one call. There
+    are as many chunks as rows with an unread prompt for each other row, but at least one for every 8 rows. So a burst
+    of prompts delays the other texts by few chunks per step. Since a step costs the same for any number of rows, few
+    rows should wait for their prompts: where texts have at least 8 new tokens for each chunk of their prompts, prompts
+    are read as fast as texts leave.
+
+    Args:
+        session: an export for serving.
+        limit: maximum number of inputs that wait.
+        prefix_bytes: memory for common beginnings of prompts; 0 for none.
+    """
+
+    def __init__(self, session: Session, limit: int, prefix_bytes: int = 0) -> None:
+        super().__init__(f"rows of {session.path.name}", limit)
+        self.session, self.sizes = session, serving_sizes(session)
+        self.rows = session.open_rows()
+        self.rows.warm()
+        self.prefixes = Prefixes(self.rows, prefix_bytes) if prefix_bytes else None
+        """Common beginnings of prompts, if they are kept."""
+        self._texts: dict[int, _Text] = {}
+        self.steps = 0
+        """Number of steps so far."""
+
+    @property
+    def capacity(self) -> int:
+        return self.rows.count
+
+    @property
+    def running(self) -> int:
+        return len(self._texts)
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                while not (self._waiting or self._texts or self._closing):
+                    self._changed.wait()
+                if self._closing:
+                    return
+                self._drop_cancelled()
+                free = [place for place in range(self.rows.count) if place not in self._texts]
+                joining = [(place, self._waiting.popleft()) for place in free[: len(self._waiting)]]
+            for place, work in joining:
+                try:
+                    self._join(place, work)
+                except Exception as error:  # of a plugin's task, or of the encoder
+                    self._finish(work, Event(error=as_error(error)))
+            try:
+                self._step()
+            except Exception as error:  # ONNX Runtime fails, and no row is known to be sound
+                for place in list(self._texts):
+                    self._leave(place, Event(error=as_error(error)))
+
+    def _join(self, place: int, work: Work) -> None:
+        """Start the text of a work in a free row."""
+        runner = work.runner
+        assert isinstance(runner, Generate)
+        self.session.check_weights()
+        growing = runner.open_text(work.item) if work.streams or runner.chosen.stop else None
+        row = runner.open_row(work.item, growing)
+        if work.seed is not None:
+            row.seed = (work.seed, row.number)
+        constants: dict[str, Array] = {}
+        if self.rows.constants:
+            encoded = encode_rows(self.session, runner.feed([work.item]), self.sizes)
+            constants = {name: encoded[name][0] for name in self.rows.constants}
+        self.rows.start(place, constants)
+        prompt = list(runner.prompt(work.item))
+        known = 0 if self.prefixes is None else self.prefixes.start(place, prompt)
+        self._texts[place] = _Text(work, runner, row, growing, prompt[known:])
+
+    def _step(self) -> None:
+        for place in [place for place, text in self._texts.items() if text.work.cancelled]:
+            del self._texts[place]
+        if not self._texts:
+            return
+        self.session.check_weights()
+        self.steps += 1
+        chunks = [place for place in self._texts if self._reads_chunk(place)]
+        count = max(math.ceil(len(chunks) / max(1, len(self._texts) - len(chunks))), self.rows.count // _ROWS_PER_CHUNK)
+        for place in chunks[:count]:
+            self._texts[place] = self._texts.pop(place)  # to the end, so that the others have their turn
+            self._read([place])
+        if places := [place for place in self._texts if not self._reads_chunk(place)]:
+            self._read(places)
+
+    def _reads_chunk(self, place: int) -> bool:
+        return self.rows.reads_chunk(place, len(self._texts[place].unread))
+
+    def _read(self, places: Sequence[int]) -> None:
+        """Read the next tokens of some rows, and choose the next token of those that have read all."""
+        unread = {place: self._texts[place].unread for place in places}
+        portions = {place: tokens[: self.rows.portion(place, len(tokens))] for place, tokens in unread.items()}
+        found = self.rows.extend(portions, every=False)
+        ready: dict[int, list[tuple[int, Array]]] = {}
+        choosers: dict[int, Choices] = {}
+        for place, logits in found.items():
+            text = self._texts[place]
+            text.unread = text.unread[len(portions[place]) :]
+            if isinstance(logits, ArtifactError):
+                self._leave(place, Event(error=logits))
+                continue
+            if self.prefixes is not None:
+                self.prefixes.add(place, portions[place])
+            if not text.unread:
+                choosers[id(text.runner)] = text.runner.choose
+                ready.setdefault(id(text.runner), []).append((place, logits[-1].astype(np.float32)))
+        for key, rows in ready.items():
+            self._choose(choosers[key], rows)
+
+    def _choose(self, choose: Choices, rows: list[tuple[int, Array]]) -> None:
+        """Choose the next tokens of texts with the same options."""
+        places = [place for place, _ in rows]
+        texts = [self._texts[place] for place in places]
+        try:
+            tokens = choose(np.stack([logits for _, logits in rows]), [text.row for text in texts]).tolist()
+        except Exception as error:
+            for place in places:
+                self._leave(place, Event(error=as_error(error)))
+            return
+        for place, text, token in zip(places, texts, tokens, strict=True):
+            try:
+                self._append(place, text, token)
+            except Exception as error:
+                self._leave(place, Event(error=as_error(error)))
+
+    def _append(self, place: int, text: _Text, token: int) -> None:
+        """Add a token to a text, and deliver what is new."""
+        row, growing = text.row, text.growing
+        if row.open:
+            row.append(token)
+        if row.open:
+            text.unread = [token]
+            if text.work.streams and growing is not None and (piece := growing.new()) and not text.work.cancelled:
+                ranks = text.runner.describe(row.ranks[text.delivered :])
+                text.delivered = len(row.ids)
+                text.work.deliver(Event(piece, text.delivered, ranks))
+            return
+        error: ZooError | None = row.error
+        if error is not None:
+            self._leave(place, Event(error=error))
+            return
+        rest = growing.rest() if growing is not None else ""
+        result = text.runner.result(text.work.item, row.ids, row.finish, growing, row.ranks)
+        self._leave(place, last_event(text.work, rest, result, text.delivered))
+
+    def _leave(self, place: int, event: Event) -> None:
+        """Free a row, and deliver the last event of its text."""
+        self._finish(self._texts.pop(place).work, event)

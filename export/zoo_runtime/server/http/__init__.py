@@ -1,0 +1,1 @@
+"""HTTP: the routes of all protocols, their bodies and responses."""

@@ -1,0 +1,332 @@
+"""Bodies of requests to OpenAI's API."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from itertools import islice
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BeforeValidator, ConfigDict, Field, model_validator
+
+from zoo_runtime.generation.bias import MOST_BIAS
+from zoo_runtime.generation.options import MOST_PENALTY
+from zoo_runtime.running.runner import Pair, Runner, TextRunner, are_ids, is_pair
+from zoo_runtime.server.errors import RequestError
+from zoo_runtime.server.http.bodies import Body, Part
+from zoo_runtime.tasks.speech.recognition import SpeechRecognition
+
+__all__ = ["Chat", "Completion", "Embeddings", "GenerationBody", "Message", "TaskInputs", "task_input"]
+
+TokenList = Annotated[list[int], Field(fail_fast=True)]
+Prompt = (
+    str
+    | Annotated[list[str], Field(min_length=1, fail_fast=True)]
+    | Annotated[list[int], Field(min_length=1, fail_fast=True)]
+    | Annotated[list[TokenList], Field(min_length=1, fail_fast=True)]
+)
+"""A text, several, token ids, or several lists of them."""
+Count = Annotated[int, Field(ge=1)]
+Natural = Annotated[int, Field(ge=0)]
+Fraction = Annotated[float, Field(ge=0, le=1)]
+Stops = Annotated[list[str], Field(max_length=1000, fail_fast=True)]
+TokenIds = Annotated[list[int], Field(max_length=10_000, fail_fast=True)]
+TokenId = Annotated[str, Field(pattern="^[0-9]{1,18}$")]
+_MOST_BIASES = 10_000
+Bias = Annotated[
+    dict[TokenId, Annotated[float, Field(ge=-MOST_BIAS, le=MOST_BIAS)]],
+    Field(max_length=_MOST_BIASES, json_schema_extra={"additionalProperties": False}),
+    BeforeValidator(lambda given: _shortened(given, _MOST_BIASES + 1)),  # each wrong one would be an error
+]
+Tops = Annotated[int, Field(ge=0, le=20)]
+_PLAIN = ("temperature", "top_p", "top_k", "min_p", "min_new_tokens", "repetition_penalty", "no_repeat_ngram_size",
+          "stop_token_ids", "suppress_tokens", "regex", "grammar")  # fmt: skip
+"""Fields that are options of :class:`zoo_runtime.Generation`."""
+_COMPLETION_TOKENS = 16
+"""Default number of new tokens of a completion, as in OpenAI's API."""
+
+
+class ModelBody(Body):
+    """Fields of every request."""
+
+    model: str = ""
+    """Name of the model; may be left out if the server has one."""
+    user: str | None = None
+    """Ignored."""
+
+
+class StreamOptions(Part):
+    """Options of a stream."""
+
+    include_usage: bool = False
+    """Send the numbers of tokens at the end."""
+    include_obfuscation: bool = False
+    """Ignored."""
+
+
+class PlainText(Part):
+    """The text is free."""
+
+    type: Literal["text"]
+
+
+class JsonObject(Part):
+    """The text is a JSON object."""
+
+    type: Literal["json_object"]
+
+
+class NamedSchema(Part):
+    """A JSON schema."""
+
+    schema_: dict[str, Any] = Field(alias="schema")
+    name: str | None = None
+    """Ignored."""
+    description: str | None = None
+    """Ignored."""
+    strict: bool | None = None
+    """Ignored: texts always match the schema."""
+
+
+class JsonSchema(Part):
+    """The text matches a JSON schema."""
+
+    type: Literal["json_schema"]
+    json_schema: NamedSchema
+
+
+class GenerationBody(ModelBody):
+    """Fields of both kinds of generation: OpenAI's, and options of :class:`zoo_runtime.Generation`."""
+
+    max_tokens: Count | None = None
+    """Maximum number of new tokens."""
+    temperature: Annotated[float, Field(ge=0)] | None = None
+    """Divides logits before sampling. 0 takes the likeliest token each time."""
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    """Sample from the likeliest tokens that together have this probability. No effect without a temperature."""
+    n: Annotated[int, Field(ge=1, le=128)] = 1
+    """Number of texts for each prompt."""
+    stop: str | Stops | None = None
+    """Strings before the first of which a text ends."""
+    seed: Natural | None = None
+    """Random seed."""
+    stream: bool = False
+    """Send the texts as server-sent events while they are generated."""
+    stream_options: StreamOptions | None = None
+    presence_penalty: Annotated[float, Field(ge=0, le=0)] = 0
+    """Not supported: use ``repetition_penalty``."""
+    frequency_penalty: Annotated[float, Field(ge=0, le=0)] = 0
+    """Not supported: use ``repetition_penalty``."""
+    logit_bias: Bias | None = None
+    """Values that are added to the logits of tokens."""
+    response_format: Annotated[PlainText | JsonObject | JsonSchema, Field(discriminator="type")] | None = None
+    metadata: dict[str, Any] | None = None
+    """Ignored."""
+    top_k: Count | None = None
+    """Sample from the k likeliest tokens. No effect without a temperature."""
+    min_p: Fraction | None = None
+    """Sample from tokens with at least this fraction of the likeliest one's probability. No effect without a
+    temperature."""
+    min_new_tokens: Natural | None = None
+    """Minimum number of new tokens before an end token."""
+    repetition_penalty: Annotated[float, Field(ge=1 / MOST_PENALTY, le=MOST_PENALTY)] | None = None
+    """Divides positive logits, and multiplies negative ones, of tokens already in the text."""
+    no_repeat_ngram_size: Natural | None = None
+    """Forbid repeating n-grams of this size. 0 allows repetition."""
+    stop_token_ids: TokenIds | None = None
+    """Tokens that end a text, in addition to the model's end tokens."""
+    suppress_tokens: TokenIds | None = None
+    """Tokens that are never chosen."""
+    regex: str | None = None
+    """Regular expression that the whole text matches."""
+    grammar: str | None = None
+    """Context-free grammar of the text, in llguidance's variant of Lark."""
+
+    @property
+    def most_tokens(self) -> int | None:
+        """Maximum number of new tokens; None for all that fit."""
+        return self.max_tokens
+
+    @property
+    def ranks(self) -> int | None:
+        """Number of likeliest tokens to report in the place of each; None for no probabilities."""
+        return None
+
+    @property
+    def wants_usage(self) -> bool:
+        """Whether a stream ends with the numbers of tokens."""
+        return self.stream_options is not None and self.stream_options.include_usage
+
+    def options(self, temperature: float) -> dict[str, Any]:
+        """Return the options of the task that the request sets, without the seed and the number of new tokens.
+
+        Args:
+            temperature: the temperature of a request that sets none.
+        """
+        found: dict[str, Any] = {name: getattr(self, name) for name in _PLAIN}
+        found["stop"] = (self.stop,) if isinstance(self.stop, str) else self.stop
+        if self.logit_bias is not None:
+            found["logit_bias"] = {int(key): value for key, value in self.logit_bias.items()}
+        if isinstance(self.response_format, JsonObject):
+            found["json_schema"] = json.dumps({"type": "object"})
+        elif isinstance(self.response_format, JsonSchema):
+            found["json_schema"] = json.dumps(self.response_format.json_schema.schema_)
+        if not (temperature if self.temperature is None else self.temperature):
+            # the likeliest token is in every nucleus
+            found |= dict.fromkeys(("top_p", "top_k", "min_p"))
+        return {name: value for name, value in found.items() if value is not None}
+
+    def field_of(self, message: str) -> str | None:
+        """Return the field of the option that an error of the task names first; None without one."""
+        fields = dict.fromkeys((*_PLAIN, "stop", "logit_bias")) | {"json_schema": "response_format"}
+        words = re.findall(r"\w+", message)
+        return next((fields[word] or word for word in words if word in fields), None)
+
+
+class Completion(GenerationBody):
+    """Body of ``/v1/completions``."""
+
+    prompt: Prompt
+    """A text, several, token ids, or several lists of them; for encoder-decoders, the source."""
+    logprobs: Tops | None = None
+    """Number of likeliest tokens whose log-probabilities are reported in each place."""
+    echo: Literal[False] = False
+    """Not supported."""
+    best_of: int | None = None
+    """Not supported: must equal ``n``."""
+    suffix: Literal[""] = ""
+    """Not supported."""
+
+    @model_validator(mode="after")
+    def _check_best_of(self) -> Self:
+        if self.best_of not in (None, self.n):
+            raise ValueError(f"best_of must equal n, got {self.best_of} and {self.n}")
+        return self
+
+    @property
+    def most_tokens(self) -> int:
+        return self.max_tokens or _COMPLETION_TOKENS
+
+    @property
+    def ranks(self) -> int | None:
+        return self.logprobs
+
+    @property
+    def prompts(self) -> list[str | list[int]]:
+        """The prompts, each a text or token ids."""
+        return _inputs(self.prompt)
+
+
+class TextPart(Part):
+    """A part of a message."""
+
+    type: Literal["text"]
+    text: str
+
+
+class Message(Part):
+    """A message of a chat. The model's chat template may read further fields."""
+
+    model_config = ConfigDict(extra="allow")
+
+    role: str
+    content: str | Annotated[list[TextPart], Field(fail_fast=True)] | None = None
+
+    def plain(self) -> dict[str, Any]:
+        """Return the message with the texts of its parts joined."""
+        found = self.model_dump(exclude_unset=True)
+        if isinstance(self.content, list):
+            found["content"] = "".join(part.text for part in self.content)
+        return found
+
+
+class Chat(GenerationBody):
+    """Body of ``/v1/chat/completions``."""
+
+    messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)]
+    max_completion_tokens: Count | None = None
+    """Maximum number of new tokens."""
+    logprobs: bool = False
+    """Report the log-probability of each token."""
+    top_logprobs: Tops | None = None
+    """Number of likeliest tokens whose log-probabilities are reported in each place; requires ``logprobs``."""
+
+    @model_validator(mode="after")
+    def _check_ranks(self) -> Self:
+        if self.top_logprobs is not None and not self.logprobs:
+            raise ValueError(f"top_logprobs requires logprobs, got {self.top_logprobs} and false")
+        return self
+
+    @property
+    def most_tokens(self) -> int | None:
+        return self.max_completion_tokens or self.max_tokens
+
+    @property
+    def ranks(self) -> int | None:
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+
+class Embeddings(ModelBody):
+    """Body of ``/v1/embeddings``."""
+
+    input: Prompt
+    """A text, several, token ids, or several lists of them."""
+    encoding_format: Literal["float", "base64"] = "float"
+    """Vectors as lists, or as base64 of float32 in little-endian order."""
+
+    @property
+    def inputs(self) -> list[str | list[int]]:
+        """The inputs, each a text or token ids."""
+        return _inputs(self.input)
+
+
+class PairInput(Part):
+    """Two texts, or two lists of token ids."""
+
+    pair: list[Any]
+
+
+class FileInput(Part):
+    """The content of a file: an image or a sound."""
+
+    base64: str
+
+
+class TaskInputs(ModelBody):
+    """Body of ``/v1/tasks/NAME``."""
+
+    inputs: Annotated[list[str | PairInput | FileInput | list[Any]], Field(min_length=1, fail_fast=True)]
+    """Texts, token ids, pairs, files, or arrays of numbers, as the task reads them."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Options of the task, as ``zoo run --option`` has them."""
+
+
+def task_input(runner: Runner[Any], value: str | PairInput | FileInput | list[Any], place: int) -> Any:
+    """Return the input of a task that an element of ``inputs`` stands for. A text is never the name of a file."""
+    param = f"inputs[{place}]"
+    if isinstance(value, FileInput):
+        try:
+            return base64.b64decode(value.base64, validate=True)
+        except ValueError as error:
+            raise RequestError(400, f"not base64 ({error})", "invalid_value", param) from error
+    if isinstance(runner, TextRunner) and not isinstance(runner, SpeechRecognition):
+        if isinstance(value, str) or are_ids(value):
+            return value
+        if isinstance(value, PairInput) and is_pair(value.pair):
+            return Pair(*value.pair)
+    elif isinstance(value, list):
+        return value
+    what = 'an input must be a text, token ids, {"pair": [...]} or {"base64": "..."}, as the task reads it'
+    raise RequestError(400, what, "invalid_type", param)
+
+
+def _shortened(given: Any, count: int) -> Any:
+    """Return a dictionary with its first items only."""
+    return dict(islice(given.items(), count)) if isinstance(given, dict) else given
+
+
+def _inputs(given: Prompt) -> list[str | list[int]]:
+    if isinstance(given, str) or isinstance(given[0], int):
+        return [given]
+    return list(given)

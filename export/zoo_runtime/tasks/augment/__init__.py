@@ -1,0 +1,1 @@
+"""Tasks that make variants of a text, for training."""
