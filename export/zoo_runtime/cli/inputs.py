@@ -13,11 +13,21 @@ from zoo.errors import UsageError
 
 if TYPE_CHECKING:
     from zoo_runtime import Answer
+    from zoo_runtime.cli.flags import InputFlags
 
-__all__ = ["adapted", "count_inputs", "parse_input", "read_inputs"]
+__all__ = ["count_inputs", "parse_inputs", "read_inputs", "with_adapters"]
 
 
-def parse_input(text: str) -> Any:
+def parse_inputs(flags: InputFlags) -> list[Any]:
+    """Return the inputs on the command line: texts or chats, pairs, and token ids."""
+    from zoo_runtime import Pair
+    from zoo_runtime.files.chats import parse_chat
+
+    texts = [parse_chat(text) for text in flags.texts] if flags.chat else flags.texts
+    return [*texts, *(Pair(*pair) for pair in flags.pairs), *map(_parse_id_list, flags.id_lists)]
+
+
+def _parse_id_list(text: str) -> Any:
     """Parse ``1,2`` as token ids, and ``1,2/3,4`` as a pair of token id lists."""
     from zoo_runtime import Pair
 
@@ -25,49 +35,59 @@ def parse_input(text: str) -> Any:
     return Pair(*map(parse_ids, parts)) if len(parts) == 2 else parse_ids(text)
 
 
-def read_inputs(
-    given: Sequence[Any],
-    file: str | None,
-    column: str,
-    id_column: str | None,
-    pair_column: str | None,
-    *,
-    keep: bool = False,
-) -> Iterator[Answer]:
-    """Return the inputs: those given on the command line, else the rows of a file, else the lines of stdin."""
+def read_inputs(values: Sequence[Any], flags: InputFlags, *, keep: bool = False) -> Iterator[Answer]:
+    """Return the inputs: those on the command line, else the rows of a file, else the lines of stdin.
+
+    Args:
+        values: the inputs on the command line.
+        flags: where else inputs are, and their columns.
+        keep: keep the columns of each row.
+    """
     from zoo_runtime import Answer
+    from zoo_runtime.files.chats import as_chat
     from zoo_runtime.files.rows import read_rows
 
-    if given and file is not None:
+    file = flags.input_file
+    if values and file is not None:
         raise UsageError("inputs given both as texts and as a file", f"--input {file}", "leave out one of them")
-    if given and pair_column is not None:
-        raise UsageError("no input file with columns", f"--pair-column {pair_column}", "give --pair TEXT TEXT")
-    if given:
+    if values and flags.pair_column is not None:
+        raise UsageError("no input file with columns", f"--pair-column {flags.pair_column}", "give --pair TEXT TEXT")
+    if values:
         return iter(
             [
                 Answer(number, value, id=number, columns={"text": value} if keep and isinstance(value, str) else {})
-                for number, value in enumerate(given, 1)
+                for number, value in enumerate(values, 1)
             ]
         )
     listens = file is not None or (sys.stdin is not None and not sys.stdin.isatty())
-    rows = read_rows(file or "-", column, id_column, pair_column, keep=keep) if listens else iter(())
+    columns = (flags.main_column, flags.id_column, flags.pair_column)
+    rows = read_rows(file or "-", *columns, keep=keep) if listens else iter(())
     first = next(rows, None)
     if first is None:
         raise UsageError("no inputs", file, "give a text, --input FILE, or --ids 1,2,3")
-    return chain([first], rows)
+    rows = chain([first], rows)
+    return map(as_chat, rows) if flags.chat else rows
 
 
-def adapted(inputs: Iterator[Answer], adapters: Sequence[str]) -> Iterator[Answer]:
-    """Give each input its adapter: all the only one, or each its own."""
+def with_adapters(inputs: Iterator[Answer], adapters: Sequence[str], count: int) -> Iterator[Answer]:
+    """Give each input its adapter: all the only one, or each of the ``count`` on the command line its own."""
+    if not adapters:
+        return inputs
+    if len(adapters) not in (1, count):
+        raise UsageError(f"{len(adapters)} adapters for {count} inputs", "--adapter", "give one, or one each")
+    return _adapted(inputs, adapters)
+
+
+def _adapted(inputs: Iterator[Answer], adapters: Sequence[str]) -> Iterator[Answer]:
     for answer, name in zip(inputs, cycle(adapters), strict=False):
         answer.adapter = name
         yield answer
 
 
-def count_inputs(given: Sequence[Any], file: str | None) -> int | None:
+def count_inputs(values: Sequence[Any], file: str | None) -> int | None:
     """Number of inputs if progress is shown, else None. Also None for a stream."""
     from zoo_runtime.files.rows import count_rows
 
-    if given or not is_shown():
-        return len(given) or None
+    if values or not is_shown():
+        return len(values) or None
     return count_rows(file) if file is not None else None

@@ -4,24 +4,27 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from zoo.artifact import ADAPTERS
 from zoo.cli.options import PATH, THREADS, json_option
-from zoo.cli.output import echo
-from zoo.cli.progress import is_shown
 from zoo.cli.report import emit_json
 from zoo.errors import ArtifactError, UsageError
 from zoo.reading import read_text
-from zoo.storage import is_same_file
+from zoo.tables import PARQUET
 from zoo_runtime.cli.answers import Report, described, open_stream, print_answers, print_stream, show_counts
-from zoo_runtime.cli.batches import check_batch, is_batch, run_batches
+from zoo_runtime.cli.batches import check_batch, run_batches
 from zoo_runtime.cli.figures import AnswerFigure
-from zoo_runtime.cli.inputs import adapted, count_inputs, parse_input, read_inputs
-from zoo_runtime.files.chats import as_chat, parse_chat
+from zoo_runtime.cli.flags import BatchFlags, InputFlags, OutputFlags, TaskFlags, take
+from zoo_runtime.cli.inputs import count_inputs, parse_inputs, read_inputs, with_adapters
+from zoo_runtime.cli.outputs import check_outputs, open_results, show_summary, write_answers
+
+if TYPE_CHECKING:
+    from zoo_runtime import Runner, Session
 
 GENERATION = (
     ("--max-new-tokens", int, "Maximum new tokens.  [default: 32]"),
@@ -112,163 +115,150 @@ def generation_options(command: Any) -> Any:
               help="Repack weights for speed, or use the memory-mapped file.")  # fmt: skip
 @click.option("--unverified", is_flag=True, help="Allow an export that is not verified.")
 @json_option
-def command(
-    directory: Path,
-    texts: tuple[str, ...],
-    input_file: str | None,
-    column: str | None,
-    pair_column: str | None,
-    id_column: str | None,
-    output_name: str | None,
-    engine: str | None,
-    workers: int | None,
-    training_data: Path | None,
-    figure: Path | None,
-    resume: bool,
-    force: bool,
-    pairs: tuple[tuple[str, str], ...],
-    id_lists: tuple[str, ...],
-    tokenizer: Path | None,
-    chat: bool,
-    task: str | None,
-    settings: tuple[str, ...],
-    stop: tuple[str, ...],
-    logit_bias: tuple[str, ...],
-    stream: bool | None,
-    batch_size: int | None,
-    provider_texts: tuple[str, ...],
-    adapters: tuple[str, ...],
-    as_json: bool,
-    **rest: Any,
-) -> None:
+def command(directory: Path, **flags: Any) -> None:
     """Run the exported model in DIRECTORY on each TEXT, or on the lines of stdin, with ONNX Runtime.
 
     The model's generation_config.json, if any, overrides these defaults.
     """
-    from zoo_runtime import Pair, load_session
-    from zoo_runtime.files.augmented import AugmentedRows
-    from zoo_runtime.files.results import Results
-    from zoo_runtime.files.rows import column_types
-    from zoo_runtime.files.vectors import source
+    flags["options"] = _take_options(flags)
+    flags["provider_options"] = dict(map(_parse_option, flags.pop("provider_texts")))
+    inputs, outputs = take(InputFlags, flags), take(OutputFlags, flags)
+    task, batch = take(TaskFlags, flags), take(BatchFlags, flags)
+    if inputs.adapters and flags["variant"] is flags["dtype"] is None:
+        flags["variant"] = ADAPTERS
+    if batch.is_asked(inputs.input_file):
+        _run_batch(directory, inputs, outputs, task, batch, flags)
+    else:
+        _run_inputs(directory, inputs, outputs, task, flags)
+
+
+def _take_options(flags: dict[str, Any]) -> dict[str, Any]:
+    """Remove the task's options from the flags and return those that are set, by name."""
+    options = {name: flags.pop(name) for name in (flag[2:].replace("-", "_") for flag, _, _ in GENERATION)}
+    options = {name: value for name, value in options.items() if value is not None}
+    for name in ("stop", "logit_bias"):
+        if values := flags.pop(name):
+            options[name] = values
+    if "json_schema" in options:
+        options["json_schema"] = _read_text(options["json_schema"], "--json-schema")
+    return options
+
+
+def _run_batch(
+    directory: Path,
+    inputs: InputFlags,
+    outputs: OutputFlags,
+    task: TaskFlags,
+    batch: BatchFlags,
+    session: Mapping[str, Any],
+) -> None:
+    """Run many files. ``session`` are arguments of :func:`zoo_runtime.load_session`."""
+    single = {
+        "TEXT": inputs.texts, "--pair": inputs.pairs, "--ids": inputs.id_lists,
+        "--training-data": outputs.training_data, "--figure": outputs.figure, "--force": outputs.force,
+        "--json": outputs.as_json, "--stream": outputs.stream, "a second --adapter": inputs.adapters[1:],
+    }  # fmt: skip
+    check_batch(inputs.input_file, outputs.output_name, [name for name, value in single.items() if value])
+    run_batches(
+        directory, str(inputs.input_file), str(outputs.output_name), engine=batch.engine or "local",
+        workers=batch.workers, resume=outputs.resume, session={**session, "chat": inputs.chat}, task=task.task,
+        settings=task.settings, options=task.options, column=inputs.main_column, id_column=inputs.id_column,
+        pair_column=inputs.pair_column, adapter=next(iter(inputs.adapters), None), batch_size=task.batch_size,
+    )  # fmt: skip
+
+
+def _run_inputs(
+    directory: Path, inputs: InputFlags, outputs: OutputFlags, task: TaskFlags, session_options: Mapping[str, Any]
+) -> None:
+    """Run the inputs of the command line, one file or stdin."""
+    from zoo_runtime import load_session
+
+    check_outputs(outputs, inputs.input_file)
+    results = open_results(outputs, inputs)
+    values = parse_inputs(inputs)
+    figure = None if outputs.figure is None else AnswerFigure(outputs.figure, len(values), force=outputs.force)
+    rows = read_inputs(values, inputs, keep=_keeps_columns(outputs, task))
+    with load_session(directory, task=task.task, chat=inputs.chat, **session_options) as session:
+        runner = _open_runner(session, directory, inputs, outputs, task)
+        if len(gathered := runner.gather(inputs.texts)) != len(inputs.texts):
+            values = [*gathered, *values[len(inputs.texts) :]]
+            rows = read_inputs(values, inputs)
+        rows = with_adapters(rows, inputs.adapters, len(values))
+        alone = len(inputs.texts) == len(values) == 1 and not outputs.as_json and results is None and figure is None
+        if (pieces := _stream(session, runner, values, outputs, inputs, alone=alone)) is not None:
+            print_stream(session, runner, inputs.texts[0], pieces)
+            return
+        report = Report(quiet=len(values) == 1)
+        done = results.done if results is not None else set()
+        earlier = len(done)
+        written = 0
+        with results.writing() if results is not None else contextlib.nullcontext():
+            pending = (row for row in rows if row.error is not None or row.id not in done)
+            answers = report.watch(session.answer(runner, pending, task.batch_size))
+            if figure is not None:
+                answers = figure.watch(answers)
+            if results is not None or not sys.stdout.isatty():  # on a terminal, results show the progress
+                answers = show_counts(answers, earlier, count_inputs(values, inputs.input_file))
+            if results is not None:
+                written = write_answers(results, session, runner, answers, inputs.id_column)
+            elif outputs.as_json:
+                facts = {"task": task.task or session.task, "provider": session.provider}
+                emit_json("run", facts | {"results": [described(answer) for answer in answers]})
+            else:
+                print_answers(session, runner, answers, together=bool(values))
+        if figure is not None:
+            figure.write(session, runner, task.task or session.task)
+    if results is not None:
+        show_summary(results, written, earlier, report.summary)
+    if len(values) == 1 and report.errors:
+        raise report.errors[0]
+    if report.errors:
+        raise ArtifactError(report.summary, directory, "see the warnings above")
+
+
+def _keeps_columns(outputs: OutputFlags, task: TaskFlags) -> bool:
+    """Whether the columns of a file stay with its inputs: the output has them, or an option, such as a prompt, may."""
+    parquet = outputs.output is not None and outputs.output.suffix.lower() == PARQUET
+    return bool(task.settings) or outputs.training_data is not None or parquet
+
+
+def _open_runner(
+    session: Session, directory: Path, inputs: InputFlags, outputs: OutputFlags, flags: TaskFlags
+) -> Runner[Any]:
+    """Open the runner of a task, which must be able to give the outputs."""
     from zoo_runtime.onnx_runtime.adapters import number_of
     from zoo_runtime.plots import check_plottable
 
-    options = {name: rest.pop(name) for name in (flag[2:].replace("-", "_") for flag, _, _ in GENERATION)}
-    options = {name: value for name, value in options.items() if value is not None}
-    options |= {name: value for name, value in {"stop": stop, "logit_bias": logit_bias}.items() if value}
-    if "json_schema" in options:
-        options["json_schema"] = _read_text(options["json_schema"], "--json-schema")
-    column = column or ("messages" if chat else "text")
-    provider_options = dict(map(_parse_option, provider_texts))
-    if adapters and rest["variant"] is rest["dtype"] is None:
-        rest["variant"] = ADAPTERS
-    if engine is not None or workers is not None or (input_file is not None and is_batch(input_file)):
-        given_apart = {
-            "TEXT": texts, "--pair": pairs, "--ids": id_lists, "--training-data": training_data, "--figure": figure,
-            "--force": force, "--json": as_json, "--stream": stream, "a second --adapter": adapters[1:],
-        }  # fmt: skip
-        check_batch(input_file, output_name, [name for name, value in given_apart.items() if value])
-        run_batches(
-            directory, str(input_file), str(output_name), engine=engine or "local", workers=workers, resume=resume,
-            session={**rest, "tokenizer": tokenizer, "provider_options": provider_options, "chat": chat},
-            task=task, settings=settings, options=options, column=column, id_column=id_column,
-            pair_column=pair_column, adapter=next(iter(adapters), None), batch_size=batch_size,
-        )  # fmt: skip
-        return
-    output = None if output_name is None else Path(output_name)
-    if training_data is not None and (output is not None or as_json or resume):
-        raise UsageError("gives the only output", "--training-data", "leave out --output, --json and --resume")
-    target = training_data or output
-    option = f"--output {output}" if output is not None else f"--training-data {training_data}"
-    if (resume and target is None) or (force and target is figure is None):
-        raise UsageError("nothing to continue or replace", "--resume, --force", "name a file with --output")
-    if output is not None and as_json:
-        raise UsageError("cannot write results to both a file and stdout", f"--output {output}", "leave out --json")
-    if input_file is not None and target is not None and is_same_file(Path(input_file), target):
-        raise UsageError(
-            "input and output are the same file",
-            option,
-            "choose another name",
-        )
-    results: Results | AugmentedRows | None = None
-    if training_data is not None:
-        results = AugmentedRows(training_data, column, force=force, types=column_types(input_file))
-    elif output is not None:
-        results = Results(output, force=force, resume=resume, types=column_types(input_file))
-    prompts = [parse_chat(text) for text in texts] if chat else list(texts)
-    given: list[Any] = [*prompts, *(Pair(*pair) for pair in pairs), *map(parse_input, id_lists)]
-    drawing = None if figure is None else AnswerFigure(figure, len(given), force=force)
-    # An option such as a prompt may name columns.
-    keep = bool(settings) or training_data is not None or (output is not None and output.suffix.lower() == ".parquet")
-    inputs = read_inputs(given, input_file, column, id_column, pair_column, keep=keep)
-    if chat and not given:
-        inputs = map(as_chat, inputs)
-    with load_session(
-        directory, tokenizer=tokenizer, task=task, provider_options=provider_options, chat=chat, **rest
-    ) as session:
-        for name in adapters:
-            number_of(name, session.adapters, directory)
-        more = session.options(task).parse_settings(settings)
-        if twice := sorted(more.keys() & options.keys()):
-            raise UsageError(f"{twice[0]} is set twice", f"--option {twice[0]}", "leave out one of them")
-        runner = session.runner(task, **more, **options)
-        if training_data is not None and not runner.makes_variants:
-            raise UsageError(f"the task {task or session.task} makes no variants", "--training-data", "--task augment")
-        if drawing is not None:
-            check_plottable(runner, task or session.task)
-        if len(gathered := runner.gather(texts)) != len(texts):
-            given = [*gathered, *given[len(texts) :]]
-            inputs = read_inputs(given, None, column, None, None)
-        if adapters:
-            if len(adapters) not in (1, len(given)):
-                what = f"{len(adapters)} adapters for {len(given)} inputs"
-                raise UsageError(what, "--adapter", "give one, or one each")
-            inputs = adapted(inputs, adapters)
-        alone = len(texts) == len(given) == 1 and results is None and drawing is None and not as_json and runner.streams
-        if stream and not alone:
-            raise UsageError("only a single generated text can be streamed", "--stream", "leave it out")
-        if alone and (stream or (stream is None and sys.stdout.isatty())):
-            pieces = open_stream(session, runner, prompts[0], next(iter(adapters), None), wanted=bool(stream))
-            if pieces is not None:
-                print_stream(session, runner, texts[0], pieces)
-                return
-        if isinstance(results, Results):
-            results.metadata = source(session.stored)
-        report = Report(quiet=len(given) == 1)
-        done = results.done if results is not None else set()
-        earlier = len(done)
-        with results.writing() if results is not None else contextlib.nullcontext():
-            pending = (item for item in inputs if item.error is not None or item.id not in done)
-            answers = report.watch(session.answer(runner, pending, batch_size))
-            if drawing is not None:
-                answers = drawing.watch(answers)
-            if results is not None or not sys.stdout.isatty():  # on a terminal, results show the progress
-                answers = show_counts(answers, earlier, count_inputs(given, input_file))
-            if results is not None:
-                written = 0
-                for answer in answers:
-                    if answer.error is None or (training_data is not None and column in answer.columns):
-                        results.write(answer.id, answer.result, answer.columns)
-                        written += 1
-                if isinstance(results, Results) and results.needs_example:
-                    results.describe(session.example(runner), id_column)
-            elif as_json:
-                facts = {"task": task or session.task, "provider": session.provider}
-                emit_json("run", facts | {"results": [described(answer) for answer in answers]})
-            else:
-                print_answers(session, runner, answers, together=bool(given))
-        if drawing is not None:
-            drawing.write(session, runner, task or session.task)
-    if isinstance(results, AugmentedRows):
-        lost = f", {results.empty} empty variants left out" if results.empty > 1 else ", 1 empty variant left out"
-        echo(f"{training_data}: {results.rows} rows of {written} inputs{lost * bool(results.empty)}", err=True)
-    elif results is not None and is_shown():
-        kept = f", {earlier} kept from an earlier run" if earlier else ""
-        echo(f"{output}: {written} results written{kept}, {report.summary}", err=True)
-    if report.errors:
-        if len(given) == 1:
-            raise report.errors[0]
-        raise ArtifactError(report.summary, directory, "see the warnings above")
+    for name in inputs.adapters:
+        number_of(name, session.adapters, directory)
+    options = session.options(flags.task).parse_settings(flags.settings)
+    if twice := sorted(options.keys() & flags.options.keys()):
+        raise UsageError(f"{twice[0]} is set twice", f"--option {twice[0]}", "leave out one of them")
+    runner = session.runner(flags.task, **options, **flags.options)
+    task = flags.task or session.task
+    if outputs.training_data is not None and not runner.makes_variants:
+        raise UsageError(f"the task {task} makes no variants", "--training-data", "--task augment")
+    if outputs.figure is not None:
+        check_plottable(runner, task)
+    return runner
+
+
+def _stream(
+    session: Session,
+    runner: Runner[Any],
+    values: Sequence[Any],
+    outputs: OutputFlags,
+    inputs: InputFlags,
+    *,
+    alone: bool,
+) -> Iterator[str] | None:
+    """Return the pieces of the answer to a single text if they are to be printed one by one, else None."""
+    alone = alone and runner.streams
+    if outputs.stream and not alone:
+        raise UsageError("only a single generated text can be streamed", "--stream", "leave it out")
+    if not alone or outputs.stream is False or not (outputs.stream or sys.stdout.isatty()):
+        return None
+    return open_stream(session, runner, values[0], next(iter(inputs.adapters), None), wanted=bool(outputs.stream))
 
 
 def _read_text(path: Path, option: str) -> str:

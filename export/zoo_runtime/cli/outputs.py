@@ -1,0 +1,97 @@
+"""Files of results of ``zoo run``: checked, opened, written and summarised."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from zoo.cli.output import echo
+from zoo.cli.progress import is_shown
+from zoo.errors import UsageError
+from zoo.storage import is_same_file
+from zoo_runtime.cli.flags import InputFlags, OutputFlags
+
+if TYPE_CHECKING:
+    from zoo_runtime import Answer, Runner, Session
+    from zoo_runtime.files.augmented import AugmentedRows
+    from zoo_runtime.files.results import Results
+
+__all__ = ["check_outputs", "open_results", "show_summary", "write_answers"]
+
+
+def check_outputs(flags: OutputFlags, input_file: str | None) -> None:
+    """Raise :class:`UsageError` for outputs that exclude each other, or would replace the input."""
+    output, rows = flags.output, flags.training_data
+    if rows is not None and (output is not None or flags.as_json or flags.resume):
+        raise UsageError("gives the only output", "--training-data", "leave out --output, --json and --resume")
+    target = rows or output
+    if (flags.resume and target is None) or (flags.force and target is flags.figure is None):
+        raise UsageError("nothing to continue or replace", "--resume, --force", "name a file with --output")
+    if output is not None and flags.as_json:
+        raise UsageError("cannot write results to both a file and stdout", f"--output {output}", "leave out --json")
+    if input_file is not None and target is not None and is_same_file(Path(input_file), target):
+        option = f"--output {output}" if output is not None else f"--training-data {rows}"
+        raise UsageError("input and output are the same file", option, "choose another name")
+
+
+def open_results(flags: OutputFlags, inputs: InputFlags) -> Results | AugmentedRows | None:
+    """Open the file that answers are written to, or return None if they are printed."""
+    from zoo_runtime.files.augmented import AugmentedRows
+    from zoo_runtime.files.results import Results
+    from zoo_runtime.files.rows import column_types
+
+    if flags.training_data is not None:
+        types = column_types(inputs.input_file)
+        return AugmentedRows(flags.training_data, inputs.main_column, force=flags.force, types=types)
+    if flags.output is not None:
+        types = column_types(inputs.input_file)
+        return Results(flags.output, force=flags.force, resume=flags.resume, types=types)
+    return None
+
+
+def write_answers(
+    results: Results | AugmentedRows,
+    session: Session,
+    runner: Runner[Any],
+    answers: Iterator[Answer],
+    id_column: str | None,
+) -> int:
+    """Write answers, and in parquet what describes them; return their number."""
+    from zoo_runtime.files.results import Results
+    from zoo_runtime.files.vectors import source
+
+    if not isinstance(results, Results):
+        return _write_rows(results, answers)
+    results.metadata = source(session.stored)
+    written = 0
+    for answer in answers:
+        if answer.error is None:
+            results.write(answer.id, answer.result, answer.columns)
+            written += 1
+    if results.needs_example:
+        results.describe(session.example(runner), id_column)
+    return written
+
+
+def _write_rows(rows: AugmentedRows, answers: Iterator[Answer]) -> int:
+    """Write rows for training, those of failed inputs too, as long as they have a text."""
+    written = 0
+    for answer in answers:
+        if answer.error is None or rows.column in answer.columns:
+            rows.write(answer.id, answer.result, answer.columns)
+            written += 1
+    return written
+
+
+def show_summary(results: Results | AugmentedRows, written: int, earlier: int, failures: str) -> None:
+    """Print the numbers of rows written, of results kept from an earlier run, and of failures."""
+    from zoo_runtime.files.augmented import AugmentedRows
+
+    if isinstance(results, AugmentedRows):
+        variants = "variant" if results.empty == 1 else "variants"
+        lost = f", {results.empty} empty {variants} left out" if results.empty else ""
+        echo(f"{results.path}: {results.rows} rows of {written} inputs{lost}", err=True)
+    elif is_shown():
+        resumed = f", {earlier} kept from an earlier run" if earlier else ""
+        echo(f"{results.path}: {written} results written{resumed}, {failures}", err=True)
