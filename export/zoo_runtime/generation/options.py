@@ -107,11 +107,24 @@ class Generation(Settings):
     def __post_init__(self) -> None:
         self.default("max_new_tokens", NEW_TOKENS if self.max_length is None else self.max_length)
         self.require_positive(*POSITIVE)
+        self._check_ranges()
+        self._check_sampling()
+        self._check_beams()
+        read_bias(self.logit_bias)
+        constraints = [name for name in CONSTRAINTS if getattr(self, name) is not None]
+        if len(constraints) > 1:
+            raise ValueError(f"texts can have one constraint only, got {' and '.join(constraints)}")
+        if self.draft is not None and self.prompt_lookup:
+            raise ValueError(f"tokens are drafted in one way only: prompt_lookup is {self.prompt_lookup}, draft is set")
+        if "" in self.stop:
+            raise ValueError("a stop string must not be empty")
+
+    def _check_ranges(self) -> None:
         for name in NOT_NEGATIVE:
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
-        if self.num_beams > BEAMS.value():
-            raise ValueError(f"num_beams must be at most {BEAMS.value()}, got {self.num_beams} ({BEAMS.remedy})")
+        if (self.logprobs or 0) < 0:
+            raise ValueError(f"logprobs must not be negative, got {self.logprobs}")
         for name in ("prompt_lookup", "draft_tokens"):
             if getattr(self, name) > MOST_DRAFTED:
                 raise ValueError(f"{name} must be at most {MOST_DRAFTED}, got {getattr(self, name)}")
@@ -123,25 +136,24 @@ class Generation(Settings):
         for name in ("top_p", "min_p"):
             if not 0 <= (getattr(self, name) or 0) <= 1:
                 raise ValueError(f"{name} must lie in [0, 1], got {getattr(self, name)}")
-        if not self.temperature:
-            for name in ("top_k", "top_p", "min_p"):
-                if getattr(self, name) is not None:
-                    raise ValueError(f"{name} requires sampling, but temperature is 0: set a temperature")
-        if self.num_beams > 1 and self.temperature:
+
+    def _check_sampling(self) -> None:
+        if self.temperature:
+            return
+        for name in ("top_k", "top_p", "min_p"):
+            if getattr(self, name) is not None:
+                raise ValueError(f"{name} requires sampling, but temperature is 0: set a temperature")
+
+    def _check_beams(self) -> None:
+        if self.num_beams > BEAMS.value():
+            raise ValueError(f"num_beams must be at most {BEAMS.value()}, got {self.num_beams} ({BEAMS.remedy})")
+        if self.num_beams == 1:
+            return
+        if self.temperature:
             raise ValueError(
                 f"beam search cannot sample: num_beams is {self.num_beams}, temperature is {self.temperature}"
             )
-        if self.num_beams > 1 and self.stop:
+        if self.stop:
             raise ValueError("beam search does not support stop strings: num_beams is above 1 and stop is set")
-        if (self.logprobs or 0) < 0:
-            raise ValueError(f"logprobs must not be negative, got {self.logprobs}")
-        read_bias(self.logit_bias)
-        given = [name for name in CONSTRAINTS if getattr(self, name) is not None]
-        if len(given) > 1:
-            raise ValueError(f"texts can have one constraint only, got {' and '.join(given)}")
-        if self.draft is not None and self.prompt_lookup:
-            raise ValueError(f"tokens are drafted in one way only: prompt_lookup is {self.prompt_lookup}, draft is set")
-        if self.num_beams > 1 and (self.draft is not None or self.prompt_lookup):
+        if self.draft is not None or self.prompt_lookup:
             raise ValueError("beam search cannot use drafts: num_beams is above 1, draft or prompt_lookup is set")
-        if "" in self.stop:
-            raise ValueError("a stop string must not be empty")

@@ -18,7 +18,16 @@ from typing import Any, Literal
 import numpy as np
 
 from zoo import system
-from zoo.errors import ArtifactError, StoppedError, UnreadableError, UsageError, Wording, argument, nearest
+from zoo.errors import (
+    ArtifactError,
+    StoppedError,
+    UnreadableError,
+    UsageError,
+    Wording,
+    ZooError,
+    argument,
+    nearest,
+)
 from zoo_runtime.arguments import check_count
 from zoo_runtime.onnx_runtime import memory_limit
 from zoo_runtime.onnx_runtime.functions import check_functions
@@ -100,21 +109,9 @@ def open_session(
         ArtifactError: ONNX Runtime cannot load the graph.
     """
     check_functions(graph)
-    name, defaults = PROVIDERS[provider]
-    if "device_id" in provider_options:  # buffers are allocated on the first device
-        raise UsageError("device_id cannot be set", _OPTION, "choose the device with CUDA_VISIBLE_DEVICES")
-    if name not in ort.get_available_providers():
-        raise UsageError(f"this onnxruntime has no {name}", argument("provider", provider), _REMEDY)
-    options = ort.SessionOptions()
-    options.log_severity_level = _SILENT
-    level = ort.GraphOptimizationLevel
-    options.graph_optimization_level = level.ORT_ENABLE_ALL if optimize else level.ORT_DISABLE_ALL
-    options.intra_op_num_threads = check_count("threads", threads, system.MAX_THREADS) or allowed_cores()
-    spin = spin and (threads is None or threads <= (allowed_cores() or system.usable_cores()))
-    options.add_session_config_entry("session.intra_op.allow_spinning", str(int(spin)))
-    options.enable_cpu_mem_arena = pool or provider == "cuda"  # without, kernels of CUDA read sizes that were freed
-    if memory == "mapped":
-        options.add_session_config_entry("session.disable_prepacking", "1")
+    _check_available(provider, provider_options)
+    where = weights if isinstance(graph, bytes) else graph
+    options = _session_options(provider, optimize=optimize, spin=spin, pool=pool, threads=threads, memory=memory)
     if placements:
         options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
     folder = weights if isinstance(graph, bytes) else Path(graph).parent
@@ -129,7 +126,7 @@ def open_session(
     for initializer, value in values.items():
         options.add_initializer(initializer, value)
     ort.set_default_logger_severity(_SILENT)
-    where = weights if isinstance(graph, bytes) else graph
+    name, defaults = PROVIDERS[provider]
 
     def create() -> ort.InferenceSession:
         session = ort.InferenceSession(
@@ -153,26 +150,61 @@ def open_session(
         if provider != "cpu" and graph != _PROBE:
             open_session(_PROBE, provider=provider)  # raises if the provider itself does not load
             open_session(_PROBE, provider=provider, provider_options=provider_options)
-        if (lack := memory_error(error, where)) is not None:
-            raise lack from error
-        if failed := _SYSTEM_ERROR.search(str(error)):
-            raise UnreadableError(
-                f"onnxruntime cannot read the weights ({os.strerror(int(failed[1]))})", where
-            ) from error
-        if missing := _NO_KERNEL.search(str(error)):
-            what = f"onnxruntime has no kernel on {provider} for {missing[1]} with the types of node {missing[2]!r}"
-            raise ArtifactError(what, where, "choose another dtype or provider") from error
-        raise ArtifactError(f"onnxruntime cannot load the graph ({error})", where) from error
+        raise _loading_error(error, provider, where) from error
     _check_names(session, graph)
     _OPEN.add(session)
-    if session.get_providers()[0] != name:
-        raise UsageError(f"{name} does not load ({_missing_library(name)})", argument("provider", provider), _REMEDY)
-    known = session.get_provider_options()[name]
-    for key in provider_options:
-        if key not in known:
-            raise UsageError(f"{name} has no option {key!r}", _OPTION, nearest(key, known))
+    _check_loaded(session, provider, provider_options)
     session.disable_fallback()
     return session
+
+
+def _check_available(provider: Provider, options: Mapping[str, str]) -> None:
+    """Raise :class:`UsageError` if ONNX Runtime lacks a provider, or if an option chooses its device."""
+    name, _ = PROVIDERS[provider]
+    if "device_id" in options:  # buffers are allocated on the first device
+        raise UsageError("device_id cannot be set", _OPTION, "choose the device with CUDA_VISIBLE_DEVICES")
+    if name not in ort.get_available_providers():
+        raise UsageError(f"this onnxruntime has no {name}", argument("provider", provider), _REMEDY)
+
+
+def _session_options(
+    provider: Provider, *, optimize: bool, spin: bool, pool: bool, threads: int | None, memory: Memory
+) -> ort.SessionOptions:
+    """Return options of ONNX Runtime; :func:`open_session` describes the arguments."""
+    options = ort.SessionOptions()
+    options.log_severity_level = _SILENT
+    level = ort.GraphOptimizationLevel
+    options.graph_optimization_level = level.ORT_ENABLE_ALL if optimize else level.ORT_DISABLE_ALL
+    options.intra_op_num_threads = check_count("threads", threads, system.MAX_THREADS) or allowed_cores()
+    spin = spin and (threads is None or threads <= (allowed_cores() or system.usable_cores()))
+    options.add_session_config_entry("session.intra_op.allow_spinning", str(int(spin)))
+    options.enable_cpu_mem_arena = pool or provider == "cuda"  # without, kernels of CUDA read sizes that were freed
+    if memory == "mapped":
+        options.add_session_config_entry("session.disable_prepacking", "1")
+    return options
+
+
+def _loading_error(error: Exception, provider: Provider, where: object) -> ZooError:
+    """Return the error to raise for one of ONNX Runtime, which tells causes apart by their messages alone."""
+    if (lack := memory_error(error, where)) is not None:
+        return lack
+    if failure := _SYSTEM_ERROR.search(str(error)):
+        return UnreadableError(f"onnxruntime cannot read the weights ({os.strerror(int(failure[1]))})", where)
+    if missing := _NO_KERNEL.search(str(error)):
+        problem = f"onnxruntime has no kernel on {provider} for {missing[1]} with the types of node {missing[2]!r}"
+        return ArtifactError(problem, where, "choose another dtype or provider")
+    return ArtifactError(f"onnxruntime cannot load the graph ({error})", where)
+
+
+def _check_loaded(session: ort.InferenceSession, provider: Provider, options: Mapping[str, str]) -> None:
+    """Raise :class:`UsageError` if a session runs on another provider, or its provider has no such option."""
+    name, _ = PROVIDERS[provider]
+    if session.get_providers()[0] != name:
+        raise UsageError(f"{name} does not load ({_missing_library(name)})", argument("provider", provider), _REMEDY)
+    names = session.get_provider_options()[name]
+    for key in options:
+        if key not in names:
+            raise UsageError(f"{name} has no option {key!r}", _OPTION, nearest(key, names))
 
 
 def _check_names(session: ort.InferenceSession, graph: str | os.PathLike[str] | bytes) -> None:
