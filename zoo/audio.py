@@ -16,6 +16,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from zoo.arrays import Array
 from zoo.errors import ArtifactError, ZooError
 from zoo.limits import SOUND_SAMPLES
 from zoo.reading import check_plain
@@ -23,7 +24,6 @@ from zoo.spectrogram import DECADES, FLOOR, HOP, SAMPLING_RATE, WINDOW
 
 __all__ = ["DECADES", "FLOOR", "HOP", "SAMPLING_RATE", "WINDOW", "AudioReader", "log_mel", "mel_corners"]
 
-Array = np.ndarray[Any, Any]
 CheckSeconds = Callable[[float, str | None], None]
 
 _LOUDEST = 2.0

@@ -14,13 +14,13 @@ from typing import Any, Self
 
 import numpy as np
 
+from zoo.arrays import Array
 from zoo.errors import ArtifactError, UsageError, ZooError
 from zoo.limits import IMAGE_PIXELS, IMAGE_SIDE
 from zoo.reading import check_plain
 
 __all__ = ["ImageReader", "white_of"]
 
-Array = np.ndarray[Any, Any]
 
 _ROUNDING = 1e-6
 """Added before rounding down: the size before cropping is a quotient of two floats."""

@@ -8,15 +8,14 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
+from zoo.arrays import Array
 from zoo.errors import ArtifactError
 
 __all__ = ["AttentionAxis", "AttentionMap", "AttentionRecord", "AttentionStep", "AttentionVectors"]
 
-Array = np.ndarray[Any, Any]
 
 _NEGATIVE = -1e-3
 """Least weight that counts as rounding."""

@@ -8,11 +8,11 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import torch
 
+from zoo.arrays import Array
 from zoo.errors import UsageError
 from zoo.nn import RelativePositionBias, RotaryPositions, SinusoidalPositions, TensorToTensorPositions
 from zoo.plots.plot import COLOURS, Plot, draw_map, drawn, new_figure, printable
@@ -39,7 +39,7 @@ class _Encoding:
 
     name: str
     title: str
-    values: np.ndarray[Any, Any]
+    values: Array
     """(rows, positions)"""
     row: str
     """What a row stands for."""

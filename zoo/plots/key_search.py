@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from zoo.arrays import Array
 from zoo.artifact import ModelDirectory
 from zoo.errors import ArtifactError, UsageError
 from zoo.models import persist
@@ -34,11 +35,11 @@ _Call = tuple[str, ProductKeyMemory, Tensor]
 class _Search:
     """The search of one head for one token."""
 
-    scores: np.ndarray[Any, Any]
+    scores: Array
     """Of all half-keys, (2, n)."""
-    slots: np.ndarray[Any, Any]
+    slots: Array
     """The slots that are read, best first, (k): i n + j for the half-keys i and j."""
-    chosen: np.ndarray[Any, Any]
+    chosen: Array
     """Their scores, (k)."""
     size: int
     """n"""

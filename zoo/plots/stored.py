@@ -6,13 +6,13 @@ import os
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
-import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
+from zoo.arrays import Array
 from zoo.artifact import ModelDirectory
 from zoo.errors import ArtifactError, PluginError, UsageError
 from zoo.models import create
@@ -85,6 +85,6 @@ class StoredModel:
             setattr(module.get_submodule(owner), last, nn.Parameter(tensor, requires_grad=False))
 
 
-def as_floats(tensor: Tensor) -> np.ndarray[Any, Any]:
+def as_floats(tensor: Tensor) -> Array:
     """Return a tensor as an array of float64."""
     return tensor.detach().to(torch.float64).numpy()

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from zoo.arrays import Array
 from zoo.contract import TensorSpec
 from zoo.probe.inputs import Point
 
@@ -32,7 +33,6 @@ __all__ = [
     "as_rows",
 ]
 
-Array = np.ndarray[Any, Any]
 
 FACTOR, LOCAL_FACTOR = 2.0, 4.0
 FLOOR_ULPS, LOCAL_FLOOR_ULPS = 4.0, 16.0

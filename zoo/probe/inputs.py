@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from zoo.arrays import Array
 from zoo.config import Settings
 from zoo.contract import Graph, Size, TensorSpec, fit_sizes, row_sizes, rows_of, sizes_of
 from zoo.probe.dtypes import dtype_of
@@ -38,7 +39,7 @@ __all__ = [
     "slice_feeds",
 ]
 
-Feeds = Mapping[str, "np.ndarray[Any, Any]"]
+Feeds = Mapping[str, Array]
 Padding = Literal["none", "left", "right", "empty row"]
 Values = Literal["finite", "NaN", "infinity", "powers"]
 
@@ -287,7 +288,7 @@ def make_feeds(
     other: int | None = None,
     special: Sequence[int] = (),
     fixed: Mapping[str, int] = MappingProxyType({}),
-) -> dict[str, np.ndarray[Any, Any]]:
+) -> dict[str, Array]:
     """Generate the inputs of all graphs that are not outputs of earlier graphs, for all ``past + length`` tokens.
 
     Args:
@@ -303,7 +304,7 @@ def make_feeds(
         fixed: the sizes of dimensions that have only one.
     """
     rng = np.random.default_rng([seed, point.batch, point.length, point.past, len(point.padding)])
-    feeds: dict[str, np.ndarray[Any, Any]] = {}
+    feeds: dict[str, Array] = {}
     given = given_inputs(graphs)
     total = point.length + point.past
     if other is None and not any("sequence" in graph.dim_names() for graph in graphs):
@@ -330,7 +331,7 @@ def make_feeds(
 
 def _make_tensor(
     tensor: TensorSpec, shape: tuple[int, ...], point: Point, rng: np.random.Generator, special: Sequence[int]
-) -> np.ndarray[Any, Any]:
+) -> Array:
     if tensor.is_mask:
         return _make_mask(shape, point).astype(tensor.dtype, copy=False)
     if not tensor.is_float:
@@ -351,19 +352,19 @@ def _make_tensor(
     return numbers
 
 
-def _place(values: np.ndarray[Any, Any], special: Iterable[int], upper: int, rng: np.random.Generator) -> None:
+def _place(values: Array, special: Iterable[int], upper: int, rng: np.random.Generator) -> None:
     """Replace a third of token ids by special ones, each as often as the others."""
     _replace(values, sorted(number for number in special if 0 <= number < upper), 3, rng)
 
 
-def _replace(values: np.ndarray[Any, Any], special: Sequence[float], share: int, rng: np.random.Generator) -> None:
+def _replace(values: Array, special: Sequence[float], share: int, rng: np.random.Generator) -> None:
     """Replace one in ``share`` values by special ones, each as often as the others."""
     chosen = rng.permutation(special)
     places = rng.permutation(values.size)[: -(-values.size // share)]
     values[places] = np.resize(chosen, places.size)
 
 
-def _make_mask(shape: tuple[int, ...], point: Point) -> np.ndarray[Any, Any]:
+def _make_mask(shape: tuple[int, ...], point: Point) -> Array:
     """Build a mask whose padding grows from row to row, from none to all but one token; a single row is half padded."""
     batch, length = shape
     mask = np.ones(shape, dtype=np.int64)
@@ -379,7 +380,7 @@ def _make_mask(shape: tuple[int, ...], point: Point) -> np.ndarray[Any, Any]:
     return mask
 
 
-def slice_feeds(graph: Graph, feeds: Feeds, start: int, stop: int) -> Iterator[tuple[str, np.ndarray[Any, Any]]]:
+def slice_feeds(graph: Graph, feeds: Feeds, start: int, stop: int) -> Iterator[tuple[str, Array]]:
     """Yield the inputs of a call on tokens ``start`` to ``stop``, with the tokens before ``start`` as past."""
     for tensor in graph.input_tensors():
         if tensor.name not in feeds:
@@ -394,7 +395,7 @@ def slice_feeds(graph: Graph, feeds: Feeds, start: int, stop: int) -> Iterator[t
         yield tensor.name, value
 
 
-def empty_past(graph: Graph, batch: int, dtype: np.dtype[Any]) -> dict[str, np.ndarray[Any, Any]]:
+def empty_past(graph: Graph, batch: int, dtype: np.dtype[Any]) -> dict[str, Array]:
     """Return a past without tokens: keys and values of no tokens, and states of zeros."""
     sizes = {"batch": batch, str(graph.past_length): 0}
     return {tensor.name: np.zeros(tensor.shape(sizes), dtype_of(tensor, dtype)) for tensor in graph.past_tensors()}

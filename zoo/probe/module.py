@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from zoo.arrays import Array
 from zoo.contract import Graph, TensorSpec
 from zoo.errors import PluginError
 from zoo.models.dtypes import declared_dtype
@@ -39,7 +40,6 @@ __all__ = [
     "weights_of",
 ]
 
-Array = np.ndarray[Any, Any]
 
 _NOISE = 0.2
 """Standard deviation of the noise on biases and norms. Noise on a matrix is scaled for products of unit variance."""

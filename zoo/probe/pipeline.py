@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from zoo.arrays import Array
 from zoo.contract import Graph
 from zoo.errors import UsageError
 from zoo.probe.dtypes import dtype_of
@@ -14,7 +15,7 @@ from zoo.probe.inputs import Feeds, Point, empty_past, next_past, slice_feeds
 
 __all__ = ["Arrays", "Executor", "decoder_inputs", "run_pipeline", "token_input", "typed_feeds"]
 
-Arrays = dict[str, "np.ndarray[Any, Any]"]
+Arrays = dict[str, Array]
 
 
 class Executor(Protocol):

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from zoo.arrays import Array
 from zoo.contract import Dim, Graph, TensorSpec, dim_names, dim_size, is_quotient
 from zoo.errors import ParityError
 from zoo.probe.inputs import Feeds, Point
@@ -45,7 +46,7 @@ class Kept:
     """The length along which they lie."""
     whole: tuple[int, ...]
     """The shape of the complete output."""
-    places: np.ndarray[Any, Any]
+    places: Array
     """The positions, sorted."""
 
     @property
@@ -106,7 +107,7 @@ def _size(dim: Dim, sizes: Mapping[str, int]) -> int | None:
         return None
 
 
-def valid_positions(graph: Graph, tensor: TensorSpec, feeds: Feeds, point: Point) -> np.ndarray[Any, Any]:
+def valid_positions(graph: Graph, tensor: TensorSpec, feeds: Feeds, point: Point) -> Array:
     """Return a boolean array, True where an output is defined: in rows with tokens in every mask, outside padding."""
     valid = np.ones([1] * len(tensor.dims), dtype=bool)
     for place in (tensor.dims.index(name) for name in graph.rows if name in tensor.dims):
@@ -125,7 +126,7 @@ def valid_positions(graph: Graph, tensor: TensorSpec, feeds: Feeds, point: Point
     return valid
 
 
-def _along(values: np.ndarray[Any, Any], tensor: TensorSpec, *axes: int) -> np.ndarray[Any, Any]:
+def _along(values: Array, tensor: TensorSpec, *axes: int) -> Array:
     """Return values with as many dimensions as a tensor, their own being those of the given axes, in order."""
     return values.reshape([values.shape[axes.index(axis)] if axis in axes else 1 for axis in range(len(tensor.dims))])
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from zoo.arrays import Array
 from zoo.config import Settings
 from zoo.contract import Graph, Size, TensorSpec, sizes_of
 from zoo.errors import ArtifactError, UsageError, Wording
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
 
 __all__ = ["LongInputError", "Side", "TextInputs", "padded", "require_tokens", "segments_of"]
 
-Array = np.ndarray[Any, Any]
 Side = Literal["left", "right"]
 
 _SHORTEN = Wording("shorten it, or pass truncate=True", "shorten it, or pass --truncate")

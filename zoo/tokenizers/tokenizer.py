@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from zoo.arrays import Array
 from zoo.artifact import MANIFEST, TARGET_TOKENIZER, TOKENIZER, ModelDirectory
 from zoo.errors import ArtifactError, UsageError, Wording, ZooWarning
 from zoo.limits import TEXT_CHARACTERS
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Tokenizer", "load_tokenizer", "model_tokenizer", "open_tokenizer"]
 
-Array = np.ndarray[Any, Any]
 Strategy = Literal["longest_first", "only_second"]
 _LONG = 500_000
 """Characters from which a text is encoded alone: it takes some 200 times as many bytes meanwhile."""

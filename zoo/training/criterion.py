@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
+from zoo.arrays import Array
 from zoo.config import Config, Settings
 from zoo.contract import KeyValues
 from zoo.errors import ArtifactError, PluginError
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
 
 __all__ = ["IGNORED", "Batch", "Criterion", "Loss", "Row", "Sums", "is_list", "listed_ids", "mask_of", "padded", "wide"]
 
-Array = np.ndarray[Any, Any]
 Ids = np.ndarray[Any, np.dtype[np.int32]]
 Row = Mapping[str, Any]
 """A row of data, by the roles of its columns: ``text``, ``label`` and so on."""

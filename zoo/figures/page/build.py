@@ -24,6 +24,7 @@ from typing import Any
 
 import numpy as np
 
+from zoo.arrays import Array
 from zoo.artifact import Export, ModelDirectory
 from zoo.errors import UsageError
 from zoo.figures.attention import AttentionAxis, AttentionMap, AttentionRecord
@@ -31,7 +32,6 @@ from zoo.figures.page.vectors import FORMATS, store_vectors
 
 __all__ = ["build_page", "quantise", "rollout"]
 
-Array = np.ndarray[Any, Any]
 
 LEVELS = (255, 63, 15)
 """Largest stored integer, from the finest on; coarser ones compress better."""

@@ -13,11 +13,11 @@ from typing import Any, Literal
 
 import numpy as np
 
+from zoo.arrays import Array
 from zoo.figures.attention import AttentionMap, AttentionVectors
 
 __all__ = ["FORMATS", "Format", "pack_numbers", "store_vectors"]
 
-Array = np.ndarray[Any, Any]
 Kind = Literal["float32", "int16", "int8"]
 
 

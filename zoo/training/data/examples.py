@@ -11,11 +11,11 @@ from typing import Any, Protocol, Self
 
 import numpy as np
 
+from zoo.arrays import Array
 from zoo.errors import ArtifactError
 
 __all__ = ["Blocks", "Example", "Examples", "ExamplesWriter", "StoredExamples"]
 
-Array = np.ndarray[Any, Any]
 Example = Mapping[str, Array]
 """The fields of an example, each an array of one dimension."""
 _INDEX = "examples.json"

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from zoo.arrays import Array
 from zoo.classes import ClassifierConfig
 from zoo.config import Config
 from zoo.training.criterion import Batch, Criterion, Loss, Row, wide
@@ -42,7 +43,7 @@ def _numbers(labels: tuple[str, ...]) -> dict[str, int]:
     return {name: number for number, name in enumerate(labels)}
 
 
-def label_array(config: ClassifierConfig, label: Any) -> np.ndarray[Any, Any]:
+def label_array(config: ClassifierConfig, label: Any) -> Array:
     """Return a label as an array: a class (1,), an indicator of each class (num_classes,), or numbers (num_classes,).
 
     A class is given as its name or number, several classes as a list of these, numbers as a list or a single one.

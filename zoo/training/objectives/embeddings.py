@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from zoo.arrays import Array
 from zoo.nn.pooling import normalize, pool
 from zoo.training.criterion import Batch, Criterion, Loss, Row, wide
 from zoo.training.data.examples import Example
@@ -84,7 +85,7 @@ class SentenceEmbedding(Criterion):
         return normalize(wide(vectors))
 
 
-def _similarity(label: Any) -> np.ndarray[Any, Any]:
+def _similarity(label: Any) -> Array:
     """Return a label as an array (1,). Raises :class:`ValueError` unless it is a number from -1 to 1."""
     try:
         number = float(label)

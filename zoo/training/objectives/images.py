@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from zoo.arrays import Array
 from zoo.classes import ClassifierConfig
 from zoo.errors import ArtifactError
 from zoo.images import ImageReader, white_of
@@ -21,7 +22,6 @@ from zoo.training.options import ImageClassificationOptions
 
 __all__ = ["ImageClassification", "image_of"]
 
-Array = np.ndarray[Any, Any]
 _RATIO = 4 / 3
 """Largest ratio of the sides of a crop."""
 
