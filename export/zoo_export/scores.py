@@ -24,7 +24,7 @@ from zoo.training.objectives.images import ImageClassification, image_of
 from zoo.training.objectives.questions import QuestionAnswering
 from zoo.training.objectives.seq2seq import SequenceToSequence
 from zoo.training.objectives.tokens import TokenClassification
-from zoo_runtime.running.runner import Pair
+from zoo_runtime.running.inputs import Pair
 from zoo_runtime.tasks.questions import QuestionOptions
 from zoo_runtime.tasks.tags import Scheme, entities_of, scheme_of
 

@@ -10,8 +10,10 @@ if TYPE_CHECKING:
     from zoo_runtime.generation.stepper import Stepper
     from zoo_runtime.onnx_runtime.providers import open_session
     from zoo_runtime.plots import plot_answers
-    from zoo_runtime.running.runner import Answer, Pair, Runner, TextRunner, Tokens
+    from zoo_runtime.running.inputs import Answer, Pair
+    from zoo_runtime.running.runner import Runner
     from zoo_runtime.running.session import Session, load_session
+    from zoo_runtime.running.text_runner import TextRunner, Tokens
 
 __all__ = [
     "Answer",
@@ -30,15 +32,15 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Answer": "zoo_runtime.running.runner",
+    "Answer": "zoo_runtime.running.inputs",
     "Generation": "zoo_runtime.generation.options",
     "Match": "zoo_runtime.files.vectors",
-    "Pair": "zoo_runtime.running.runner",
+    "Pair": "zoo_runtime.running.inputs",
     "Runner": "zoo_runtime.running.runner",
     "Session": "zoo_runtime.running.session",
     "Stepper": "zoo_runtime.generation.stepper",
-    "TextRunner": "zoo_runtime.running.runner",
-    "Tokens": "zoo_runtime.running.runner",
+    "TextRunner": "zoo_runtime.running.text_runner",
+    "Tokens": "zoo_runtime.running.text_runner",
     "load_session": "zoo_runtime.running.session",
     "open_session": "zoo_runtime.onnx_runtime.providers",
     "plot_answers": "zoo_runtime.plots",

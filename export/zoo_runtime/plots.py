@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from zoo.errors import UsageError
 from zoo.plots import Plot, distributions
-from zoo_runtime.running.runner import Answer, Runner
+from zoo_runtime.running.inputs import Answer
+from zoo_runtime.running.runner import Runner
 
 if TYPE_CHECKING:
     from zoo_runtime.running.session import Session

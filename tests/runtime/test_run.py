@@ -23,7 +23,7 @@ from zoo.errors import ArtifactError, StorageError, UsageError
 from zoo_runtime import load_session
 from zoo_runtime.files.results import Results
 from zoo_runtime.files.rows import read_rows
-from zoo_runtime.running.runner import TextRunner
+from zoo_runtime.running.text_runner import TextRunner
 
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")

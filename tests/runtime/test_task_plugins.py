@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,14 +11,17 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.conftest import ROOT
 from zoo.errors import PluginError, UsageError
 from zoo.plugins import Plugins, Selection
 from zoo_runtime import load_session
+from zoo_runtime.running.context import Context
 
 Install = Callable[..., Path]
 Exported = Callable[..., Path]
 Zoo = Callable[..., Any]
 
+GUIDE = ROOT / "docs" / "howto" / "tasks.md"
 ENTRY = """
 import zoo
 ZOO_API = 1
@@ -274,3 +278,11 @@ def test_session_finds_plugin_tasks(masks: Path, likeliest: None) -> None:
         assert set(session.options("likeliest").field_types()) == {"places", "fault"}
         with pytest.raises(UsageError, match="no plugin provides the task 'likelyest'"):
             session.run("x", task="likelyest")
+
+
+def test_guide_names_what_tasks_use_of_a_session() -> None:
+    """The guide lists the nine members."""
+    members = {name for name in vars(Context) if not name.startswith("_")}
+    (sentence,) = re.findall(r"- `self\.session` is the open model, of which tasks use (.*?):", GUIDE.read_text(), re.S)
+    assert set(re.findall(r"`(\w+)`", sentence)) == members
+    assert len(members) == 9

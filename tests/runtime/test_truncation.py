@@ -20,7 +20,7 @@ from zoo.errors import ZooWarning
 from zoo.tokenizers.truncation import text_limit
 from zoo_export.export import export_model
 from zoo_runtime import Pair, load_session
-from zoo_runtime.running.runner import TextRunner
+from zoo_runtime.running.text_runner import TextRunner
 
 Exported = Callable[..., Path]
 Zoo = Callable[..., Any]

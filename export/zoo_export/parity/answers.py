@@ -26,7 +26,8 @@ from zoo.system import release_memory
 from zoo_export.opened import ExecutorSession, execute
 from zoo_export.parity.subject import Subject
 from zoo_runtime.formula import Choice, Formula, Numbers, Same
-from zoo_runtime.running.runner import Answer, Runner
+from zoo_runtime.running.inputs import Answer
+from zoo_runtime.running.runner import Runner
 from zoo_runtime.running.session import Session
 
 __all__ = ["Answers", "Questions"]

@@ -17,7 +17,8 @@ from zoo_runtime import Session
 from zoo_runtime.generation.options import NOT_NEGATIVE, POSITIVE, Generation
 from zoo_runtime.onnx_runtime.buffers import PAST_LENGTH
 from zoo_runtime.onnx_runtime.executor import LOGITS_TO_KEEP
-from zoo_runtime.running.runner import Runner, TextRunner
+from zoo_runtime.running.runner import Runner
+from zoo_runtime.running.text_runner import TextRunner
 from zoo_runtime.tasks.classification import problem_type
 from zoo_runtime.tasks.generate.tasks import Generate
 from zoo_runtime.tasks.generate.vocabulary import vocabulary_of

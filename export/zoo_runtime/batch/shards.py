@@ -23,7 +23,8 @@ from zoo_runtime.files.rows import ColumnError, column_types, read_rows
 from zoo_runtime.files.vectors import source
 from zoo_runtime.onnx_runtime.adapters import number_of
 from zoo_runtime.running.choosing import find_export
-from zoo_runtime.running.runner import Answer, Runner
+from zoo_runtime.running.inputs import Answer
+from zoo_runtime.running.runner import Runner
 from zoo_runtime.running.session import Session, load_session
 
 __all__ = ["answer_request", "model_digest", "run_shard"]

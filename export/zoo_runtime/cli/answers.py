@@ -81,7 +81,7 @@ def stdout_to_stderr(items: Iterator[Item]) -> Iterator[Item]:
 
 def described(answer: Answer) -> dict[str, Any]:
     from zoo_runtime.files.results import plain
-    from zoo_runtime.running.runner import texts_of
+    from zoo_runtime.running.inputs import texts_of
 
     # Invalid UTF-8 bytes become lone surrogates, which cannot be printed.
     texts = [text.encode("utf-8", "backslashreplace").decode() for text in texts_of(answer.input)]

@@ -172,17 +172,19 @@ def _run_inputs(
 ) -> None:
     """Run the inputs of the command line, one file or stdin."""
     from zoo_runtime import load_session
+    from zoo_runtime.running.runner import GathersTexts
 
     check_outputs(outputs, inputs.input_file)
     results = open_results(outputs, inputs)
     values = parse_inputs(inputs)
     figure = None if outputs.figure is None else AnswerFigure(outputs.figure, len(values), force=outputs.force)
-    rows = read_inputs(values, inputs, keep=_keeps_columns(outputs, task))
+    keep = _keeps_columns(outputs, task)
+    rows = read_inputs(values, inputs, keep=keep)
     with load_session(directory, task=task.task, chat=inputs.chat, **session_options) as session:
         runner = _open_runner(session, directory, inputs, outputs, task)
-        if len(gathered := runner.gather(inputs.texts)) != len(inputs.texts):
-            values = [*gathered, *values[len(inputs.texts) :]]
-            rows = read_inputs(values, inputs)
+        if isinstance(runner, GathersTexts) and inputs.texts:
+            values = [*runner.gather(inputs.texts), *values[len(inputs.texts) :]]
+            rows = read_inputs(values, inputs, keep=keep)
         rows = with_adapters(rows, inputs.adapters, len(values))
         alone = len(inputs.texts) == len(values) == 1 and not outputs.as_json and results is None and figure is None
         if (pieces := _stream(session, runner, values, outputs, inputs, alone=alone)) is not None:
@@ -228,6 +230,7 @@ def _open_runner(
     """Open the runner of a task, which must be able to give the outputs."""
     from zoo_runtime.onnx_runtime.adapters import number_of
     from zoo_runtime.plots import check_plottable
+    from zoo_runtime.running.runner import MakesVariants
 
     for name in inputs.adapters:
         number_of(name, session.adapters, directory)
@@ -236,7 +239,7 @@ def _open_runner(
         raise UsageError(f"{twice[0]} is set twice", f"--option {twice[0]}", "leave out one of them")
     runner = session.runner(flags.task, **options, **flags.options)
     task = flags.task or session.task
-    if outputs.training_data is not None and not runner.makes_variants:
+    if outputs.training_data is not None and not isinstance(runner, MakesVariants):
         raise UsageError(f"the task {task} makes no variants", "--training-data", "--task augment")
     if outputs.figure is not None:
         check_plottable(runner, task)

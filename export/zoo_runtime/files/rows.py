@@ -11,7 +11,7 @@ from zoo import tables
 from zoo.errors import ArtifactError, UsageError, ZooError, nearest
 from zoo.reading import lines
 from zoo.tables import JSON, LINES, PARQUET, TABLES, read_numbered
-from zoo_runtime.running.runner import Answer, Pair
+from zoo_runtime.running.inputs import Answer, Pair
 
 __all__ = [
     "ColumnError",

@@ -14,14 +14,14 @@ from zoo_runtime.onnx_runtime.ort import ort
 from zoo_runtime.onnx_runtime.providers import device_of
 from zoo_runtime.onnx_runtime.stopping import running
 from zoo_runtime.onnx_runtime.values import run_session, to_value
-from zoo_runtime.running.runner import Context
+from zoo_runtime.running.context import Internals
 from zoo_runtime.serving.decoder import RowDecoder
 from zoo_runtime.serving.rows import check_shapes, fit, sizes_of_session
 
 __all__ = ["encode_rows", "open_stepper", "serving_sizes"]
 
 
-def open_stepper(session: Context, feeds: Mapping[str, Array], rows: int | None = None) -> Stepper:
+def open_stepper(session: Internals, feeds: Mapping[str, Array], rows: int | None = None) -> Stepper:
     """Open a stepper on the last graph of a session: see :meth:`zoo_runtime.Session.stepper`."""
     *encoders, graph = session.graphs
     if not graph.pasts or all(tensor.name != "logits" for tensor in graph.output_tensors()):
@@ -43,12 +43,12 @@ def open_stepper(session: Context, feeds: Mapping[str, Array], rows: int | None 
     return Decoder(opened, graph, known, rows, session.dtype, positions=session.option("max_seq_len"))
 
 
-def serving_sizes(session: Context) -> Mapping[str, int]:
+def serving_sizes(session: Internals) -> Mapping[str, int]:
     """Return the sizes of an export's dimensions, by name; empty unless it is of the variant ``serving``."""
     return sizes_of_session(session.sessions[PREFILL]) if session.export.variant == SERVING else {}
 
 
-def _open_rows(session: Context, known: Mapping[str, Array], count: int) -> Stepper:
+def _open_rows(session: Internals, known: Mapping[str, Array], count: int) -> Stepper:
     """Open a stepper on buffers that no other uses."""
     try:
         rows = session.free_rows.pop()
@@ -58,7 +58,7 @@ def _open_rows(session: Context, known: Mapping[str, Array], count: int) -> Step
     return RowDecoder(rows, session.free_rows, count, constants)
 
 
-def encode_rows(session: Context, feeds: Mapping[str, Array], sizes: Mapping[str, int]) -> dict[str, Array]:
+def encode_rows(session: Internals, feeds: Mapping[str, Array], sizes: Mapping[str, int]) -> dict[str, Array]:
     """Run the graphs before the decoder of an export for serving, row by row; return their inputs and outputs by name.
 
     Args:

@@ -49,8 +49,9 @@ from zoo_runtime.onnx_runtime.providers import Memory, Provider, check_dtype, op
 from zoo_runtime.onnx_runtime.stopping import Call
 from zoo_runtime.running.batching import batches
 from zoo_runtime.running.choosing import chosen_provider, find_export, runner_class
+from zoo_runtime.running.inputs import Answer, Pair
 from zoo_runtime.running.opening import open_stepper
-from zoo_runtime.running.runner import Answer, Pair, Runner
+from zoo_runtime.running.runner import Runner
 from zoo_runtime.serving.capture import open_for_capture
 from zoo_runtime.serving.executor import ServingExecutor
 from zoo_runtime.serving.names import CAPACITY
@@ -402,6 +403,8 @@ class Session:
 
     def pieces(self, runner: Runner[Any], value: Any, adapter: str | None = None) -> Iterator[str]:
         """Like :meth:`stream`, with an existing runner."""
+        if not runner.streams:
+            raise UsageError(f"{self.task} does not support streaming", self.path)
         with _blame(runner, "cannot generate"), self._stoppable():
             pieces = runner.stream(self._adapted(runner.read(value, 1), adapter))
         self._report_truncated(runner)

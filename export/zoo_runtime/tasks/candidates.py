@@ -14,7 +14,9 @@ from zoo.config import Settings
 from zoo.contract import dim_size
 from zoo.errors import ArtifactError, UsageError
 from zoo.plots import Distribution
-from zoo_runtime.running.runner import Answer, Context, Pair, Tokens, texts_of
+from zoo_runtime.running.context import Context
+from zoo_runtime.running.inputs import Answer, Pair, texts_of
+from zoo_runtime.running.text_runner import Tokens
 from zoo_runtime.tasks.classification import (
     ClassificationOptions,
     classify,
@@ -170,7 +172,8 @@ class Rerank(_PairsRunner):
         self.place = 0 if chosen.label is None else self.class_number(chosen.label)
 
     def gather(self, texts: Sequence[str]) -> list[Any]:
-        return [Pair(texts[0], list(texts[1:]))] if texts else []
+        """Return one input, a query and its passages; a single text stays as it is, for :meth:`read` to refuse."""
+        return [Pair(texts[0], list(texts[1:]))] if len(texts) > 1 else list(texts)
 
     def samples(self) -> Sequence[Any]:
         return [Pair(value, ["wet", "tea", "a"]) for value in super().samples() if isinstance(value, str)]

@@ -14,16 +14,10 @@ from zoo.config import Settings
 from zoo.contract import Graph, dim_size
 from zoo.errors import ArtifactError, UsageError
 from zoo.plots import Distribution
-from zoo_runtime.running.runner import (
-    Answer,
-    Context,
-    Pair,
-    TextRunner,
-    Tokens,
-    are_ids,
-    finite,
-    label,
-)
+from zoo_runtime.running.context import Context
+from zoo_runtime.running.inputs import Answer, Pair, are_ids, label
+from zoo_runtime.running.runner import finite
+from zoo_runtime.running.text_runner import TextRunner, Tokens
 
 __all__ = [
     "ClassificationOptions",

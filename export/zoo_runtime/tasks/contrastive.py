@@ -17,7 +17,10 @@ from zoo.config import Settings
 from zoo.errors import ArtifactError, UsageError
 from zoo.plots import Distribution
 from zoo_runtime.running.batching import batches
-from zoo_runtime.running.runner import Answer, Context, Tokens, finite, label
+from zoo_runtime.running.context import Context
+from zoo_runtime.running.inputs import Answer, label
+from zoo_runtime.running.runner import finite
+from zoo_runtime.running.text_runner import Tokens
 from zoo_runtime.tasks.classification import distribution_of, show_classes, sigmoid, softmax
 from zoo_runtime.tasks.images import ImageRunner, Pixels
 from zoo_runtime.tasks.text import Embed, EmbedOptions, shown_vector

@@ -15,7 +15,10 @@ from zoo.config import Settings
 from zoo.errors import ArtifactError, UsageError
 from zoo.tokenizers.library import description
 from zoo.tokenizers.words import join_words, places_in_words
-from zoo_runtime.running.runner import Answer, Context, Pair, TextRunner, Tokens, finite, label
+from zoo_runtime.running.context import Context
+from zoo_runtime.running.inputs import Answer, Pair, label
+from zoo_runtime.running.runner import finite
+from zoo_runtime.running.text_runner import TextRunner, Tokens
 from zoo_runtime.tasks.classification import classify, problem_type, softmax
 from zoo_runtime.tasks.tags import SCHEMES, Scheme, are_tags, entities_of, prefixes_of, scheme_of
 

@@ -14,7 +14,7 @@ import numpy as np
 from zoo.classes import problem_of
 from zoo.probe.pipeline import decoder_inputs
 from zoo_runtime.formula import Choice, Model, Numbers, Same
-from zoo_runtime.running.runner import Tokens
+from zoo_runtime.running.text_runner import Tokens
 
 __all__ = [
     "classes",

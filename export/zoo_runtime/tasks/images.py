@@ -13,7 +13,10 @@ import numpy as np
 from zoo.errors import UsageError
 from zoo.images import ImageReader
 from zoo.plots import Distribution
-from zoo_runtime.running.runner import Answer, Context, Runner, chosen_adapters, finite, label, require_outputs
+from zoo_runtime.running.context import Context
+from zoo_runtime.running.inputs import Answer, label
+from zoo_runtime.running.runner import Runner, finite, require_outputs
+from zoo_runtime.running.text_runner import chosen_adapters
 from zoo_runtime.tasks.classification import (
     ClassificationOptions,
     classify,

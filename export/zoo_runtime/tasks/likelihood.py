@@ -12,7 +12,10 @@ from zoo.artifact import LOOP
 from zoo.config import Settings
 from zoo.errors import ArtifactError, UsageError
 from zoo.plots import Distribution
-from zoo_runtime.running.runner import Answer, Context, TextRunner, Tokens, finite, label
+from zoo_runtime.running.context import Context, internals
+from zoo_runtime.running.inputs import Answer, label
+from zoo_runtime.running.runner import finite
+from zoo_runtime.running.text_runner import TextRunner, Tokens
 from zoo_runtime.tasks.classification import softmax
 from zoo_runtime.tasks.text import shown_token, token_name
 
@@ -34,7 +37,7 @@ class _Likelihood(TextRunner):
         logits = next(tensor for tensor in self.graph.output_tensors() if tensor.name == "logits")
         if logits.dims[:2] != self.ids_input.dims:
             raise UsageError("the model does not give logits for every token", session.path, "choose another task")
-        if session.export.variant == LOOP:
+        if internals(session).export.variant == LOOP:
             raise UsageError("this variant only generates", session.path, "choose another variant")
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from zoo_runtime.running.batching import batches
-from zoo_runtime.running.runner import TextRunner, Tokens
+from zoo_runtime.running.text_runner import TextRunner, Tokens
 
 __all__ = ["Parts", "PartsRunner"]
 

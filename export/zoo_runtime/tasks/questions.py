@@ -15,7 +15,9 @@ from zoo.errors import ArtifactError, UsageError
 from zoo.tokenizers.inputs import LongInputError, require_tokens
 from zoo.tokenizers.truncation import trained_length
 from zoo.tokenizers.windows import LONGEST_WINDOW, token_windows
-from zoo_runtime.running.runner import Answer, Context, Pair, Tokens, texts_of
+from zoo_runtime.running.context import Context
+from zoo_runtime.running.inputs import Answer, Pair, texts_of
+from zoo_runtime.running.text_runner import Tokens
 from zoo_runtime.tasks.parts import Parts, PartsRunner
 from zoo_runtime.tasks.spans import best_spans
 

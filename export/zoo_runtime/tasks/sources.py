@@ -11,7 +11,8 @@ from zoo.config import Settings
 from zoo.errors import UsageError, nearest
 from zoo.tokenizers.tokenizer import Tokenizer
 from zoo_runtime.generation.options import Generation
-from zoo_runtime.running.runner import Context, Tokens
+from zoo_runtime.running.context import Context
+from zoo_runtime.running.text_runner import Tokens
 
 __all__ = ["Languages", "PrefixOptions", "TranslateOptions", "task_prefix"]
 

@@ -12,16 +12,10 @@ from zoo.artifact.prefixes import read_prefixes
 from zoo.config import Settings
 from zoo.errors import ArtifactError, UsageError
 from zoo.plots import Distribution
-from zoo_runtime.running.runner import (
-    Answer,
-    Context,
-    TextRunner,
-    Tokens,
-    are_ids,
-    finite,
-    label,
-    require_outputs,
-)
+from zoo_runtime.running.context import Context
+from zoo_runtime.running.inputs import Answer, are_ids, label
+from zoo_runtime.running.runner import finite, require_outputs
+from zoo_runtime.running.text_runner import TextRunner, Tokens
 from zoo_runtime.tasks.classification import sigmoid, softmax
 from zoo_runtime.tasks.sources import PrefixOptions, task_prefix
 

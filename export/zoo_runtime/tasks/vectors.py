@@ -12,7 +12,10 @@ import numpy as np
 from zoo.contract import TensorSpec, dim_size
 from zoo.errors import ArtifactError
 from zoo.tokenizers.inputs import padded
-from zoo_runtime.running.runner import Answer, Context, Pair, Runner, chosen_adapters, finite, label, require_outputs
+from zoo_runtime.running.context import Context
+from zoo_runtime.running.inputs import Answer, Pair, label
+from zoo_runtime.running.runner import Runner, finite, require_outputs
+from zoo_runtime.running.text_runner import chosen_adapters
 
 __all__ = ["Sequences", "VectorFeatures"]
 

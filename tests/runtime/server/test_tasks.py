@@ -17,7 +17,7 @@ from tests.runtime.server.conftest import SECONDS, serving
 from zoo_export.export import export_graphs_only
 from zoo_runtime import load_session
 from zoo_runtime.files.results import plain
-from zoo_runtime.running.runner import Pair
+from zoo_runtime.running.inputs import Pair
 
 Exported = Callable[..., Path]
 

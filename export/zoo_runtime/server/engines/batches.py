@@ -15,8 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from zoo_runtime.running.runner import Runner, Tokens
+from zoo_runtime.running.runner import Runner
 from zoo_runtime.running.session import Session
+from zoo_runtime.running.text_runner import Tokens
 from zoo_runtime.tasks.classification import TextClassification
 from zoo_runtime.tasks.text import Embed, FillMask
 

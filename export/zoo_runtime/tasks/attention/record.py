@@ -15,8 +15,10 @@ import numpy as np
 from zoo import AttentionAxis, AttentionMap, AttentionRecord, AttentionStep
 from zoo.errors import UsageError, ZooError
 from zoo.images import white_of
-from zoo_runtime.running.runner import Pair, Runner, Tokens
+from zoo_runtime.running.inputs import Pair
+from zoo_runtime.running.runner import Runner
 from zoo_runtime.running.session import Session, load_session
+from zoo_runtime.running.text_runner import Tokens
 from zoo_runtime.tasks.attention.weights import Attentions, ImageAttentions
 
 __all__ = ["CANDIDATES", "attention_maps", "only_answer", "record_image", "record_image_text", "record_text", "step_of"]

@@ -19,7 +19,9 @@ from zoo.audio import SAMPLING_RATE
 from zoo.contract import dim_names
 from zoo.errors import ArtifactError, UsageError
 from zoo.probe.pipeline import decoder_inputs
-from zoo_runtime.running.runner import Answer, Context, Pair, Runner, are_ids
+from zoo_runtime.running.context import Context
+from zoo_runtime.running.inputs import Answer, Pair, are_ids
+from zoo_runtime.running.runner import Runner
 from zoo_runtime.running.session import load_session
 from zoo_runtime.tasks.attention.record import CANDIDATES, attention_maps, only_answer, step_of
 from zoo_runtime.tasks.attention.weights import AttentionOptions, ChosenAttentions, checked, strongest

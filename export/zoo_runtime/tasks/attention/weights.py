@@ -18,7 +18,10 @@ from zoo.config import Settings
 from zoo.contract import TensorSpec, dim_size
 from zoo.errors import UsageError
 from zoo.probe.pipeline import decoder_inputs
-from zoo_runtime.running.runner import Answer, Context, TextRunner, Tokens, finite, is_pair, label
+from zoo_runtime.running.context import Context
+from zoo_runtime.running.inputs import Answer, is_pair, label
+from zoo_runtime.running.runner import finite
+from zoo_runtime.running.text_runner import TextRunner, Tokens
 from zoo_runtime.tasks.images import ImageRunner, Pixels
 
 __all__ = ["AttentionOptions", "Attentions", "ChosenAttentions", "ImageAttentions", "checked", "strongest"]

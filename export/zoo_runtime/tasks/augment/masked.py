@@ -15,7 +15,9 @@ from zoo.config import Settings
 from zoo.errors import ArtifactError, UsageError
 from zoo_runtime.generation.choices import Array, draw, probabilities
 from zoo_runtime.generation.options import Generation
-from zoo_runtime.running.runner import Answer, Context, TextRunner, Tokens, label
+from zoo_runtime.running.context import Context
+from zoo_runtime.running.inputs import Answer, label
+from zoo_runtime.running.text_runner import TextRunner, Tokens
 from zoo_runtime.tasks.classification import softmax
 from zoo_runtime.tasks.text import mask_token
 

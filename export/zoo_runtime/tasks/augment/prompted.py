@@ -11,7 +11,9 @@ from zoo.errors import ArtifactError, ZooError
 from zoo_runtime.generation.choices import Continuation
 from zoo_runtime.generation.options import Generation
 from zoo_runtime.generation.text import GrowingText
-from zoo_runtime.running.runner import Answer, Context, Tokens, label
+from zoo_runtime.running.context import Context
+from zoo_runtime.running.inputs import Answer, label
+from zoo_runtime.running.text_runner import Tokens
 from zoo_runtime.tasks.generate.tasks import Continue
 
 __all__ = ["AugmentByPrompt", "PromptOptions"]

@@ -11,7 +11,8 @@ from zoo_runtime.generation.choices import Choices, Continuation
 from zoo_runtime.generation.options import Generation
 from zoo_runtime.generation.speculation import TOLERANCES, Counts, Drafts, ModelDrafts, Reader, look_up, speculate
 from zoo_runtime.generation.stepper import Array, Stepper
-from zoo_runtime.running.runner import Context, Tokens
+from zoo_runtime.running.context import Context, internals
+from zoo_runtime.running.text_runner import Tokens
 from zoo_runtime.tasks.generate.vocabulary import vocabulary_of
 
 __all__ = ["Drafting"]
@@ -43,7 +44,7 @@ class Drafting:
         self.task, self.drafter = task, None
         self.count = task.chosen.prompt_lookup or task.chosen.draft_tokens
         if task.chosen.draft is not None:
-            session = task.session.draft(task.chosen.draft)
+            session = internals(task.session).draft(task.chosen.draft)
             _require_same_tokens(session, task.session)
             plain = replace(task.chosen, draft=None, json_schema=None, regex=None, grammar=None)  # rows have matchers
             self.drafter = type(task)(session, plain)
@@ -54,7 +55,7 @@ class Drafting:
 
     def steps(self, item: Tokens, reader: Reader, row: Continuation, counts: Counts) -> Iterator[Continuation]:
         """Generate the text of an opened item; yield it after each of its tokens."""
-        export = self.task.session.export
+        export = internals(self.task.session).export
         tolerance = TOLERANCES.get(export.variant, TOLERANCES[export.dtype])
         with reader.stepper:
             yield from speculate(reader, row, self.task.choose, self._drafts(item), tolerance, counts)

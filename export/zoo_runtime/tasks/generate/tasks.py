@@ -23,8 +23,10 @@ from zoo_runtime.generation.settings import read_generation_config, without_cont
 from zoo_runtime.generation.speculation import Counts
 from zoo_runtime.generation.stepper import Array, Stepper
 from zoo_runtime.generation.text import GrowingText, described
+from zoo_runtime.running.context import Context, internals
+from zoo_runtime.running.inputs import Answer
 from zoo_runtime.running.opening import serving_sizes
-from zoo_runtime.running.runner import Answer, Context, TextRunner, Tokens
+from zoo_runtime.running.text_runner import TextRunner, Tokens
 from zoo_runtime.serving.names import CAPACITY
 from zoo_runtime.tasks.generate.drafting import Drafting
 from zoo_runtime.tasks.generate.vocabulary import check_tokens, end_tokens, vocabulary_of
@@ -65,13 +67,15 @@ class Generate(TextRunner):
             check_tokens(stored, session, path)
         except UsageError as error:
             raise ArtifactError(str(error)) from error
-        if session.export.variant == LOOP:  # always decodes greedily
+        if internals(session).export.variant == LOOP:  # always decodes greedily
             free = Generation()
             lost |= {key for key, value in stored.items() if value != getattr(free, key)} - {"max_new_tokens"}
             stored = {key: value for key, value in stored.items() if key == "max_new_tokens"}
         if lost:
             keys = ", ".join(sorted(lost))
-            session.warn(f"ignoring unsupported options {keys}: {path}: texts may differ from the checkpoint's")
+            internals(session).warn(
+                f"ignoring unsupported options {keys}: {path}: texts may differ from the checkpoint's"
+            )
         return without_contradictions(stored, given)
 
     def __init__(self, session: Context, chosen: Generation) -> None:
@@ -83,8 +87,8 @@ class Generate(TextRunner):
         self.ends = frozenset(end_tokens(session))
         bias = make_bias(chosen.logit_bias, session.tokenizer, vocabulary_of(session))
         self.choose = Choices(chosen, self.ends, bias)
-        self.in_one_graph = session.export.variant == LOOP
-        self.sizes = serving_sizes(session)
+        self.in_one_graph = internals(session).export.variant == LOOP
+        self.sizes = serving_sizes(internals(session))
         """The fixed sizes of an export for serving; empty for others."""
         plain = Generation(max_new_tokens=chosen.max_new_tokens).to_dict()
         if self.in_one_graph and any(getattr(chosen, name) != value for name, value in plain.items()):
@@ -146,7 +150,7 @@ class Generate(TextRunner):
         items, stepper, ids, mask = self.start(items)
         rows = [self.open_row(item) for item in items]
         graph = self.session.graphs[-1]
-        if self.session.provider == "cpu":
+        if internals(self.session).provider == "cpu":
             longest = max(len(row.text) + row.limit for row in rows)
             size = beam_bytes(graph, self.session.dtype, longest, vocabulary_of(self.session))
             require_beam_memory(len(rows), self.chosen.num_beams, size)
@@ -290,7 +294,7 @@ class Generate(TextRunner):
 
         feeds = self.feed(items, left=len(self.session.graphs) == 1)
         inputs = {name: feeds[name] for name in plan_loop(self.session.stored.spec).inputs}
-        chosen = run_loop(self.session.sessions[LOOP], inputs, self.chosen.max_new_tokens).tolist()
+        chosen = run_loop(internals(self.session).sessions[LOOP], inputs, self.chosen.max_new_tokens).tolist()
         results = []
         for item, ids in zip(items, chosen, strict=True):
             stops = [place for place, token in enumerate(ids) if token in self.ends]
@@ -306,9 +310,10 @@ class Continue(Generate):
 
     def read(self, value: Any, number: int) -> Tokens:
         """In a session with ``chat``, an input is a list of messages, or a text of the user."""
-        if self.session.chat is not None:
+        template = internals(self.session).chat
+        if template is not None:
             chat = [{"role": "user", "content": value}] if isinstance(value, str) else value
-            value = self.session.chat.render(chat, where=f"input {number}")
+            value = template.render(chat, where=f"input {number}")
         return super().read(value, number)
 
     def fits(self, longest: int, size: int) -> bool:
@@ -338,7 +343,7 @@ class Continue(Generate):
         return items, self.session.stepper(feeds), ids, feeds[mask_name] if mask_name else np.ones_like(ids)
 
     def lead(self, text: str) -> str:
-        return text if self.session.chat is None else ""
+        return text if internals(self.session).chat is None else ""
 
 
 class Translate(Generate):

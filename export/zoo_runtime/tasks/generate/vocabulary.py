@@ -7,7 +7,8 @@ from typing import Any
 
 from zoo.contract import dim_size
 from zoo.errors import UsageError
-from zoo_runtime.running.runner import Context, require_outputs
+from zoo_runtime.running.context import Context
+from zoo_runtime.running.runner import require_outputs
 
 __all__ = ["check_tokens", "end_tokens", "vocabulary_of"]
 

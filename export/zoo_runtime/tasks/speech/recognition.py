@@ -19,7 +19,9 @@ from zoo_runtime.generation.options import Generation
 from zoo_runtime.generation.stepper import Array, Stepper
 from zoo_runtime.generation.text import GrowingText
 from zoo_runtime.generation.timestamps import Segment, Timestamps
-from zoo_runtime.running.runner import Answer, Context, Tokens, chosen_adapters
+from zoo_runtime.running.context import Context
+from zoo_runtime.running.inputs import Answer
+from zoo_runtime.running.text_runner import Tokens, chosen_adapters
 from zoo_runtime.tasks.generate.tasks import Generate
 from zoo_runtime.tasks.speech.prompt import SpeechPrompt
 

@@ -12,7 +12,9 @@ from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 
 from zoo_runtime.generation.bias import MOST_BIAS
 from zoo_runtime.generation.options import MOST_PENALTY
-from zoo_runtime.running.runner import Pair, Runner, TextRunner, are_ids, is_pair
+from zoo_runtime.running.inputs import Pair, are_ids, is_pair
+from zoo_runtime.running.runner import Runner
+from zoo_runtime.running.text_runner import TextRunner
 from zoo_runtime.server.errors import RequestError
 from zoo_runtime.server.http.bodies import Body, Part
 from zoo_runtime.tasks.speech.recognition import SpeechRecognition
