@@ -19,7 +19,7 @@ from zoo.limits import LAYERS
 from zoo.reading import parse_toml
 from zoo.terminal import is_unicode, shown
 
-__all__ = ["Activation", "Config", "Initializer", "Norm", "Settings", "shortest_period"]
+__all__ = ["OPTIONAL_MEMBERS", "Activation", "Config", "Initializer", "Norm", "Settings", "shortest_period"]
 
 Activation = Literal["gelu", "gelu_tanh", "gelu_sigmoid", "relu", "silu"]
 """The feed-forward non-linearities of :class:`zoo.nn.FeedForward`; ``gelu_tanh`` is GPT-2's approximation of ``gelu``,
@@ -230,6 +230,10 @@ class Config(Settings):
     def cost(self) -> Cost | None:
         """Return parameters and FLOPs in closed form, or None to have them counted on the meta device."""
         return None
+
+
+OPTIONAL_MEMBERS = ("cost", "head_fields", "replaced_modules", "unstored_fields", "with_task")
+"""Members of :class:`Config` that have a default, so that a misspelt one would be ignored."""
 
 
 def shortest_period(items: Sequence[T]) -> tuple[T, ...]:

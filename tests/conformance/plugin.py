@@ -154,6 +154,8 @@ EDITS: dict[str, Sequence[Edit]] = {
     "declaration": [("entry", '("text-generation",)', '("text-classification",)')],
     # The cost leaves out the position table.
     "parameter-count": [("config", "self.vocab_size + self.max_seq_len, self", "self.vocab_size, self")],
+    # The token that ends a text has another library's name.
+    "names": [("config", "    dropout: float", '    eos_id: int = 0\n    """End of a text."""\n    dropout: float')],
     # A tensor has data on the meta device, too.
     "meta-device": [
         (

@@ -25,6 +25,7 @@ from zoo.checkpoints.source import Checkpoint
 from zoo.checkpoints.token_answers import TokenComparison, ask
 from zoo.classes import ClassifierConfig
 from zoo.config import Config
+from zoo.contract import standard_fields
 from zoo.errors import ArtifactError, ParityError, UsageError
 from zoo.registry import ModelSpec
 from zoo.tokenizers.inputs import TextInputs
@@ -201,7 +202,7 @@ class AnswerComparison:
             return
         if self.spec.task == "text-classification":
             self._attempt("texts to classes", lambda: self._classes_of_texts(model, theirs))
-        single = getattr(self.spec.config, "problem_type", None) == "single_label_classification"
+        single = standard_fields(self.spec.config).problem_type == "single_label_classification"
         if self.spec.task == "token-classification" and single:
             self._attempt("texts to classes of tokens", lambda: self._classes_of_tokens(model, theirs))
 
@@ -385,7 +386,7 @@ def _given(case: tuple[str, ...]) -> str | tuple[str, str]:
 
 def _scores(config: Config, logits: Tensor) -> Tensor:
     """Return the scores of classes, as the problem type says."""
-    result: Tensor = _FUNCTION[str(getattr(config, "problem_type", None))](logits)
+    result: Tensor = _FUNCTION[str(standard_fields(config).problem_type)](logits)
     return result
 
 

@@ -13,6 +13,7 @@ from zoo.checkpoints.source import Checkpoint
 from zoo.checkpoints.tokens import CheckpointTokenizer
 from zoo.classes import ImageConfig
 from zoo.config import Config
+from zoo.contract import standard_fields
 from zoo.errors import ArtifactError, UsageError
 from zoo.tokenizers.load import read_tokenizer
 
@@ -73,18 +74,17 @@ def read_common(checkpoint: Checkpoint, cls: type[Config], tokenizer: Checkpoint
 def write_common(config: Config) -> dict[str, Any]:
     """Return the common values for config.json, from zoo's configuration."""
     hub: dict[str, Any] = {}
+    fields = standard_fields(config)
     for key in _TOKENS:
-        value = getattr(config, key, None)
+        value = getattr(fields, key)
         if value is not None:
             hub[key] = list(value) if isinstance(value, tuple) else value
-    classes = getattr(config, "num_classes", None)
-    if classes is not None:
-        labels = getattr(config, "labels", ()) or _numbered(classes)
+    if fields.num_classes is not None:
+        labels = fields.labels or _numbered(fields.num_classes)
         hub["id2label"] = {str(number): label for number, label in enumerate(labels)}
         hub["label2id"] = {label: number for number, label in enumerate(labels)}
-    problem = getattr(config, "problem_type", None)
-    if problem is not None:
-        hub["problem_type"] = problem
+    if fields.problem_type is not None:
+        hub["problem_type"] = fields.problem_type
     return hub
 
 
@@ -185,7 +185,8 @@ def generation_config(checkpoint: Checkpoint, config: Config) -> dict[str, Any]:
 
 def require_tokens(checkpoint: Checkpoint, config: Config) -> None:
     """Raise :class:`UsageError` if generation would force or suppress tokens outside the vocabulary."""
-    size = getattr(config, "target_vocab_size", None) or getattr(config, "vocab_size", None)
+    fields = standard_fields(config)
+    size = fields.target_vocab_size or fields.vocab_size
     for where, said in (
         (checkpoint.config_file, checkpoint.config),
         (checkpoint.path / GENERATION, checkpoint.json(GENERATION)),
@@ -211,12 +212,13 @@ def task_prefixes(checkpoint: Checkpoint) -> dict[str, str]:
 def write_token_files(config: Config, tokenizer: Path) -> dict[str, dict[str, Any]]:
     """Return the files that tell libraries how to use a tokenizer.json, for a model that lacks them."""
     names = {}
+    fields = standard_fields(config)
     for key, name in _SPECIAL.items():
-        number = getattr(config, key, None)
+        number = getattr(fields, key)
         token = read_tokenizer(tokenizer).id_to_token(number) if isinstance(number, int) else None
         if token is not None:
             names[name] = token
-    types = ["token_type_ids"] if getattr(config, "type_vocab_size", 0) > 1 else []  # not an input by default
+    types = ["token_type_ids"] if fields.type_vocab_size > 1 else []  # not an input by default
     masks = ["attention_mask"] if any(tensor.is_mask for tensor in config.graphs()[0].input_tensors()) else []
     described = {
         "tokenizer_class": "PreTrainedTokenizerFast",

@@ -26,6 +26,7 @@ from zoo.checkpoints.reader import TensorReader
 from zoo.checkpoints.sentences import cross_encoder_files
 from zoo.checkpoints.source import Checkpoint, SourceTensor, source_tensors
 from zoo.checkpoints.stacks import split_stacks
+from zoo.contract import standard_fields
 from zoo.errors import ParityError, UsageError, argument
 from zoo.models import create, persist
 from zoo.models.count import parameter_count
@@ -161,7 +162,7 @@ def _write_files(stored: ModelDirectory, layout: Layout, stage: Path) -> None:
         if name in stored.files:
             (stage / name).write_bytes(read_bytes(stored.path / name))
     said = load_json(stage / PROMPTS) if PROMPTS in stored.files else {}
-    for name, content in cross_encoder_files(said, config.task, getattr(config, "problem_type", None)).items():
+    for name, content in cross_encoder_files(said, config.task, standard_fields(config).problem_type).items():
         write_json(stage / name, content)
 
 

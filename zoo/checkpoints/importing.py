@@ -43,6 +43,7 @@ from zoo.checkpoints.source import Checkpoint
 from zoo.checkpoints.tokens import CheckpointTokenizer
 from zoo.classes import ClassifierConfig
 from zoo.config import Config
+from zoo.contract import standard_fields
 from zoo.errors import ArtifactError, PluginError, UsageError, Wording, argument
 from zoo.models import create, persist
 from zoo.models.count import parameter_count
@@ -173,10 +174,10 @@ def import_checkpoint(
         digest = persist.write_weights(stage, tensors, read, aliases=aliases, progress=progress)
         surplus = None
         if tokenizer is not None:
-            size, segments = getattr(config, "vocab_size", None), segments_of(own.graphs[0])
+            size, segments = standard_fields(config).vocab_size, segments_of(own.graphs[0])
             surplus = tokenizer.write(stage / TOKENIZER, size, segments=segments, drop_tokens=drop_tokens)
             if tokenizer.path.name == MARIAN[0]:
-                size = getattr(config, "target_vocab_size", None)
+                size = standard_fields(config).target_vocab_size
                 write_tokenizer(tokenizer.path.with_name(MARIAN[1]), stage / TARGET_TOKENIZER, size)
         for companion in COMPANIONS:
             if _has(checkpoint, companion):

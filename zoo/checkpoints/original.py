@@ -18,7 +18,7 @@ from zoo.artifact.weights import dtype_name
 from zoo.checkpoints.layout import Layout
 from zoo.checkpoints.source import Checkpoint
 from zoo.config import Config
-from zoo.contract import TensorSpec, dim_names
+from zoo.contract import TensorSpec, dim_names, standard_fields
 from zoo.errors import ParityError, UsageError
 from zoo.models import create, persist
 from zoo.registry import ModelSpec
@@ -347,19 +347,19 @@ def _batches(config: Config, model: nn.Module, layout: Layout) -> Iterator[dict[
 
     graphs = config.graphs()
     taken = inspect.signature(model.forward).parameters
-    longest = getattr(config, "max_seq_len", None)
+    longest = standard_fields(config).max_seq_len
     for rows, length, padding in _BATCHES:
         length = length if longest is None else min(length, longest)
         feeds = make_feeds(graphs, Point(rows, length, 0, padding), 0, longest or length + 1)
         found = {name: torch.from_numpy(array) for name, array in feeds.items() if name in taken}
-        pad = getattr(config, "pad_token_id", None)
+        pad = standard_fields(config).pad_token_id
         if isinstance(pad, int) and {"input_ids", "attention_mask"} <= found.keys():  # some originals look for it
             found["input_ids"] = found["input_ids"].masked_fill(found["attention_mask"] == 0, pad)
         if isinstance(pad, int) and layout.positions_skip_padding:
             for name, mask in (("input_ids", "attention_mask"), ("decoder_input_ids", "decoder_attention_mask")):
                 inside = (found[name] == pad) & (found[mask] == 1)
                 found[name] = found[name].masked_fill(inside, int(pad == 0))
-        end = getattr(config, "eos_token_id", None) if config.task == "text-classification" else None
+        end = standard_fields(config).eos_token_id if config.task == "text-classification" else None
         end = layout.end_token(config) if layout.end_token is not None else end
         if isinstance(end, int) and "input_ids" in found:  # some read its state
             ids, tokens = found["input_ids"], found["attention_mask"]

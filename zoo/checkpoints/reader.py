@@ -14,6 +14,7 @@ from zoo.checkpoints.layout import Layout, Place
 from zoo.checkpoints.source import Checkpoint
 from zoo.checkpoints.stacks import join_stacks
 from zoo.config import Config
+from zoo.contract import standard_fields
 from zoo.errors import ArtifactError, PluginError, UsageError, Wording
 from zoo.models import create
 from zoo.models.tensors import stored_tensors, tensor_groups
@@ -122,7 +123,7 @@ class TensorReader:
     def _may_be_tied(self, missing: Collection[str]) -> bool:
         """Return whether a model whose head shares the embedding would not have these tensors."""
         config = self.spec.config
-        if getattr(config, "tie_embeddings", None) is not False:
+        if standard_fields(config).tie_embeddings is not False:
             return False
         try:
             tied = type(config).from_dict({**config.to_dict(), "tie_embeddings": True})

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from zoo import plugins
-from zoo.contract import Dim, Graph, dim_size, fit_sizes
+from zoo.contract import Dim, Graph, dim_size, fit_sizes, standard_fields
 from zoo.models import create
 from zoo.models.dtypes import declared_dtype
 from zoo.nn import call_graph
@@ -85,7 +85,7 @@ def dissect(spec: ModelSpec) -> list[Anatomy]:
         PluginError: the model cannot be built, or cannot be called with the inputs that it declares.
     """
     model = create.build_on_meta(spec)
-    pair = (_SMALL, _LARGE if getattr(spec.config, "max_seq_len", 0) >= _LONG else _LARGER)
+    pair = (_SMALL, _LARGE if (standard_fields(spec.config).max_seq_len or 0) >= _LONG else _LARGER)
     with plugins.blame(spec.plugin, f"cannot call {spec.name}"):
         calls = [[_watch(model, graph, sizes) for sizes in pair] for graph in spec.graphs]
     read = _read_by(model, {path for first, _ in calls for path in first})

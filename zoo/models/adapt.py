@@ -1,15 +1,8 @@
 """Change a model's configuration or task, keeping its weights. Importing this module imports torch.
 
 Tensors whose shape does not change are copied bit for bit. With another task, those of the head may be added and
-dropped; see :meth:`zoo.Config.with_task`. The others are converted by the architecture, whose model class may have a
-method ::
-
-    def adapt_tensor(self, name: str, tensor: Tensor, old: Config) -> Tensor | None
-
-It is called on a model of the new configuration without weights (on the meta device), with the name of a stored
-tensor, its values in float64 and the old configuration. It returns values of the new shape, or None if it has no rule
-for the tensor, or raises :class:`zoo.UsageError` with the reason why the tensor cannot be converted. The values are
-rounded to the dtype of the weights.
+dropped; see :meth:`zoo.Config.with_task`. The others are converted by the architecture, whose model class may have the
+method ``adapt_tensor`` of :class:`zoo.contract.AdaptsTensors`.
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ from zoo.config import Config
 from zoo.errors import PluginError, UsageError
 from zoo.limits import MODEL_BYTES
 from zoo.models.attachments import Attachments, attach
+from zoo.models.declarations import check_members
 from zoo.models.dtypes import STORED_DTYPES, torch_dtype
 from zoo.models.hooks import saving_hooks
 from zoo.models.tensors import weights_digest
@@ -55,7 +56,8 @@ def build(spec: ModelSpec, *, seed: int, dtype: str | torch.dtype) -> nn.Module:
 def construct(spec: ModelSpec) -> nn.Module:
     """Call the plugin's constructor, converting its exceptions to :class:`PluginError`.
 
-    Raises :class:`UsageError` for sizes that no tensor can have.
+    Raises :class:`UsageError` for sizes that no tensor can have, and :class:`PluginError` for a model that does not
+    keep its configuration, changes what is stored, or has a misspelt optional member.
     """
     cls = spec.model_class()
     _check_sizes(spec)
@@ -67,6 +69,7 @@ def construct(spec: ModelSpec) -> nn.Module:
             raise
     if not isinstance(getattr(model, "config", None), Config):
         raise PluginError(f"{spec.plugin}: {spec.architecture.model} must keep its configuration as .config")
+    check_members(model, spec.plugin)
     if (hook := next(saving_hooks(model), None)) is not None:
         remedy = "keep state in parameters and persistent buffers, without such a method or hook"
         raise PluginError(f"{spec.plugin}: {hook} changes what is stored of {spec.name}", None, remedy)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from zoo import plugins
 from zoo.artifact.provenance import fold_names
 from zoo.config import Config
+from zoo.contract import AdaptsTensors
 from zoo.errors import UsageError, Wording, argument
 from zoo.models import create, persist
 from zoo.models.attachments import attach, attachments
@@ -143,11 +144,10 @@ def _convert_trunk(
 
 def _adapt_tensor(spec: ModelSpec, model: nn.Module, name: str, tensor: Tensor, old: Config) -> Tensor | None:
     """Convert a tensor by the architecture's rule; None if it has none."""
-    method = getattr(model, "adapt_tensor", None)
-    if method is None:
+    if not isinstance(model, AdaptsTensors):
         return None
     with plugins.blame(spec.plugin, f"cannot adapt {name}"):
-        value = method(name, tensor.double() if tensor.is_floating_point() else tensor.clone(), old)
+        value = model.adapt_tensor(name, tensor.double() if tensor.is_floating_point() else tensor.clone(), old)
         if not isinstance(value, Tensor | None):
             raise TypeError(f"adapt_tensor returned {type(value).__name__}, not a tensor or None")
     return value

@@ -28,6 +28,7 @@ from zoo.artifact.weights import (
     plan_header,
     split_shards,
 )
+from zoo.contract import standard_fields
 from zoo.errors import ArtifactError, PluginError, UnreadableError, UsageError
 from zoo.models.attachments import Attachments, attach, attachments
 from zoo.models.count import parameter_count
@@ -178,7 +179,7 @@ def write_companions(
         from zoo.tokenizers.load import read_tokenizer
         from zoo.tokenizers.special import check_ids
 
-        write_given(tokenizer, stage / TOKENIZER, getattr(spec.config, "vocab_size", None))
+        write_given(tokenizer, stage / TOKENIZER, standard_fields(spec.config).vocab_size)
         check_ids(spec.config, read_tokenizer(stage / TOKENIZER), tokenizer)
 
 

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from zoo.arrays import Array
+from zoo.contract import standard_fields
 from zoo.errors import UsageError
 from zoo.nn import RelativePositionBias, RotaryPositions, SinusoidalPositions, TensorToTensorPositions
 from zoo.plots.plot import COLOURS, Plot, draw_map, drawn, new_figure, printable
@@ -21,8 +22,6 @@ from zoo.registry import ModelSpec
 
 __all__ = ["positions"]
 
-TENSORS = "position_tensors"
-"""The attribute in which a module declares its learned positions."""
 _LENGTH = 256
 """Maximum number of positions of an encoding that is computed."""
 _CURVES = (1 / 16, 1 / 8, 1 / 4, 3 / 8, 1 / 2)
@@ -71,7 +70,7 @@ def positions(source: str | os.PathLike[str] | ModelSpec) -> Plot:
     model = StoredModel(source)
     found = _merged([*_computed(model), *_learned(model)])
     if not found:
-        remedy = f"declare learned ones as {TENSORS} of a module"
+        remedy = "declare learned ones as position_tensors of a module"
         raise UsageError(f"{model.spec.architecture.name} has no positional encodings", model.name, remedy)
     return _draw(model.name, found)
 
@@ -86,7 +85,7 @@ def _merged(found: Sequence[_Encoding]) -> list[_Encoding]:
 
 def _computed(model: StoredModel) -> Iterator[_Encoding]:
     """Yield the encodings that modules compute."""
-    length = min(getattr(model.spec.config, "max_seq_len", None) or _LENGTH, _LENGTH)
+    length = min(standard_fields(model.spec.config).max_seq_len or _LENGTH, _LENGTH)
     places = torch.arange(length).unsqueeze(0)
     for kind in (SinusoidalPositions, TensorToTensorPositions):
         for path, module in model.find(kind):
@@ -108,11 +107,11 @@ def _computed(model: StoredModel) -> Iterator[_Encoding]:
 
 def _learned(model: StoredModel) -> Iterator[_Encoding]:
     """Yield the declared tables."""
-    for name in model.declared(TENSORS):
+    for name in model.position_tensors():
         table = as_floats(model.read(name)).squeeze()
         if table.ndim != 2:
             what = f"{name} has shape {table.shape}; a table of positions has two dimensions"
-            raise UsageError(what, model.name, f"change {TENSORS}")
+            raise UsageError(what, model.name, "change position_tensors")
         yield _Encoding(name, "learned", table.T, "dimension", "value", curves=_rows(table.shape[1]))
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TypeVar
 
@@ -14,8 +13,10 @@ from torch import Tensor, nn
 
 from zoo.arrays import Array
 from zoo.artifact import ModelDirectory
+from zoo.contract import LearnsPositions
 from zoo.errors import ArtifactError, PluginError, UsageError
 from zoo.models import create
+from zoo.models.declarations import matching_tensors
 from zoo.registry import ModelSpec
 
 __all__ = ["StoredModel", "as_floats"]
@@ -40,23 +41,21 @@ class StoredModel:
         """Return the modules of a class, with their paths."""
         return [(path, module) for path, module in self.model.named_modules() if isinstance(module, kind)]
 
-    def declared(self, attribute: str) -> Iterator[str]:
-        """Yield the names of the stored tensors that an attribute of a module declares by name or pattern.
+    def position_tensors(self) -> Iterator[str]:
+        """Yield the names of the stored tables of positions: :class:`zoo.contract.LearnsPositions`.
 
         Raises:
-            PluginError: the attribute is not a tuple of names of tensors.
+            PluginError: ``position_tensors`` of a module is not a tuple of names of tensors.
         """
-        for path, module in self.model.named_modules():
-            names = getattr(module, attribute, ())
-            where = f"{type(module).__qualname__}.{attribute}"
-            if not isinstance(names, tuple):
-                raise PluginError(f"{self.spec.plugin}: must be a tuple, got {names!r}", where)
-            own = module.state_dict()
-            for pattern in names:
-                found = [name for name in own if fnmatchcase(name, str(pattern))]
-                if not found:
-                    raise PluginError(f"{self.spec.plugin}: the module has no stored tensor {pattern!r}", where)
-                yield from (f"{path}.{name}" if path else name for name in found)
+        modules: Iterator[tuple[str, nn.Module]] = self.model.named_modules()
+        for path, module in modules:
+            if isinstance(module, LearnsPositions):
+                where = f"{type(module).__qualname__}.position_tensors"
+                try:
+                    for _, name, _ in matching_tensors(module, module.position_tensors, tuple, where):
+                        yield f"{path}.{name}" if path else name
+                except PluginError as error:
+                    raise PluginError(f"{self.spec.plugin}: {error.what}", where) from error
 
     def read(self, name: str) -> Tensor:
         """Return a stored tensor.

@@ -12,7 +12,7 @@ import numpy as np
 
 from zoo.arrays import Array
 from zoo.config import Settings
-from zoo.contract import Graph, Size, TensorSpec, fit_sizes, row_sizes, rows_of, sizes_of
+from zoo.contract import Graph, Size, TensorSpec, fit_sizes, row_sizes, rows_of, sizes_of, standard_fields
 from zoo.probe.dtypes import dtype_of
 
 __all__ = [
@@ -109,7 +109,7 @@ def longest_length(config: Settings, graphs: Iterable[Graph]) -> int:
 
     This is ``max_seq_len`` of the configuration, or else enough for the declared sizes and at least ``DEFAULT_MAX``.
     """
-    limit: int | None = getattr(config, "max_seq_len", None)
+    limit = standard_fields(config).max_seq_len
     if limit is not None:
         return limit
     sizes = sizes_of(graphs).values()

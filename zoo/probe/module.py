@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any
 
@@ -15,8 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from zoo.arrays import Array
-from zoo.contract import Graph, TensorSpec
+from zoo.contract import FixesTensors, Graph, KeepsTensorsPositive, TensorSpec
 from zoo.errors import PluginError
+from zoo.models.declarations import matching_tensors
 from zoo.models.dtypes import declared_dtype
 from zoo.models.tensors import tensor_groups
 from zoo.nn import call_graph
@@ -73,48 +73,32 @@ class Declared:
 
 
 def declared_tensors(model: nn.Module) -> Declared:
-    """Read the attributes ``fixed_tensors`` and ``positive_tensors`` of the modules of a model.
+    """Read ``fixed_tensors`` and ``positive_tensors`` of the modules of a model.
 
-    ``fixed_tensors`` is a tuple of names of stored tensors of the module whose values are part of its definition, such
-    as a permutation. ``positive_tensors`` maps names to upper limits, ``math.inf`` for none. Names may be patterns:
-    ``experts.*.decay``.
+    :class:`zoo.contract.FixesTensors` and :class:`zoo.contract.KeepsTensorsPositive` define them.
 
     Raises:
         PluginError: an attribute is malformed, matches no tensor, or fixes a trainable parameter.
     """
     fixed: set[int] = set()
     upper: dict[int, float] = {}
-    for where, name, tensor, _ in _matches(model, "fixed_tensors", tuple):
-        if tensor.requires_grad:
-            remedy = "register it as a buffer, or set requires_grad to False"
-            raise PluginError(f"{name} is declared fixed, but is trainable", where, remedy)
-        fixed.add(id(tensor))
-    for where, name, tensor, limit in _matches(model, "positive_tensors", Mapping):
-        if not (isinstance(limit, int | float) and limit > 0):
-            raise PluginError(f"the upper limit of {name} must be positive, got {limit!r}", where)
-        upper[id(tensor)] = float(limit)
+    for module in model.modules():
+        if isinstance(module, FixesTensors):
+            where = f"{type(module).__qualname__}.fixed_tensors"
+            for _, name, tensor in matching_tensors(module, module.fixed_tensors, tuple, where):
+                if tensor.requires_grad:
+                    remedy = "register it as a buffer, or set requires_grad to False"
+                    raise PluginError(f"{name} is declared fixed, but is trainable", where, remedy)
+                fixed.add(id(tensor))
+        if isinstance(module, KeepsTensorsPositive):
+            where, limits = f"{type(module).__qualname__}.positive_tensors", module.positive_tensors
+            for pattern, name, tensor in matching_tensors(module, limits, Mapping, where):
+                limit = limits[pattern]
+                if not (isinstance(limit, int | float) and limit > 0):
+                    raise PluginError(f"the upper limit of {name} must be positive, got {limit!r}", where)
+                upper[id(tensor)] = float(limit)
     tensors = model.state_dict(keep_vars=True)
     return Declared(frozenset(name for name, tensor in tensors.items() if id(tensor) in fixed), upper)
-
-
-def _matches(
-    model: nn.Module, attribute: str, kind: type[tuple[str, ...]] | type[Mapping[str, Any]]
-) -> Iterator[tuple[str, str, Tensor, Any]]:
-    """Yield every tensor that an attribute declares: the attribute's place, the tensor's name, itself, the value."""
-    for module in model.modules():
-        declared = getattr(module, attribute, None)
-        where = f"{type(module).__qualname__}.{attribute}"
-        if declared is None:
-            continue
-        if not isinstance(declared, kind):
-            raise PluginError(f"must be a {kind.__name__.lower()}, got {declared!r}", where)
-        own = module.state_dict(keep_vars=True)
-        for pattern in declared:
-            names = [name for name in own if fnmatchcase(name, pattern)]
-            if not names:
-                raise PluginError(f"the module has no stored tensor {pattern!r}", where)
-            for name in names:
-                yield where, name, own[name], declared[pattern] if isinstance(declared, Mapping) else None
 
 
 def weights_of(model: nn.Module) -> list[Tensor]:

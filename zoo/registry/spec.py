@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from zoo.config import Config
-from zoo.contract import Architecture, Graph
+from zoo.config import OPTIONAL_MEMBERS, Config
+from zoo.contract import Architecture, Graph, near_misses
 from zoo.cost import Cost
 from zoo.errors import PluginError, UsageError
 from zoo.plugins import Plugin, blame
@@ -97,8 +97,16 @@ class ModelSpec:
 
 
 def config_class(plugin: Plugin, architecture: Architecture) -> type[Config]:
-    """Import the configuration class of an architecture."""
+    """Import the configuration class of an architecture.
+
+    Raises :class:`PluginError` if it is none, or has a misspelt member.
+    """
     cls = load_reference(architecture.config, plugin)
     if not (isinstance(cls, type) and issubclass(cls, Config)):
         raise PluginError(f"{plugin}: {architecture.config} is not a subclass of zoo.Config")
+    authored = [base for base in cls.__mro__ if not base.__module__.startswith(("zoo.", "builtins"))]
+    names = {name for base in authored for name in vars(base)} - {field.name for field in fields(cls)}
+    for name, member in near_misses(names, OPTIONAL_MEMBERS):
+        remedy = f"rename it to {member}, or to a name less similar to that"
+        raise PluginError(f"{plugin}: zoo does not read {cls.__qualname__}.{name}", None, remedy)
     return cls

@@ -1,4 +1,4 @@
-"""Checks of construction, storage, signature, gradients and half precision of a model."""
+"""Checks of construction, names, storage, signature, gradients and half precision of a model."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from zoo.contract import Graph
+from zoo.contract import Graph, misnamed_fields
 from zoo.errors import ZooError
 from zoo.storage import scratch_folder
 from zoo.testing.check import Inapplicable, fail
@@ -21,6 +21,7 @@ __all__ = [
     "gradients",
     "half_precision",
     "meta_device",
+    "names",
     "parameter_count",
     "seeded",
     "signature",
@@ -48,6 +49,22 @@ def parameter_count(subject: Subject) -> None:
     stated, real = subject.spec.cost.parameters, create.count_parameters(create.build_on_meta(subject.spec))
     if stated != real:
         fail(f"cost() counts the {real:,} parameters of the model", f"it counts {stated:,}")
+
+
+def names(subject: Subject) -> None:
+    """No member of the model, and no field of its configuration, has nearly a name that zoo reads.
+
+    zoo reads optional members, such as ``constrain_weights`` of a model and ``eos_token_id`` of a configuration, where
+    they exist. A misspelt one would be ignored, and a model trained or run without it.
+
+    Use the names of the reference page "The model contract". A name of another meaning must be less similar.
+    """
+    from zoo.models import create
+
+    config = type(subject.spec.config)
+    for name, standard in misnamed_fields(tuple(config.field_types())):
+        fail("no name nearly equals one that zoo reads", f"{config.__name__} has a field {name}, and none {standard}")
+    create.build_on_meta(subject.spec)  # which refuses a misspelt member
 
 
 def meta_device(subject: Subject) -> None:

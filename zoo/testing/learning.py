@@ -7,6 +7,7 @@ from typing import Any
 from zoo import plugins
 from zoo.classes import ClassifierConfig
 from zoo.config import Settings
+from zoo.contract import standard_fields
 from zoo.errors import UsageError
 from zoo.registry import load_reference
 from zoo.testing.check import Inapplicable, fail
@@ -144,7 +145,7 @@ def _examples(subject: Subject) -> tuple[Any, Any]:
 def _value(role: str, config: Any, length: int, number: int, rng: Any) -> Any:
     """Return a random value for a column."""
     if role in ("text", "pair", "target"):
-        return rng.integers(1, min(getattr(config, "vocab_size", 2), 200), length).tolist()
+        return rng.integers(1, min(standard_fields(config).vocab_size or 2, 200), length).tolist()
     if role == "image":
         _, channels, height, width = config.graphs()[0].input_tensors()[0].shape({"batch": 1})
         return rng.random((height, width, channels))

@@ -31,6 +31,7 @@ _CHECKS = (
     Check(describing.documented),
     Check(describing.declaration),
     Check(building.parameter_count),
+    Check(building.names),
     Check(building.meta_device),
     Check(building.seeded),
     Check(building.declared_tensors),

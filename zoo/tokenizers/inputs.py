@@ -11,7 +11,7 @@ import numpy as np
 
 from zoo.arrays import Array
 from zoo.config import Settings
-from zoo.contract import Graph, Size, TensorSpec, sizes_of
+from zoo.contract import Graph, Size, TensorSpec, sizes_of, standard_fields
 from zoo.errors import ArtifactError, UsageError, Wording
 
 if TYPE_CHECKING:
@@ -39,10 +39,10 @@ class TextInputs:
 
     def __init__(self, graphs: Sequence[Graph], config: Settings, directory: Path) -> None:
         self.graph, self.directory = graphs[0], directory
-        self.positions: int | None = getattr(config, "max_seq_len", None)
+        fields = standard_fields(config)
+        self.positions = fields.max_seq_len
         """Maximum number of tokens."""
-        pad: int | None = getattr(config, "pad_token_id", None)
-        self.pad_id = 0 if pad is None else pad
+        self.pad_id = fields.pad_token_id or 0
         self.segments = segments_of(self.graph)
         """Number of segments (token types); 0 if the graph has no such input."""
         self._sizes = sizes_of(graphs)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from zoo.artifact import SENTENCES, TOKENIZER_CONFIG, ModelDirectory
 from zoo.artifact.weights import load_json
+from zoo.contract import standard_fields
 from zoo.errors import ArtifactError, UsageError
 from zoo.terminal import shown
 
@@ -29,7 +30,7 @@ def text_limit(stored: ModelDirectory, truncate: bool | int | None) -> int | Non
             positions.
         ArtifactError: the stated length is not a positive integer.
     """
-    positions = getattr(stored.spec.config, "max_seq_len", None)
+    positions = standard_fields(stored.spec.config).max_seq_len
     if not isinstance(truncate, int | None):
         raise UsageError(
             f"truncate must be True, False, None or a number of tokens, got {shown(truncate)}", stored.path

@@ -16,7 +16,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from zoo.arrays import Array
 from zoo.config import Config, Settings
-from zoo.contract import KeyValues
+from zoo.contract import KeyValues, standard_fields
 from zoo.errors import ArtifactError, PluginError
 from zoo.nn import Cache, LayerStates
 from zoo.training.data.examples import Example
@@ -285,9 +285,10 @@ class Criterion(ABC):
 
     def checked(self, ids: Sequence[int], role: str) -> Ids:
         """Return token ids as an array. Raises :class:`ValueError` if it is empty, or an id unknown."""
-        target = role == "target" and hasattr(self.config, "target_vocab_size")
-        name = "target_vocab_size" if target else "vocab_size"
-        size = getattr(self.config, name, None)
+        fields = standard_fields(self.config)
+        name, size = "vocab_size", fields.vocab_size
+        if role == "target" and fields.target_vocab_size is not None:
+            name, size = "target_vocab_size", fields.target_vocab_size
         if not len(ids):
             raise ValueError(f"{role} is empty")
         found = np.asarray(ids, np.int64)
@@ -299,14 +300,13 @@ class Criterion(ABC):
     @property
     def end_id(self) -> int | None:
         """The token that ends a text, the first one if there are several; None if the model has none."""
-        found = getattr(self.config, "eos_token_id", None)
-        return found[0] if isinstance(found, tuple) else found
+        end = standard_fields(self.config).eos_token_id
+        return end[0] if isinstance(end, tuple) else end
 
     @property
     def pad_id(self) -> int:
         """The token that fills the rows of a batch."""
-        found = getattr(self.config, "pad_token_id", None)
-        return 0 if found is None else int(found)
+        return standard_fields(self.config).pad_token_id or 0
 
 
 def _required(model: nn.Module) -> set[str]:

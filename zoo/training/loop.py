@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from zoo.contract import ConstrainsWeights, PenalisesTraining
 from zoo.errors import PluginError, UsageError, ZooError, ZooWarning
 from zoo.models.tensors import stored_tensors
 from zoo.training.batches import (
@@ -218,10 +219,9 @@ class Trainer:
         scale = 1.0 if limit is None else min(1.0, limit / (float(norm) + 1e-6))
         torch._foreach_mul_(gradients, scale / count)
         self.optimizer.step()
-        constrain = getattr(self.model, "constrain_weights", None)
-        if constrain is not None:
+        if isinstance(self.model, ConstrainsWeights):
             with torch.no_grad(), self._their_code():
-                constrain()
+                self.model.constrain_weights()
         self._average()
         self.done = number + 1
         seconds = time.perf_counter() - started
@@ -271,11 +271,10 @@ class Trainer:
 
     def _add_penalty(self, count: int) -> None:
         """Add the gradients of the model's own penalty, times the number of targets."""
-        penalty = getattr(self.model, "training_penalty", None)
-        if penalty is None:
+        if not isinstance(self.model, PenalisesTraining):
             return
         with self._their_code():
-            value = whole(penalty())
+            value = whole(self.model.training_penalty())
             if value.requires_grad:
                 (value * count).backward()
 

@@ -14,7 +14,7 @@ from zoo import plugins
 from zoo.artifact import TARGET_TOKENIZER, TOKENIZER, ModelDirectory
 from zoo.artifact.provenance import Origin
 from zoo.config import Settings
-from zoo.contract import Objective
+from zoo.contract import Objective, standard_fields
 from zoo.errors import UsageError
 from zoo.models import create, persist
 from zoo.models.attachments import attachments
@@ -58,7 +58,7 @@ def fit_tokenizer(plan: Plan) -> Fit:
         return fit(registry().resolve(plan.model), plan.tokenizer, plan.config, task=plan.task)
     spec = ModelDirectory.open(plan.model, weights=False).spec
     if plan.tokenizer is not None:
-        size, remedy = getattr(spec.config, "vocab_size", None), "use the model's own, or train a preset"
+        size, remedy = standard_fields(spec.config).vocab_size, "use the model's own, or train a preset"
         require_ids(given_tokenizer(plan.tokenizer), size, plan.tokenizer, remedy)
     return fit(spec, plan.tokenizer, plan.config, task=plan.task, resize=False)
 
@@ -135,7 +135,7 @@ def make_criterion(
 
 def _longest_example(plan: Plan, spec: ModelSpec) -> int:
     """Return the length to which examples are cut, in tokens."""
-    longest = getattr(spec.config, "max_seq_len", None)
+    longest = standard_fields(spec.config).max_seq_len
     limit = plan.settings.max_length or longest
     if limit is None:
         raise UsageError("the model has no longest input", "max_length", "set max_length")

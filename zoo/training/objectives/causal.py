@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from zoo.contract import standard_fields
 from zoo.errors import UsageError
 from zoo.nn import load_balancing_loss, recorded_routes
 from zoo.training.criterion import IGNORED, Batch, Criterion, Loss, Row, wide
@@ -34,7 +35,7 @@ class CausalLM(Criterion):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self._balance: float = getattr(self.config, "router_aux_loss", 0.0)
+        self._balance = standard_fields(self.config).router_aux_loss
         self.divisible = not self._balance
 
     def encode(self, row: Row) -> Example:

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from zoo.contract import standard_fields
 from zoo.tokenizers.library import guarded
 from zoo.training.criterion import IGNORED, Batch, Criterion, Ids, Loss, Row, is_list, listed_ids, padded, wide
 from zoo.training.data.examples import Example
@@ -52,7 +53,7 @@ class Corruption(Criterion):
                 raise ValueError("whole_word needs a tokenizer that divides texts into words")
             special |= self._tokenizer.special_ids | set(self._tokenizer.encode("").ids)
         self._special = np.array(sorted(special - {None}), np.int32)
-        self._vocab_size = int(getattr(self.config, "vocab_size", 0))
+        self._vocab_size = standard_fields(self.config).vocab_size or 0
         if not self._vocab_size:
             raise ValueError(f"{type(self.config).__name__} has no vocab_size")
 
@@ -139,10 +140,10 @@ class MaskedLM(Corruption):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        mask = getattr(self.config, "mask_token_id", None)
+        mask = standard_fields(self.config).mask_token_id
         if mask is None:
             raise ValueError("mask_token_id is not set, so no token can be masked")
-        self._mask = int(mask)
+        self._mask = mask
 
     def corrupt(self, ids: Ids, chosen: Ids, random: np.random.Generator) -> tuple[Ids, Ids]:
         read, targets = ids.copy(), np.full_like(ids, IGNORED)

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from zoo.contract import standard_fields
 from zoo.nn.loss import label_smoothing_loss
 from zoo.training.criterion import IGNORED, Batch, Criterion, Loss, Row, mask_of, padded
 from zoo.training.data.examples import Example
@@ -30,10 +31,10 @@ class SequenceToSequence(Criterion):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self._start = getattr(self.config, "decoder_start_token_id", None)
+        self._start = standard_fields(self.config).decoder_start_token_id
         if self._start is None:
             raise ValueError("decoder_start_token_id is not set, so the first token of targets is unknown")
-        if self.settings.smoothing_convention == "excluding" and getattr(self.config, "pad_token_id", None) is None:
+        if self.settings.smoothing_convention == "excluding" and standard_fields(self.config).pad_token_id is None:
             raise ValueError("smoothing_convention 'excluding' needs a model with a pad_token_id")
 
     def encode(self, row: Row) -> Example:

@@ -9,6 +9,7 @@ import numpy as np
 from torch import nn
 
 from zoo.classes import ClassifierConfig
+from zoo.contract import standard_fields
 from zoo.tokenizers.words import join_words, places_in_words
 from zoo.training.criterion import IGNORED, Batch, Criterion, Ids, Loss, Row, is_list, listed_ids, padded
 from zoo.training.data.examples import Example
@@ -32,7 +33,7 @@ class TokenClassification(Criterion):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        problem = getattr(self.config, "problem_type", None)
+        problem = standard_fields(self.config).problem_type
         if problem != "single_label_classification":
             raise ValueError(f"each token has one class, but problem_type is {problem!r}")
 
