@@ -513,7 +513,7 @@ def test_models_and_inputs_without_a_page(
     zoo("show", folder, "--attention", "a").failed(2, "no file for the page", "-o FILE.html")
     zoo("show", folder, "--attention", *page).failed(2, "expected one input or a pair, got 0")
     zoo("show", folder, "--attention", "a", "b", "c", *page).failed(2, "expected one input or a pair, got 3")
-    zoo("show", folder, "a").failed(2, "the argument 'a' applies to --attention only")
+    zoo("show", folder, "a").failed(2, "the argument 'a' applies to --figure and --attention only")
     zoo("show", folder, *page).failed(2, "--output applies to --attention only")
     zoo("show", folder, "--attention", "a", "-o", "page.svg").failed(2, "suffix .html")
     zoo("show", folder, "--attention", "a", "--figure", "a.svg", *page).failed(2, "both --attention and --figure")
