@@ -8,8 +8,10 @@ import hashlib
 import importlib
 import io
 import json
+import logging
 import os
 import shutil
+import signal
 import sys
 import zlib
 from collections import Counter
@@ -32,6 +34,11 @@ collect_ignore = [THIRD_PARTY.name]  # their own tests need them installed: see 
 # Compile each module once, not in every process that a test starts, where the environment says otherwise, too.
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # A shell starts what it runs in the background with SIGINT ignored, and every process that a test starts would
+    # inherit that: tests that send SIGINT would wait in vain.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 settings.register_profile("zoo", deadline=None)  # first calls import and trace
 settings.load_profile("zoo")
@@ -166,6 +173,8 @@ def isolated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     plugins.select(plugins.Selection())
     yield
     plugins.select(plugins.Selection())
+    for name in ("zoo.server", "uvicorn.error", "asyncio"):  # zoo serve has them write to the stderr of its test
+        logging.getLogger(name).handlers.clear()
 
 
 @pytest.fixture
