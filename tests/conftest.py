@@ -24,6 +24,7 @@ import pytest
 from hypothesis import settings
 
 from zoo import cli, plugins
+from zoo.plugins import manager
 
 ROOT = Path(__file__).parents[1]
 """The root of the repository."""
@@ -162,6 +163,21 @@ def cache(shared: Path) -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("ZOO_CACHE", str(folder))
         yield folder
+
+
+@pytest.fixture(scope="session", autouse=True)
+def default_plugins(cache: Path) -> Iterator[None]:
+    """Discover the default plugins once, not in every test and command, as long as no test changes the path."""
+    default = manager.Plugins(plugins.Selection())
+    path, discovered, read = [*sys.path], manager.discover, manager.Plugins
+
+    def plugins_of(selection: plugins.Selection, *, retry: bool = False) -> plugins.Plugins:
+        unchanged = sys.path == path and manager.discover is discovered
+        return default if unchanged and not retry and selection == default.selection else read(selection, retry=retry)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(manager, "Plugins", plugins_of)
+        yield
 
 
 @pytest.fixture(autouse=True)
