@@ -76,12 +76,8 @@ VARIANTS: dict[str, tuple[str, Sequence[str]]] = {
     "vit, distilled": ("vit-tiny", ["distilled=true"]),
     "vit, hidden states": ("vit-tiny", ["task=image-feature-extraction", "distilled=true"]),
 }
+DEFAULT_VARIANTS = ("bert, one block", "bert, sums of layers", "rnn, tokens in one direction", "vit, distilled")
 LAWS = ("batch-invariance", "lengths", "padding-invariance", "causality", "cache", "gradients", "weights-round-trip")
-
-
-def _has_a_past(variant: str) -> bool:
-    name, settings = VARIANTS[variant]
-    return any(graph.past for graph in registry().resolve(name, settings).graphs)
 
 
 @parametrize_with_checks([name for name in BUILT_IN if name not in ("onnx", "runtime", "training")])
@@ -90,7 +86,8 @@ def test_conformance(check: Callable[[], None]) -> None:
 
 
 @pytest.mark.parametrize(
-    "variant", [pytest.param(name, marks=pytest.mark.slow if _has_a_past(name) else ()) for name in VARIANTS]
+    "variant",
+    [pytest.param(name, marks=() if name in DEFAULT_VARIANTS else pytest.mark.slow) for name in VARIANTS],
 )
 def test_variants_pass_the_checks(variant: str) -> None:
     """Checks are skipped only if the declaration has no mask or no past."""
