@@ -2,34 +2,29 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
-import threading
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import replace
 from functools import cached_property
 from itertools import repeat
 from pathlib import Path
 from types import MappingProxyType, TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, get_args, overload
-from weakref import WeakSet
+from typing import TYPE_CHECKING, Any, Literal, Self, get_args, overload
 
 import numpy as np
 
 from zoo import plugins, system
-from zoo.artifact import ADAPTERS, PREFILL, SERVING, TOKENIZER, Export, ModelDirectory
+from zoo.artifact import PREFILL, SERVING, TOKENIZER, Export, ModelDirectory
 from zoo.config import Settings
 from zoo.contract import Graph
-from zoo.errors import ArtifactError, PluginError, UsageError, ZooError, argument, nearest
+from zoo.errors import ArtifactError, UsageError, argument, nearest
 from zoo.plugins import ZooWarning
 from zoo.probe.dtypes import BFLOAT16, numpy_dtype
 from zoo.probe.inputs import empty_past
 from zoo.probe.pipeline import Arrays
 from zoo.tokenizers.inputs import TextInputs
-from zoo.tokenizers.truncation import text_limit, trained_length
+from zoo.tokenizers.truncation import text_limit
 from zoo_runtime.arguments import (
     check_adapters,
     check_count,
@@ -40,19 +35,16 @@ from zoo_runtime.arguments import (
     check_texts,
 )
 from zoo_runtime.generation.stepper import Stepper
-from zoo_runtime.onnx_runtime.adapters import number_of
 from zoo_runtime.onnx_runtime.executor import OnnxExecutor, check_feeds, check_finite
-from zoo_runtime.onnx_runtime.mapped_weights import MappedWeights
 from zoo_runtime.onnx_runtime.ort import ort
 from zoo_runtime.onnx_runtime.placement import placement, unexpected_cpu_nodes
-from zoo_runtime.onnx_runtime.providers import Memory, Provider, check_dtype, open_session
-from zoo_runtime.onnx_runtime.stopping import Call
-from zoo_runtime.running.batching import batches
+from zoo_runtime.onnx_runtime.providers import Memory, Provider, check_dtype
+from zoo_runtime.running.answering import Answering, blame_runner, fixed_batch
 from zoo_runtime.running.choosing import chosen_provider, find_export, runner_class
 from zoo_runtime.running.inputs import Answer, Pair
+from zoo_runtime.running.opened import OpenExport
 from zoo_runtime.running.opening import open_stepper
 from zoo_runtime.running.runner import Runner
-from zoo_runtime.serving.capture import open_for_capture
 from zoo_runtime.serving.executor import ServingExecutor
 from zoo_runtime.serving.names import CAPACITY
 from zoo_runtime.serving.rows import Rows, sizes_of_session
@@ -64,10 +56,6 @@ if TYPE_CHECKING:
     from zoo.tokenizers.tokenizer import Tokenizer
 
 __all__ = ["Session", "load_session"]
-
-Step = TypeVar("Step")
-_WINDOW = 1024
-"""Number of inputs that are read, sorted by length and batched together."""
 
 
 def load_session(
@@ -194,28 +182,28 @@ class Session:
         truncate: int | None = None,
         chat: ChatTemplate | None = None,
     ) -> None:
-        self.special_tokens, self.truncate, self.chat = special_tokens and chat is None, truncate, chat
-        self.stored, self.export, self.provider = stored, export, provider
+        self.special_tokens = special_tokens and chat is None  # a chat template writes them itself
+        self.truncate = truncate
+        self.chat = chat
+        self.stored = stored
+        self.export = export
+        self.provider = provider
         self.task = task or stored.spec.task
         """The task that is run by default."""
-        self.threads, self.memory, self.provider_options = threads, memory, provider_options
+        self.threads = threads
+        self.memory = memory
+        self.provider_options = provider_options
+        self._opened = OpenExport(stored, export, provider, threads, memory, provider_options)
+        self._answering = Answering(self._opened, truncate)
         self._tokenizer_file = tokenizer
-        self._sessions: dict[str, ort.InferenceSession] = {}
         self._drafts: dict[Path, Session] = {}
-        self.free_rows: list[Rows] = []
-        """Buffers of an export for serving that are not in use."""
         self._warnings: set[str] = set()
-        self._opening = threading.Lock()
-        self._calls: set[Call] = set()
-        self._weights = MappedWeights(stored.path, {})
-        self._closed = False
         if tokenizer is not None:
             _ = self.tokenizer  # report an invalid tokenizer before reading inputs
         _ = self.sessions
-        _LIVING.add(self)
 
     def __repr__(self) -> str:
-        state = "closed" if self._closed else f"on {self.provider}"
+        state = "closed" if self._opened.is_closed else f"on {self.provider}"
         return f"<zoo session of {self.stored.path} for {self.task}, {state}>"
 
     # Properties.
@@ -230,10 +218,10 @@ class Session:
         """The declared graphs in execution order."""
         return self.export.graphs
 
-    @cached_property
+    @property
     def adapters(self) -> tuple[str, ...]:
         """The names of the low-rank adapters in the variant ``adapters``; empty in others."""
-        return tuple(self.export.evidence.get("adapters", ())) if self.export.variant == ADAPTERS else ()
+        return self._opened.adapters
 
     @property
     def config(self) -> Settings:
@@ -276,8 +264,8 @@ class Session:
 
     def placement(self) -> Mapping[str, Mapping[str, int]]:
         """Return the number of nodes that each execution provider runs, by graph."""
-        self._check_open()
-        return {name: placement(self._open(name, placements=True)) for name in self.export.graph_files}
+        self._opened.check_open()
+        return {name: placement(self._opened.open_graph(name, placements=True)) for name in self.export.graph_files}
 
     # Running.
 
@@ -353,7 +341,7 @@ class Session:
         answers: list[dict[str, Any]] = []
         listed = [inputs] if single else inputs
         check_adapters(adapter, len(listed))
-        with self._stoppable(check_seconds("timeout", timeout)):
+        with self._opened.stoppable(check_seconds("timeout", timeout)):
             for answer in self.map(listed, task=task, batch_size=batch_size, adapter=adapter, **options):
                 if answer.error is not None:
                     raise answer.error
@@ -391,9 +379,9 @@ class Session:
 
     def answer(self, runner: Runner[Any], answers: Iterable[Answer], batch_size: int | None = None) -> Iterator[Answer]:
         """Like :meth:`map`, with an existing runner and inputs that are already numbered."""
-        size = check_count("batch_size", batch_size) or self._fixed_batch(runner) or runner.batch_size
+        size = check_count("batch_size", batch_size) or fixed_batch(self, runner) or runner.batch_size
         runner.batch_size = size
-        return self._answer_all(runner, answers, size)
+        return self._answering.answer(runner, answers, size)
 
     def stream(
         self, text: str | Sequence[int], *, task: str | None = None, adapter: str | None = None, **options: Any
@@ -405,21 +393,18 @@ class Session:
         """Like :meth:`stream`, with an existing runner."""
         if not runner.streams:
             raise UsageError(f"{self.task} does not support streaming", self.path)
-        with _blame(runner, "cannot generate"), self._stoppable():
-            pieces = runner.stream(self._adapted(runner.read(value, 1), adapter))
-        self._report_truncated(runner)
-        return self._steps(runner, "cannot generate", pieces)
+        return self._answering.pieces(runner, value, adapter)
 
     def lead(self, runner: Runner[Any], text: str) -> str:
         """Return the text to show before the streamed pieces."""
-        with _blame(runner, "cannot generate"):
+        with blame_runner(runner, "cannot generate"):
             return str(runner.lead(text))
 
     def show(self, runner: Runner[Any], answers: Sequence[Answer]) -> Iterator[str]:
         """Yield human-readable lines for answers without errors. Some tasks compare the answers with each other."""
-        with _blame(runner, "cannot show answers"):
+        with blame_runner(runner, "cannot show answers"):
             lines = iter(runner.show(answers))
-        yield from self._steps(runner, "cannot show answers", lines)
+        yield from self._answering.steps(runner, "cannot show answers", lines)
 
     def runner(self, task: str | None = None, **options: Any) -> Runner[Any]:
         """Create the runner of a task with the given options."""
@@ -427,7 +412,7 @@ class Session:
 
     def runner_with(self, task: str | None, options: Mapping[str, Any]) -> Runner[Any]:
         """Like :meth:`runner`, with options of any names, which another program has chosen."""
-        self._check_open()
+        self._opened.check_open()
         name = task or self.task
         plugin, cls = runner_class(name, self.stored.spec.task)
         if self.chat is not None and not cls.chats:
@@ -472,7 +457,7 @@ class Session:
         if graph.pasts and graph.past_tensors()[0].name not in feeds:
             rows = len(next(iter(feeds.values())))
             feeds = {**feeds, **empty_past(graph, rows, self.dtype)}
-        with self._stoppable(check_seconds("timeout", timeout)):
+        with self._opened.stoppable(check_seconds("timeout", timeout)):
             if self.export.variant == SERVING:
                 outputs = ServingExecutor(self.sessions, self.dtype)(graph, feeds)
             else:
@@ -484,8 +469,7 @@ class Session:
 
         Graphs are stopped between operators. Steps of :meth:`stepper` and :meth:`open_rows` are not stopped.
         """
-        for call in list(self._calls):
-            call.stop()
+        self._opened.interrupt()
 
     def check_weights(self) -> None:
         """Raise :class:`ArtifactError` if a file of the open weights has been truncated or altered.
@@ -493,20 +477,7 @@ class Session:
         Reading lost bytes ends the process, and others change the answers.
         Calls of this session check it themselves; steps of :meth:`stepper` and :meth:`open_rows` do not.
         """
-        self._weights.check()
-
-    @contextmanager
-    def _stoppable(self, seconds: float | None = None) -> Iterator[None]:
-        """Let the block be ended by :meth:`interrupt`, or after a time."""
-        self._check_open()
-        self.check_weights()
-        call = Call(seconds, self.path)
-        self._calls.add(call)
-        try:
-            with call:
-                yield
-        finally:
-            self._calls.discard(call)
+        self._opened.check_weights()
 
     def stepper(
         self, feeds: Mapping[str, np.ndarray[Any, Any]] = MappingProxyType({}), *, rows: int | None = None
@@ -540,8 +511,8 @@ class Session:
     def draft(self, directory: str | os.PathLike[str]) -> Session:
         """Open another exported model, which drafts tokens for this one. It closes with this session."""
         path = check_path("directory", directory).resolve()
-        with self._opening:
-            self._check_open()
+        with self._opened.lock:
+            self._opened.check_open()
             if path not in self._drafts:
                 self._drafts[path] = load_session(
                     path,
@@ -553,136 +524,22 @@ class Session:
                 )
             return self._drafts[path]
 
-    def _fixed_batch(self, runner: Runner[Any]) -> int | None:
-        """Return the batch size that the graph of a task requires, or None if it takes any."""
-        if self.export.variant == SERVING:
-            return sizes_of_session(self.sessions[PREFILL])["batch"]
-        graph: Graph = getattr(runner, "graph", self.graphs[0])
-        opened = self.sessions.get(graph.name)
-        shapes = {item.name: item.shape for item in opened.get_inputs()} if opened else {}
-        for tensor in graph.input_tensors():
-            if tensor.dims[0] == graph.rows[0] and isinstance(shapes.get(tensor.name, [None])[0], int):
-                return int(shapes[tensor.name][0])
-        return None
-
-    def _answer_all(self, runner: Runner[Any], answers: Iterable[Answer], batch_size: int) -> Iterator[Answer]:
-        window: list[Answer] = []
-        for answer in answers:
-            window.append(answer)
-            if len(window) == _WINDOW:
-                yield from self._answer(runner, window, batch_size)
-                window = []
-        yield from self._answer(runner, window, batch_size)
-        self._report_truncated(runner)
-
-    def _report_truncated(self, runner: Runner[Any]) -> None:
-        truncated = getattr(runner, "truncated", None)
-        if truncated is not None:
-            remedy = ""
-            if self.truncate is not None and self.truncate == trained_length(self.stored):
-                truncated, remedy = (
-                    f"{truncated}, as in training",
-                    ": read whole texts with --no-truncate (truncate=False)",
-                )
-            warnings.warn(f"{truncated}: {self.path}{remedy}", ZooWarning, stacklevel=2)
-
-    def _answer(self, runner: Runner[Any], window: list[Answer], batch_size: int) -> Iterator[Answer]:
-        """Answer a window of inputs, yielding each answer once it and all earlier ones are done."""
-        with _blame(runner, "cannot read inputs"):
-            read = runner.read_all(window)
-            items = {place: self._adapted(item, window[place].adapter) for place, item in read}
-            sizes = [(place, runner.size(item)) for place, item in items.items()]
-            planned = list(batches(sizes, batch_size, runner.fits))
-        waiting = set(items)
-        shown = 0
-        for batch in planned:
-            self._compute(runner, [window[place] for place in batch], [items[place] for place in batch])
-            waiting.difference_update(batch)
-            while shown < len(window) and shown not in waiting:
-                yield window[shown]
-                shown += 1
-        yield from window[shown:]
-
-    def _adapted(self, item: Any, adapter: str | None) -> Any:
-        """Return an item that names its adapter by number."""
-        number = number_of(adapter, self.adapters, self.path)
-        if not number:
-            return item
-        if not hasattr(item, "adapter"):
-            raise UsageError("the task does not support adapters", self.path)
-        return replace(item, adapter=number)
-
-    def _compute(self, runner: Runner[Any], answers: Sequence[Answer], items: Sequence[Any]) -> None:
-        results: list[Any]
-        try:
-            with _blame(runner, "cannot answer"), self._stoppable():
-                results = list(runner.answer(items))
-        except ArtifactError as error:
-            results = [error] * len(items)
-        if len(results) != len(items):
-            raise PluginError(f"{runner.plugin} returned {len(results)} results for {len(items)} inputs")
-        for answer, result in zip(answers, results, strict=True):
-            if isinstance(result, ZooError):
-                answer.error = result
-            elif isinstance(result, dict):
-                answer.result = result
-            else:
-                raise PluginError(f"{runner.plugin} returned {type(result).__name__} as a result, which must be a dict")
-
-    def _steps(self, runner: Runner[Any], what: str, steps: Iterator[Step]) -> Iterator[Step]:
-        """Iterate over a runner's results, with each step under :func:`_blame`."""
-        while True:
-            with _blame(runner, what), self._stoppable():
-                try:
-                    step = next(steps)
-                except StopIteration:
-                    return
-            yield step
-
     # Lifetime.
 
     @property
     def sessions(self) -> dict[str, ort.InferenceSession]:
         """ONNX Runtime sessions of this process, by graph name."""
-        with self._opening:
-            self._check_open()
-            if not self._sessions:
-                files = self.stored.files.items()
-                entries = {name: entry for name, entry in files if name.endswith(".safetensors")}
-                self._weights.close()
-                self._weights = MappedWeights(self.path, entries)
-                self._weights.check()
-                self._sessions = {name: self._open(name) for name in self.export.graph_files}
-            return self._sessions
+        return self._opened.sessions
 
-    def _check_open(self) -> None:
-        if self._closed:
-            raise UsageError("the session is closed", self.path, "open another")
-
-    def _open(self, graph: str, *, placements: bool = False) -> ort.InferenceSession:
-        path = self.path / self.export.graph_files[graph]
-
-        def open_with(options: Mapping[str, str]) -> ort.InferenceSession:
-            return open_session(
-                path,
-                provider=self.provider,
-                threads=self.threads,
-                memory=self.memory,
-                provider_options=options,
-                placements=placements or self.provider == "cuda",
-            )
-
-        steps = self.export.variant == SERVING and graph == self.graphs[-1].name
-        if steps and self.provider == "cuda":
-            return open_for_capture(open_with, self.provider_options, path)
-        return open_with(self.provider_options)
+    @property
+    def free_rows(self) -> list[Rows]:
+        """Buffers of an export for serving that are not in use."""
+        return self._opened.free_rows
 
     def close(self) -> None:
         """Release threads and memory. A closed session cannot run."""
-        with self._opening:
-            self._closed = True
-            self._sessions, self.free_rows = {}, []
-            self._weights.close()
+        with self._opened.lock:
+            self._opened.close()
             for draft in self._drafts.values():
                 draft.close()
 
@@ -693,29 +550,3 @@ class Session:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-    def _forget(self) -> None:
-        """In a forked child: abandon the ONNX Runtime sessions, whose threads exist only in the parent.
-
-        Buffers may lie on a device that the child cannot use, so a leaked reference keeps them alive.
-        """
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self.free_rows))
-        self._sessions, self.free_rows = {}, []
-        self._opening, self._calls = threading.Lock(), set()
-
-
-_LIVING: WeakSet[Session] = WeakSet()
-
-
-def _forget_all() -> None:
-    for session in _LIVING:
-        session._forget()
-
-
-if hasattr(os, "register_at_fork"):  # Windows does not fork
-    os.register_at_fork(after_in_child=_forget_all)
-
-
-def _blame(runner: Runner[Any], what: str) -> AbstractContextManager[None]:
-    """Attribute a runner's errors to its plugin. stdout is not redirected, since sessions run in any thread."""
-    return plugins.blame(runner.plugin, what, fault=ArtifactError, redirect=False)

@@ -1,0 +1,155 @@
+"""The graphs of an export, open in this process."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path
+from weakref import WeakSet
+
+from zoo.artifact import ADAPTERS, SERVING, Export, ModelDirectory
+from zoo.errors import UsageError
+from zoo_runtime.onnx_runtime.mapped_weights import MappedWeights
+from zoo_runtime.onnx_runtime.ort import ort
+from zoo_runtime.onnx_runtime.providers import Memory, Provider, open_session
+from zoo_runtime.onnx_runtime.stopping import Call
+from zoo_runtime.serving.capture import open_for_capture
+from zoo_runtime.serving.rows import Rows
+
+__all__ = ["OpenExport"]
+
+
+class OpenExport:
+    """The graphs of an export, the weights that they map, and the calls that run on them.
+
+    A forked process opens the graphs anew when they are next used.
+    """
+
+    def __init__(
+        self,
+        stored: ModelDirectory,
+        export: Export,
+        provider: Provider,
+        threads: int | None,
+        memory: Memory,
+        provider_options: Mapping[str, str],
+    ) -> None:
+        self.stored = stored
+        self.export = export
+        self.provider = provider
+        self.threads = threads
+        self.memory = memory
+        self.provider_options = provider_options
+        self.is_closed = False
+        self.lock = threading.Lock()
+        """Held while graphs are opened or closed."""
+        self.free_rows: list[Rows] = []
+        """Buffers of an export for serving that are not in use."""
+        self._sessions: dict[str, ort.InferenceSession] = {}
+        self._calls: set[Call] = set()
+        self._weights = MappedWeights(stored.path, {})
+        _LIVING.add(self)
+
+    @property
+    def path(self) -> Path:
+        """The model directory."""
+        return self.stored.path
+
+    @property
+    def sessions(self) -> dict[str, ort.InferenceSession]:
+        """ONNX Runtime sessions of this process, by graph name; they are opened on first use."""
+        with self.lock:
+            self.check_open()
+            if not self._sessions:
+                files = self.stored.files.items()
+                entries = {name: entry for name, entry in files if name.endswith(".safetensors")}
+                self._weights.close()
+                self._weights = MappedWeights(self.path, entries)
+                self._weights.check()
+                self._sessions = {name: self.open_graph(name) for name in self.export.graph_files}
+            return self._sessions
+
+    @cached_property
+    def adapters(self) -> tuple[str, ...]:
+        """The names of the low-rank adapters in the variant ``adapters``; empty in others."""
+        return tuple(self.export.evidence.get("adapters", ())) if self.export.variant == ADAPTERS else ()
+
+    def open_graph(self, graph: str, *, placements: bool = False) -> ort.InferenceSession:
+        """Open one graph, and record on request which provider runs each node."""
+        path = self.path / self.export.graph_files[graph]
+
+        def open_with(options: Mapping[str, str]) -> ort.InferenceSession:
+            return open_session(
+                path,
+                provider=self.provider,
+                threads=self.threads,
+                memory=self.memory,
+                provider_options=options,
+                placements=placements or self.provider == "cuda",
+            )
+
+        steps = self.export.variant == SERVING and graph == self.export.graphs[-1].name
+        if steps and self.provider == "cuda":
+            return open_for_capture(open_with, self.provider_options, path)
+        return open_with(self.provider_options)
+
+    def check_open(self) -> None:
+        """Raise :class:`zoo.UsageError` once the export is closed."""
+        if self.is_closed:
+            raise UsageError("the session is closed", self.path, "open another")
+
+    def check_weights(self) -> None:
+        """Raise :class:`ArtifactError` if a file of the open weights has been truncated or altered."""
+        self._weights.check()
+
+    @contextmanager
+    def stoppable(self, seconds: float | None = None) -> Iterator[None]:
+        """Let the block be ended by :meth:`interrupt`, or after a time."""
+        self.check_open()
+        self.check_weights()
+        call = Call(seconds, self.path)
+        self._calls.add(call)
+        try:
+            with call:
+                yield
+        finally:
+            self._calls.discard(call)
+
+    def interrupt(self) -> None:
+        """Stop the blocks of :meth:`stoppable` in other threads."""
+        for call in list(self._calls):
+            call.stop()
+
+    def close(self) -> None:
+        """Release threads and memory. The caller holds the lock."""
+        self.is_closed = True
+        self._sessions = {}
+        self.free_rows = []
+        self._weights.close()
+
+    def forget(self) -> None:
+        """In a forked child: abandon the ONNX Runtime sessions, whose threads exist only in the parent.
+
+        Buffers may lie on a device that the child cannot use, so a leaked reference keeps them alive.
+        """
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self.free_rows))
+        self._sessions = {}
+        self.free_rows = []
+        self.lock = threading.Lock()  # another thread of the parent may hold the old one
+        self._calls = set()
+
+
+_LIVING: WeakSet[OpenExport] = WeakSet()
+
+
+def _forget_all() -> None:
+    for opened in _LIVING:
+        opened.forget()
+
+
+if hasattr(os, "register_at_fork"):  # Windows does not fork
+    os.register_at_fork(after_in_child=_forget_all)
