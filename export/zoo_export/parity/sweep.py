@@ -47,7 +47,7 @@ from zoo_export.parity.reference import SEED
 from zoo_export.parity.references import References
 from zoo_export.parity.rule import WIDE, Findings, Judges
 from zoo_export.parity.subject import FAINT, Subject
-from zoo_runtime.onnx_runtime.stopping import OutOfMemoryError, RunError
+from zoo_runtime.onnx_runtime.errors import OutOfMemoryError, RunError
 
 __all__ = ["Magnitude", "Sweep", "in_order", "running", "smallest_points", "typical_point"]
 

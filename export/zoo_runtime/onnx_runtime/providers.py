@@ -7,7 +7,6 @@ import ctypes
 import io
 import math
 import os
-import re
 import threading
 import weakref
 from collections.abc import Mapping
@@ -21,18 +20,17 @@ from zoo import system
 from zoo.errors import (
     ArtifactError,
     StoppedError,
-    UnreadableError,
     UsageError,
     Wording,
-    ZooError,
     argument,
     nearest,
 )
 from zoo_runtime.arguments import check_count
 from zoo_runtime.onnx_runtime import memory_limit
+from zoo_runtime.onnx_runtime.errors import loading_error
 from zoo_runtime.onnx_runtime.functions import check_functions
 from zoo_runtime.onnx_runtime.ort import ort
-from zoo_runtime.onnx_runtime.stopping import load, memory_error
+from zoo_runtime.onnx_runtime.stopping import load
 from zoo_runtime.onnx_runtime.values import to_value
 
 __all__ = [
@@ -60,12 +58,6 @@ _PROBE = (
 """An ONNX model with one Identity node, which every provider supports. Literal bytes: onnx may not be installed."""
 _SILENT = 4
 _OPTION = Wording("provider_options", "--provider-option")
-_SYSTEM_ERROR = re.compile(r"SystemError : (\d+)")
-"""A failing system call in a message of ONNX Runtime, with its error number."""
-_NO_KERNEL = re.compile(
-    r"(?:Provider type for |Could not find an implementation for )(\w+)(?:\(\d+\))? node with name '([^']*)'"
-)
-"""Messages of ONNX Runtime, the first of a failed assertion, for a node whose types no provider has a kernel for."""
 _REMEDY = "pip install onnxruntime-gpu[cuda,cudnn]"
 
 
@@ -150,7 +142,7 @@ def open_session(
         if provider != "cpu" and graph != _PROBE:
             open_session(_PROBE, provider=provider)  # raises if the provider itself does not load
             open_session(_PROBE, provider=provider, provider_options=provider_options)
-        raise _loading_error(error, provider, where) from error
+        raise loading_error(error, provider, where) from error
     _check_names(session, graph)
     _OPEN.add(session)
     _check_loaded(session, provider, provider_options)
@@ -182,18 +174,6 @@ def _session_options(
     if memory == "mapped":
         options.add_session_config_entry("session.disable_prepacking", "1")
     return options
-
-
-def _loading_error(error: Exception, provider: Provider, where: object) -> ZooError:
-    """Return the error to raise for one of ONNX Runtime, which tells causes apart by their messages alone."""
-    if (lack := memory_error(error, where)) is not None:
-        return lack
-    if failure := _SYSTEM_ERROR.search(str(error)):
-        return UnreadableError(f"onnxruntime cannot read the weights ({os.strerror(int(failure[1]))})", where)
-    if missing := _NO_KERNEL.search(str(error)):
-        problem = f"onnxruntime has no kernel on {provider} for {missing[1]} with the types of node {missing[2]!r}"
-        return ArtifactError(problem, where, "choose another dtype or provider")
-    return ArtifactError(f"onnxruntime cannot load the graph ({error})", where)
 
 
 def _check_loaded(session: ort.InferenceSession, provider: Provider, options: Mapping[str, str]) -> None:

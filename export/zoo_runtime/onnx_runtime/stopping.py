@@ -7,40 +7,33 @@ occupies, so the watching thread also receives them, through ``signal.set_wakeup
 
 from __future__ import annotations
 
-import _thread
 import math
-import os
-import re
 import signal
-import socket
 import threading
 import time
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from contextvars import ContextVar, Token
 from types import TracebackType
 from typing import Self, TypeVar
 
-from zoo import signals, system
-from zoo.errors import ArtifactError, StoppedError, UsageError, ZooError
+from zoo import system
+from zoo.errors import StoppedError, ZooError
 from zoo.limits import GRAPH_SECONDS
 from zoo_runtime.onnx_runtime import memory_limit
+from zoo_runtime.onnx_runtime.errors import run_error
 from zoo_runtime.onnx_runtime.ort import ort
+from zoo_runtime.onnx_runtime.watcher import Watched, watcher
 
-__all__ = ["Call", "OutOfMemoryError", "RunError", "load", "memory_error", "named", "running"]
+__all__ = ["Call", "load", "named", "running"]
 
-_SLEEP = 3600.0
-"""Longest sleep of the watcher, in seconds."""
 _GRACE = 2.0
 """Seconds in which a load has to end that was cancelled."""
-_LACK = re.compile(r"bad_alloc|bad allocation|Failed to allocate memory|out of memory")
-"""Parts of messages about a lack of memory."""
-
 T = TypeVar("T")
 
 
-class Call:
+class Call(Watched):
     """A context manager whose runs of graphs end together. A call inside another one ends with it.
 
     Args:
@@ -50,6 +43,7 @@ class Call:
 
     def __init__(self, seconds: float | None = None, where: object = None) -> None:
         self.where = where
+        self.thread = None
         self._outer: Call | None = None
         self._reason: str | None = None
         self._deadline = math.inf if seconds is None else time.monotonic() + seconds
@@ -58,12 +52,18 @@ class Call:
     def stop(self) -> None:
         """End the runs in progress, from any thread, and refuse later ones."""
         self._reason = "interrupted"
-        _watch().cancel_all(self)
+        self.cancel()
+
+    def cancel(self) -> None:
+        """End the runs in progress. Later ones are refused if there is a reason."""
+        for item in watcher().items():
+            if isinstance(item, _Stoppable) and item.call is not None and self in item.call.and_outer():
+                item.cancel()
 
     def __enter__(self) -> Self:
         self._outer = _CALL.get()
         self._token: Token[Call | None] = _CALL.set(self)
-        self._watcher = _watch()
+        self._watcher = watcher()
         self._receives = self._outer is None and self._watcher.receive()
         if self._deadline < math.inf:
             self._watcher.add(self, self._deadline)
@@ -95,8 +95,6 @@ class Call:
 
 _CALL: ContextVar[Call | None] = ContextVar("_CALL", default=None)
 _MODEL: ContextVar[object] = ContextVar("_MODEL", default=None)
-_WAKE = b"\0"
-_MAIN = threading.main_thread().ident
 
 
 @contextmanager
@@ -109,10 +107,10 @@ def named(model: object) -> Iterator[None]:
         _MODEL.reset(token)
 
 
-class _Stoppable(ABC):
+class _Stoppable(Watched):
     """A block that another thread can end. It then raises an error, which becomes :class:`zoo.StoppedError`."""
 
-    __slots__ = ("_end", "_limit", "_receives", "_watcher", "call", "thread")
+    __slots__ = ("_end", "_limit", "_receives", "_watcher", "call")
 
     @abstractmethod
     def cancel(self) -> None:
@@ -129,14 +127,14 @@ class _Stoppable(ABC):
         self.thread = threading.get_ident()
         self._limit = GRAPH_SECONDS.value()
         self._end = time.monotonic() + self._limit
-        self._watcher = watcher = _watch()
-        watcher.add(self, self._end)
-        self._receives = call is None and watcher.receive()
+        self._watcher = watcher()
+        self._watcher.add(self, self._end)
+        self._receives = call is None and self._watcher.receive()
         if call is not None:
             try:
                 self.check()
             except StoppedError:
-                watcher.remove(self)
+                self._watcher.remove(self)
                 raise
 
     def exit(self, error: BaseException | None) -> None:
@@ -156,107 +154,6 @@ class _Stoppable(ABC):
         if time.monotonic() >= self._end:
             what = f"took longer than {self._limit} s"
             raise StoppedError(what, self.where, f"raise {GRAPH_SECONDS.variable}") from cause
-
-
-class _Watcher:
-    """A thread that ends runs at their deadlines and on signals that interrupt, as Ctrl-C.
-
-    :mod:`threading` does not count it: a process that it keeps from being forked (:func:`zoo.system.computing_apart`)
-    would be slower, and a forked process starts its own.
-    """
-
-    def __init__(self) -> None:
-        self._deadlines: dict[Call | _Stoppable, float] = {}
-        self._next = math.inf
-        """When it wakes. Only a sooner deadline wakes it before, because this costs as much as a small run."""
-        self._reader, self._writer = socket.socketpair()
-        self._writer.setblocking(False)
-        _thread.start_new_thread(self._watch, ())
-
-    def add(self, item: Call | _Stoppable, deadline: float) -> None:
-        """End ``item`` at a time, and on Ctrl-C if it is a run of the main thread."""
-        self._deadlines[item] = deadline
-        if deadline < self._next:
-            self._next = deadline
-            with suppress(BlockingIOError):  # it is awake
-                self._writer.send(_WAKE)
-
-    def remove(self, item: Call | _Stoppable) -> None:
-        self._deadlines.pop(item, None)
-
-    def cancel_all(self, call: Call) -> None:
-        """End the runs in progress of a call."""
-        for item in list(self._deadlines):
-            if isinstance(item, _Stoppable) and item.call is not None and call in item.call.and_outer():
-                item.cancel()
-
-    def receive(self) -> bool:
-        """Return whether this thread receives signals from now on, until ``signal.set_wakeup_fd(-1)``.
-
-        Only the main thread can let it, and an event loop may receive them itself.
-        """
-        if threading.get_ident() != _MAIN:
-            return False
-        mine = self._writer.fileno()
-        before = signal.set_wakeup_fd(mine, warn_on_full_buffer=False)
-        if before in (-1, mine):  # mine if Ctrl-C ended the code that ends this
-            return True
-        signal.set_wakeup_fd(before)
-        return False
-
-    def _watch(self) -> None:
-        while True:
-            self._next = math.inf  # what is added from here on wakes it
-            now = time.monotonic()
-            later = [now + _SLEEP]
-            for item, deadline in list(self._deadlines.items()):
-                if deadline > now:
-                    later.append(deadline)
-                    continue
-                if isinstance(item, Call):
-                    self.cancel_all(item)
-                else:
-                    item.cancel()
-                self.remove(item)
-            self._next = min(self._next, *later)
-            self._reader.settimeout(max(self._next - now, 0.001))
-            with suppress(TimeoutError):
-                numbers = self._reader.recv(64)
-                if any(signals.interrupts(number) for number in numbers if number):  # 0 only wakes
-                    for item in list(self._deadlines):
-                        if isinstance(item, _Stoppable) and item.thread == _MAIN:
-                            item.cancel()
-
-
-_watcher: _Watcher | None = None
-_STARTING = threading.Lock()
-
-
-def _watch() -> _Watcher:
-    global _watcher
-    if _watcher is None:
-        with _STARTING:
-            if _watcher is None:
-                _watcher = _Watcher()
-    return _watcher
-
-
-def _forget() -> None:
-    """In a forked process, which has no watching thread yet, and whose only thread is the main one."""
-    global _watcher, _STARTING, _MAIN
-    _watcher, _STARTING, _MAIN = None, threading.Lock(), threading.get_ident()
-
-
-if hasattr(os, "register_at_fork"):  # Windows does not fork
-    os.register_at_fork(after_in_child=_forget)
-
-
-class RunError(ArtifactError):
-    """ONNX Runtime cannot run a graph, or refuses its inputs. The cause is its own error."""
-
-
-class OutOfMemoryError(RunError):
-    """A graph needs more memory than there is."""
 
 
 class running(_Stoppable):  # noqa: N801  (a function for its users)
@@ -290,7 +187,7 @@ class running(_Stoppable):  # noqa: N801  (a function for its users)
     ) -> None:
         self.exit(error)
         if isinstance(error, Exception) and not isinstance(error, ZooError):
-            raise _as_zoo_error(error, self.where) from error
+            raise run_error(error, self.where) from error
 
 
 def load(options: ort.SessionOptions, graph: object, function: Callable[[], T]) -> T:
@@ -345,24 +242,3 @@ class _Loading(_Stoppable):
         if error is not None:
             self.cancel()
         self.exit(error)
-
-
-def memory_error(error: Exception, where: object) -> OutOfMemoryError | None:
-    """Return the error to raise for one of ONNX Runtime or Python about a lack of memory, or None for another error."""
-    if not isinstance(error, MemoryError) and not _LACK.search(str(error)):
-        return None
-    found = re.search(r"requested buffer of size (\d+)", str(error))
-    size = f" (for {int(found[1]):,} bytes at once)" if found else ""
-    return OutOfMemoryError(f"the graph ran out of memory{size}", where, memory_limit.remedy())
-
-
-def _as_zoo_error(error: Exception, where: object) -> ZooError:
-    """Convert an error of ONNX Runtime, which raises a dozen classes without a common base."""
-    if (lack := memory_error(error, where)) is not None:
-        return lack
-    found = re.search(r"invalid dimensions for input: (\S+).*?Got: (\d+) Expected: (\d+)", str(error), re.DOTALL)
-    if found is None:
-        return RunError(f"onnxruntime cannot run the graph ({error})", where)
-    name, got, expected = found.groups()
-    what = f"{name} has size {got} in a dimension that the export fixes at {expected}"
-    return UsageError(what, where, "give inputs of this size, or export without --fix")

@@ -1,0 +1,64 @@
+"""Errors of ONNX Runtime, converted to those of zoo.
+
+ONNX Runtime raises a dozen classes without a common base, so the causes are told apart by their messages.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+
+from zoo.errors import ArtifactError, UnreadableError, UsageError, ZooError
+from zoo_runtime.onnx_runtime import memory_limit
+
+__all__ = ["OutOfMemoryError", "RunError", "loading_error", "run_error"]
+
+_LACK = re.compile(r"bad_alloc|bad allocation|Failed to allocate memory|out of memory")
+"""Parts of messages about a lack of memory."""
+_SYSTEM_ERROR = re.compile(r"SystemError : (\d+)")
+"""A failing system call in a message of ONNX Runtime, with its error number."""
+_NO_KERNEL = re.compile(
+    r"(?:Provider type for |Could not find an implementation for )(\w+)(?:\(\d+\))? node with name '([^']*)'"
+)
+"""Messages of ONNX Runtime, the first of a failed assertion, for a node whose types no provider has a kernel for."""
+
+
+class RunError(ArtifactError):
+    """ONNX Runtime cannot run a graph, or refuses its inputs. The cause is its own error."""
+
+
+class OutOfMemoryError(RunError):
+    """A graph needs more memory than there is."""
+
+
+def loading_error(error: Exception, provider: str, where: object) -> ZooError:
+    """Return the error to raise for one of ONNX Runtime that loads a graph."""
+    if (lack := _memory_error(error, where)) is not None:
+        return lack
+    if failure := _SYSTEM_ERROR.search(str(error)):
+        return UnreadableError(f"onnxruntime cannot read the weights ({os.strerror(int(failure[1]))})", where)
+    if missing := _NO_KERNEL.search(str(error)):
+        problem = f"onnxruntime has no kernel on {provider} for {missing[1]} with the types of node {missing[2]!r}"
+        return ArtifactError(problem, where, "choose another dtype or provider")
+    return ArtifactError(f"onnxruntime cannot load the graph ({error})", where)
+
+
+def run_error(error: Exception, where: object) -> ZooError:
+    """Return the error to raise for one of ONNX Runtime that runs a graph."""
+    if (lack := _memory_error(error, where)) is not None:
+        return lack
+    sizes = re.search(r"invalid dimensions for input: (\S+).*?Got: (\d+) Expected: (\d+)", str(error), re.DOTALL)
+    if sizes is None:
+        return RunError(f"onnxruntime cannot run the graph ({error})", where)
+    name, got, expected = sizes.groups()
+    what = f"{name} has size {got} in a dimension that the export fixes at {expected}"
+    return UsageError(what, where, "give inputs of this size, or export without --fix")
+
+
+def _memory_error(error: Exception, where: object) -> OutOfMemoryError | None:
+    """Return the error to raise for one of ONNX Runtime or Python about a lack of memory, or None for another error."""
+    if not isinstance(error, MemoryError) and not _LACK.search(str(error)):
+        return None
+    request = re.search(r"requested buffer of size (\d+)", str(error))
+    size = f" (for {int(request[1]):,} bytes at once)" if request else ""
+    return OutOfMemoryError(f"the graph ran out of memory{size}", where, memory_limit.remedy())
