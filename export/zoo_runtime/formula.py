@@ -20,11 +20,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
+from zoo.arrays import Array
 
 __all__ = ["Choice", "Formula", "Model", "Numbers", "Same"]
 
-Array = np.ndarray[Any, Any]
 Model = Callable[[Mapping[str, Array]], Mapping[str, Array]]
 """Maps named inputs to float64 outputs."""
 

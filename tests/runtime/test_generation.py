@@ -30,6 +30,7 @@ from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
 import zoo as library
 from tests.architectures import test_gpt, test_llama
 from tests.exported import LIVELY
+from zoo.arrays import Array
 from zoo.checkpoints import Exact
 from zoo.errors import ArtifactError, UsageError
 from zoo_runtime import Session, load_session
@@ -40,7 +41,6 @@ from zoo_runtime.generation.options import MOST_PENALTY, Generation
 from zoo_runtime.generation.search import continue_rows
 
 Exported = Callable[..., Path]
-Array = np.ndarray[Any, Any]
 NEW = 9
 POSITIONS = 32
 START, END = 257, 258

@@ -16,6 +16,7 @@ import torch
 
 import zoo as library
 from tests.exported import LIVELY
+from zoo.arrays import Array
 from zoo.errors import ArtifactError, UsageError
 from zoo.plugins import ZooWarning
 from zoo_export.export import export_graphs_only
@@ -25,7 +26,7 @@ from zoo_runtime.onnx_runtime.providers import loading_problem
 from zoo_runtime.running.session import Session
 from zoo_runtime.serving.capture import open_for_capture
 from zoo_runtime.serving.names import SIZES_KEY
-from zoo_runtime.serving.rows import Array, Rows
+from zoo_runtime.serving.rows import Rows
 
 Exported = Callable[..., Path]
 Zoo = Callable[..., Any]

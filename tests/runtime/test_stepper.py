@@ -14,13 +14,13 @@ import zoo as library
 from tests.conftest import text_generator
 from tests.exported import LIVELY
 from tests.runtime.test_decoder import EMBEDDED
+from zoo.arrays import Array
 from zoo.errors import ArtifactError, UsageError
 from zoo.nn import Cache
 from zoo_export.export import export_graphs_only
 from zoo_export.trace.make import Options
 from zoo_runtime import Session, Stepper, load_session
 
-Array = np.ndarray[Any, Any]
 Built = Callable[[str, str], Path]
 SOURCE = list(b"time flies")
 PASTS = {

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from zoo.arrays import Array
 from zoo.artifact import INT8_CACHES
 from zoo.errors import ParityError
 from zoo.exporters import Progress
@@ -21,7 +22,6 @@ from zoo_export.bench.cases import Backend, Call, Case, CompileError, OnnxBacken
 from zoo_export.bench.limits import Count, Limits, closed_form
 from zoo_export.parity.evidence import versions
 from zoo_runtime import Session, load_session
-from zoo_runtime.generation.decoder import Array
 from zoo_runtime.generation.memory import past_bytes
 from zoo_runtime.onnx_runtime.providers import Provider
 

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from zoo.arrays import Array
 from zoo.artifact import ModelDirectory
 from zoo.errors import ArtifactError, UsageError, nearest
 from zoo_runtime.files.results import EMBEDDING
@@ -17,7 +18,6 @@ from zoo_runtime.files.rows import open_parquet, pyarrow_module
 
 __all__ = ["Match", "check_source", "search_vectors", "source"]
 
-Array = np.ndarray[Any, Any]
 _BATCH = 8192
 """Rows in memory at a time."""
 

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from zoo_runtime.generation.choices import Array, Choices, Continuation, Ranked, log_softmax, rank
+from zoo.arrays import Array
+from zoo_runtime.generation.choices import Choices, Continuation, Ranked, log_softmax, rank
 from zoo_runtime.generation.stepper import Stepper
 
 if TYPE_CHECKING:

@@ -8,8 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
+from zoo.arrays import Array
 from zoo.errors import UsageError, argument
 from zoo.terminal import is_unicode
 from zoo.tokenizers.library import guarded
@@ -19,7 +18,6 @@ if TYPE_CHECKING:
 
 __all__ = ["MOST_BIAS", "Bias", "bias_settings", "make_bias", "read_bias"]
 
-Array = np.ndarray[Any, Any]
 MOST_BIAS = 1e30
 """Largest absolute value of a bias: sums of many, and their products with penalties, are finite in float32."""
 _IDS = re.compile(r"\d+(,\d+)*")

@@ -9,10 +9,11 @@ import math
 from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
+from zoo.arrays import Array
 from zoo.errors import ArtifactError
 from zoo_runtime.generation.bias import Bias
 from zoo_runtime.generation.options import Generation
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
 __all__ = [
     "Array", "Choices", "Continuation", "ForbiddenError", "Ranked", "draw", "log_softmax", "probabilities", "rank",
 ]  # fmt: skip
-
-Array = np.ndarray[Any, Any]
 
 
 class ForbiddenError(ArtifactError):

@@ -12,6 +12,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
+from zoo.arrays import Array
 from zoo.artifact.weights import parse_json
 from zoo.errors import MissingPackageError, UsageError, argument
 from zoo.limits import CONSTRAINT_CHARACTERS, CONSTRAINT_STEPS
@@ -21,7 +22,6 @@ from zoo_runtime.generation.options import CONSTRAINTS, Generation
 
 __all__ = ["Constraint", "Matcher"]
 
-Array = np.ndarray[Any, Any]
 _SPACE = r" ?|\n[ \t]{0,32}"
 """Space between the parts of a JSON text: bounded, because models may repeat it without end."""
 _TOO_LARGE = ("too big", "too many", "too large", "fuel exhausted")

@@ -15,6 +15,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from zoo.arrays import Array
 from zoo.contract import Graph, dim_size
 from zoo.errors import UsageError
 from zoo.probe.inputs import empty_past
@@ -35,8 +36,6 @@ from zoo_runtime.onnx_runtime.stopping import running
 from zoo_runtime.onnx_runtime.values import to_array, to_value
 
 __all__ = ["Array", "Decoder", "Saved", "take_rows"]
-
-Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True)

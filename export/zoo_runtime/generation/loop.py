@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
+from zoo.arrays import Array
 from zoo.artifact import LOOP
 from zoo.contract import Graph, TensorSpec, dim_names
 from zoo.errors import ArtifactError, UsageError, Wording
@@ -24,7 +24,6 @@ NO_END = -1
 """Value of ``eos_token_id`` for models without an end token."""
 LARGEST_NOISE = 1 - 2.0**-24
 """The largest float32 below 1. Noise is clipped to it, so that a token of probability 0 is never chosen."""
-Array = np.ndarray[Any, Any]
 
 _LOOP = Wording(f"{LOOP}.onnx", "--generate")
 SETTINGS = ("max_new_tokens", "temperature", "top_k", "noise", "eos_token_id")

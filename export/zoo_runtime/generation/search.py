@@ -9,7 +9,8 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from zoo_runtime.generation.choices import Array, Choices, Continuation
+from zoo.arrays import Array
+from zoo_runtime.generation.choices import Choices, Continuation
 from zoo_runtime.generation.stepper import Stepper
 
 __all__ = ["continue_rows"]

@@ -15,7 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from zoo_runtime.generation.choices import Array, Choices, Continuation
+from zoo.arrays import Array
+from zoo_runtime.generation.choices import Choices, Continuation
 from zoo_runtime.generation.stepper import Stepper
 from zoo_runtime.generation.ties import is_settled
 

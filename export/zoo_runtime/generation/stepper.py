@@ -10,6 +10,7 @@ from typing import Any, Protocol, Self
 
 import numpy as np
 
+from zoo.arrays import Array
 from zoo.errors import ArtifactError, UsageError
 
 __all__ = [
@@ -22,8 +23,6 @@ __all__ = [
     "check_saved",
     "check_tokens",
 ]
-
-Array = np.ndarray[Any, Any]
 
 
 class Stepper(Protocol):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from zoo_runtime.generation.choices import Array, Choices, Continuation, draw, probabilities
+from zoo.arrays import Array
+from zoo_runtime.generation.choices import Choices, Continuation, draw, probabilities
 from zoo_runtime.generation.options import Generation
 
 __all__ = ["is_settled"]

@@ -9,13 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 
-__all__ = ["Segment", "Timestamps"]
+from zoo.arrays import Array
 
-Array = np.ndarray[Any, Any]
+__all__ = ["Segment", "Timestamps"]
 
 
 @dataclass(frozen=True)

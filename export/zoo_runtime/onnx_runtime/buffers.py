@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
+from zoo.arrays import Array
 from zoo.contract import Graph
 from zoo_runtime.onnx_runtime.ort import ort
 from zoo_runtime.onnx_runtime.providers import device_of
@@ -21,8 +21,6 @@ _ROOM = 32
 """Spare positions in new buffers."""
 _UNUSED = 7.0
 """Fill for unwritten positions: finite, but not 0, so that reading them changes the results."""
-
-Array = np.ndarray[Any, Any]
 
 
 class Buffers:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from zoo.arrays import Array
 from zoo.contract import Graph, TensorSpec, dim_names
 from zoo.errors import ArtifactError, UsageError
 from zoo.probe.inputs import Feeds, given_inputs
@@ -25,7 +26,6 @@ __all__ = ["LOGITS_TO_KEEP", "OnnxExecutor", "check_feeds", "check_finite", "che
 LOGITS_TO_KEEP = "logits_to_keep"
 """Optional graph input: the number of last positions to compute logits for; 0 means all."""
 
-Array = np.ndarray[Any, Any]
 
 _LARGE = 2**22
 """Number of elements of a large output."""

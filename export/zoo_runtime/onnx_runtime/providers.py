@@ -14,9 +14,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
 
-import numpy as np
-
 from zoo import system
+from zoo.arrays import Array
 from zoo.errors import (
     ArtifactError,
     StoppedError,
@@ -68,8 +67,8 @@ def open_session(
     provider: Provider = "cpu",
     optimize: bool = True,
     placements: bool = False,
-    replace: Mapping[str, np.ndarray[Any, Any]] | None = None,
-    shared: Mapping[str, np.ndarray[Any, Any]] = MappingProxyType({}),
+    replace: Mapping[str, Array] | None = None,
+    shared: Mapping[str, Array] = MappingProxyType({}),
     spin: bool = True,
     pool: bool = True,
     threads: int | None = None,

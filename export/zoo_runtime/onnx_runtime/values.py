@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 
+from zoo.arrays import Array
 from zoo.probe.dtypes import BFLOAT16
 from zoo_runtime.onnx_runtime.ort import ort
 from zoo_runtime.onnx_runtime.stopping import running
 
 __all__ = ["element_type", "run_lean", "run_session", "to_array", "to_value"]
 
-Array = np.ndarray[Any, Any]
 
 _BITS = np.uint16
 _ONNX_BFLOAT16 = 16

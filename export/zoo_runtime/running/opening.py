@@ -6,10 +6,11 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from zoo.arrays import Array
 from zoo.artifact import PREFILL, SERVING
 from zoo.errors import UsageError
 from zoo_runtime.generation.decoder import Decoder
-from zoo_runtime.generation.stepper import Array, Stepper
+from zoo_runtime.generation.stepper import Stepper
 from zoo_runtime.onnx_runtime.ort import ort
 from zoo_runtime.onnx_runtime.providers import device_of
 from zoo_runtime.onnx_runtime.stopping import running

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, get_args, overload
 import numpy as np
 
 from zoo import plugins, system
+from zoo.arrays import Array
 from zoo.artifact import PREFILL, SERVING, TOKENIZER, Export, ModelDirectory
 from zoo.config import Settings
 from zoo.contract import Graph
@@ -272,7 +273,7 @@ class Session:
     @overload
     def run(
         self,
-        inputs: str | bytes | os.PathLike[str] | list[int] | Pair | Mapping[str, Any] | np.ndarray[Any, Any],
+        inputs: str | bytes | os.PathLike[str] | list[int] | Pair | Mapping[str, Any] | Array,
         *,
         task: str | None = None,
         batch_size: int | None = None,
@@ -428,9 +429,7 @@ class Session:
         """Return the options class of a task."""
         return runner_class(task or self.task, self.stored.spec.task)[1].options
 
-    def execute(
-        self, graph: Graph, feeds: Mapping[str, np.ndarray[Any, Any]], *, timeout: float | None = None
-    ) -> Arrays:
+    def execute(self, graph: Graph, feeds: Mapping[str, Array], *, timeout: float | None = None) -> Arrays:
         """Run one declared graph on arrays. If a decoder is given no past, it starts with an empty one.
 
         The graphs of the variant ``adapters`` also need ``adapter_ids``, the number of each row's adapter in
@@ -479,9 +478,7 @@ class Session:
         """
         self._opened.check_weights()
 
-    def stepper(
-        self, feeds: Mapping[str, np.ndarray[Any, Any]] = MappingProxyType({}), *, rows: int | None = None
-    ) -> Stepper:
+    def stepper(self, feeds: Mapping[str, Array] = MappingProxyType({}), *, rows: int | None = None) -> Stepper:
         """Open the decoder, the last graph, to be run token by token. Its past is empty.
 
         Args:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from zoo.arrays import Array
 from zoo.contract import Graph, dim_size
 from zoo.errors import ArtifactError
 from zoo_runtime.onnx_runtime.ort import ort
@@ -19,8 +20,6 @@ from zoo_runtime.onnx_runtime.values import element_type, to_array, to_value
 from zoo_runtime.serving.names import NEW_LENGTHS, PAST_LENGTHS
 
 __all__ = ["Array", "Buffer", "Call"]
-
-Array = np.ndarray[Any, Any]
 
 
 class Buffer:

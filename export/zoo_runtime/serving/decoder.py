@@ -12,9 +12,10 @@ from typing import Self
 
 import numpy as np
 
+from zoo.arrays import Array
 from zoo.errors import UsageError
 from zoo_runtime.generation.stepper import check_mask, check_roll_back, check_rows, check_saved, check_tokens
-from zoo_runtime.serving.rows import Array, Rows, RowState
+from zoo_runtime.serving.rows import Rows, RowState
 
 __all__ = ["RowDecoder"]
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from zoo.arrays import Array
 from zoo.artifact import PREFILL
 from zoo.contract import Graph
 from zoo.errors import ZooError
@@ -14,7 +15,7 @@ from zoo.probe.inputs import Feeds
 from zoo.probe.pipeline import Arrays, token_input, typed_feeds
 from zoo_runtime.onnx_runtime.ort import ort
 from zoo_runtime.onnx_runtime.values import run_session
-from zoo_runtime.serving.rows import Array, Rows, check_shapes, fit, sizes_of_session
+from zoo_runtime.serving.rows import Rows, check_shapes, fit, sizes_of_session
 
 __all__ = ["ServingExecutor"]
 

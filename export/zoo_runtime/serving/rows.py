@@ -11,12 +11,13 @@ from typing import Any
 
 import numpy as np
 
+from zoo.arrays import Array
 from zoo.contract import Graph, TensorSpec, dim_names, dim_size
 from zoo.errors import ArtifactError, UsageError
 from zoo.probe.pipeline import token_input
 from zoo_runtime.onnx_runtime.ort import ort
 from zoo_runtime.onnx_runtime.providers import device_of
-from zoo_runtime.serving.buffers import Array, Buffer, Call
+from zoo_runtime.serving.buffers import Buffer, Call
 from zoo_runtime.serving.capture import run_options
 from zoo_runtime.serving.names import CAPACITY, SIZES_KEY, read_sizes
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from zoo.arrays import Array
 from zoo.classes import class_names
 from zoo.config import Settings
 from zoo.contract import dim_size
@@ -28,8 +29,6 @@ from zoo_runtime.tasks.classification import (
 from zoo_runtime.tasks.parts import Parts, PartsRunner
 
 __all__ = ["Rerank", "RerankOptions", "Texts", "ZeroShot", "ZeroShotOptions"]
-
-Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True)

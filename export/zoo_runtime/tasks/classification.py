@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from zoo.arrays import Array
 from zoo.classes import ProblemType, class_names, problem_of
 from zoo.config import Settings
 from zoo.contract import Graph, dim_size
@@ -32,7 +33,6 @@ __all__ = [
     "softmax",
 ]
 
-Array = np.ndarray[Any, Any]
 _PROBLEMS: Mapping[str, ProblemType] = {
     "softmax": "single_label_classification",
     "sigmoid": "multi_label_classification",

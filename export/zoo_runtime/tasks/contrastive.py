@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from zoo.arrays import Array
 from zoo.config import Settings
 from zoo.errors import ArtifactError, UsageError
 from zoo.plots import Distribution
@@ -27,7 +28,6 @@ from zoo_runtime.tasks.text import Embed, EmbedOptions, shown_vector
 
 __all__ = ["ImageEmbedding", "ZeroShotImageOptions", "ZeroShotImages"]
 
-Array = np.ndarray[Any, Any]
 _IMAGE, _TEXT, _LOGITS = "image_embeds", "text_embeds", "logits_per_image"
 
 

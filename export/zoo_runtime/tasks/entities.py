@@ -10,6 +10,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from zoo.arrays import Array
 from zoo.classes import class_names
 from zoo.config import Settings
 from zoo.errors import ArtifactError, UsageError
@@ -24,7 +25,6 @@ from zoo_runtime.tasks.tags import SCHEMES, Scheme, are_tags, entities_of, prefi
 
 __all__ = ["EntityOptions", "TokenClassification"]
 
-Array = np.ndarray[Any, Any]
 Strategy = Literal["auto", "none", "simple", "first", "average", "max"]
 
 _BEGIN, _END = "BSU", "ESLU"

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from zoo.arrays import Array
 from zoo.classes import problem_of
 from zoo.probe.pipeline import decoder_inputs
 from zoo_runtime.formula import Choice, Model, Numbers, Same
@@ -37,7 +38,6 @@ __all__ = [
     "zero_shot_images",
 ]
 
-Array = np.ndarray[Any, Any]
 Result = Mapping[str, Any]
 Expected = dict[str, Numbers | Choice | Same]
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from zoo.arrays import Array
 from zoo.errors import UsageError
 from zoo.images import ImageReader
 from zoo.plots import Distribution
@@ -28,7 +29,6 @@ from zoo_runtime.tasks.classification import (
 
 __all__ = ["ImageClassification", "ImageFeatures", "ImageRunner", "Pixels"]
 
-Array = np.ndarray[Any, Any]
 
 SHOWN = 5
 """Number of classes in human-readable output."""

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from zoo.arrays import Array
 from zoo.artifact import LOOP
 from zoo.config import Settings
 from zoo.errors import ArtifactError, UsageError
@@ -21,7 +22,6 @@ from zoo_runtime.tasks.text import shown_token, token_name
 
 __all__ = ["NextToken", "NextTokenOptions", "Score"]
 
-Array = np.ndarray[Any, Any]
 _HIGHEST = 700.0
 """A mean of this many nats is the largest whose perplexity is a float64."""
 

@@ -6,14 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
-
+from zoo.arrays import Array
 from zoo_runtime.running.batching import batches
 from zoo_runtime.running.text_runner import TextRunner, Tokens
 
 __all__ = ["Parts", "PartsRunner"]
-
-Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True)

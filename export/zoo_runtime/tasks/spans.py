@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-__all__ = ["Span", "best_spans"]
+from zoo.arrays import Array
 
-Array = np.ndarray[Any, Any]
+__all__ = ["Span", "best_spans"]
 
 
 class Span(NamedTuple):

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from zoo.arrays import Array
 from zoo.artifact.prefixes import read_prefixes
 from zoo.config import Settings
 from zoo.errors import ArtifactError, UsageError
@@ -30,8 +31,6 @@ __all__ = [
     "shown_vector",
     "token_name",
 ]
-
-Array = np.ndarray[Any, Any]
 
 
 class Features(TextRunner):

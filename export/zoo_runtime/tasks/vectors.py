@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from zoo.arrays import Array
 from zoo.contract import TensorSpec, dim_size
 from zoo.errors import ArtifactError
 from zoo.tokenizers.inputs import padded
@@ -19,7 +20,6 @@ from zoo_runtime.running.text_runner import chosen_adapters
 
 __all__ = ["Sequences", "VectorFeatures"]
 
-Array = np.ndarray[Any, Any]
 
 _FORMATS = "give an .npy file or a JSON list of lists of numbers"
 _LENGTHS = (5, 3, 8)

@@ -13,8 +13,9 @@ from typing import Any
 
 import numpy as np
 
+from zoo.arrays import Array
 from zoo.errors import ArtifactError, ZooError
-from zoo_runtime.generation.choices import Array, Choices, Continuation
+from zoo_runtime.generation.choices import Choices, Continuation
 from zoo_runtime.generation.text import GrowingText
 from zoo_runtime.running.opening import encode_rows, serving_sizes
 from zoo_runtime.running.runner import Runner

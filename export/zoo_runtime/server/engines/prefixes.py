@@ -15,8 +15,9 @@ from itertools import count
 
 import numpy as np
 
+from zoo.arrays import Array
 from zoo.errors import UsageError
-from zoo_runtime.serving.rows import Array, Rows
+from zoo_runtime.serving.rows import Rows
 
 __all__ = ["Prefixes"]
 

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from zoo import AttentionAxis, AttentionMap, AttentionRecord, AttentionStep
+from zoo.arrays import Array
 from zoo.errors import UsageError, ZooError
 from zoo.images import white_of
 from zoo_runtime.running.inputs import Pair
@@ -23,7 +24,6 @@ from zoo_runtime.tasks.attention.weights import Attentions, ImageAttentions
 
 __all__ = ["CANDIDATES", "attention_maps", "only_answer", "record_image", "record_image_text", "record_text", "step_of"]
 
-Array = np.ndarray[Any, Any]
 FindAxis = Callable[[str, int, int], AttentionAxis]
 
 CANDIDATES = 5

@@ -14,6 +14,7 @@ from typing import Any, Literal
 import numpy as np
 
 from zoo import AttentionAxis, AttentionMap, AttentionRecord, AttentionStep
+from zoo.arrays import Array
 from zoo.artifact import ATTENTIONS
 from zoo.audio import SAMPLING_RATE
 from zoo.contract import dim_names
@@ -28,8 +29,6 @@ from zoo_runtime.tasks.attention.weights import AttentionOptions, ChosenAttentio
 from zoo_runtime.tasks.speech.recognition import Sound, SpeechOptions, SpeechRecognition
 
 __all__ = ["SoundAttentions", "record_sound"]
-
-Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True, kw_only=True)

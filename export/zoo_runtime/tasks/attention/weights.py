@@ -13,6 +13,7 @@ from typing import Any, Literal
 import numpy as np
 
 from zoo import AttentionVectors
+from zoo.arrays import Array
 from zoo.artifact import ATTENTIONS
 from zoo.config import Settings
 from zoo.contract import TensorSpec, dim_size
@@ -26,7 +27,6 @@ from zoo_runtime.tasks.images import ImageRunner, Pixels
 
 __all__ = ["AttentionOptions", "Attentions", "ChosenAttentions", "ImageAttentions", "checked", "strongest"]
 
-Array = np.ndarray[Any, Any]
 Weights = dict[str, Array]
 Output = tuple[str, str]
 """A graph and one of its outputs."""

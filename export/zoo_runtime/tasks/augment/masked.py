@@ -11,9 +11,10 @@ from typing import Any
 
 import numpy as np
 
+from zoo.arrays import Array
 from zoo.config import Settings
 from zoo.errors import ArtifactError, UsageError
-from zoo_runtime.generation.choices import Array, draw, probabilities
+from zoo_runtime.generation.choices import draw, probabilities
 from zoo_runtime.generation.options import Generation
 from zoo_runtime.running.context import Context
 from zoo_runtime.running.inputs import Answer, label

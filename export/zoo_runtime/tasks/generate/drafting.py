@@ -6,11 +6,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Protocol
 
+from zoo.arrays import Array
 from zoo.errors import UsageError
 from zoo_runtime.generation.choices import Choices, Continuation
 from zoo_runtime.generation.options import Generation
 from zoo_runtime.generation.speculation import TOLERANCES, Counts, Drafts, ModelDrafts, Reader, look_up, speculate
-from zoo_runtime.generation.stepper import Array, Stepper
+from zoo_runtime.generation.stepper import Stepper
 from zoo_runtime.running.context import Context, internals
 from zoo_runtime.running.text_runner import Tokens
 from zoo_runtime.tasks.generate.vocabulary import vocabulary_of

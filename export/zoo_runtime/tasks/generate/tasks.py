@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from zoo.arrays import Array
 from zoo.artifact import GENERATION, LOOP
 from zoo.errors import ArtifactError, UsageError, argument
 from zoo.probe.pipeline import decoder_inputs
@@ -21,7 +22,7 @@ from zoo_runtime.generation.options import CONSTRAINTS, Generation
 from zoo_runtime.generation.search import continue_rows
 from zoo_runtime.generation.settings import read_generation_config, without_contradictions
 from zoo_runtime.generation.speculation import Counts
-from zoo_runtime.generation.stepper import Array, Stepper
+from zoo_runtime.generation.stepper import Stepper
 from zoo_runtime.generation.text import GrowingText, described
 from zoo_runtime.running.context import Context, internals
 from zoo_runtime.running.inputs import Answer

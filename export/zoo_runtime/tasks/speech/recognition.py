@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from zoo.arrays import Array
 from zoo.artifact import GENERATION
 from zoo.audio import HOP, SAMPLING_RATE, AudioReader, log_mel
 from zoo.contract import Size
@@ -16,7 +17,7 @@ from zoo.errors import ArtifactError, UsageError
 from zoo.terminal import printable
 from zoo_runtime.generation.choices import Choices, Ranked
 from zoo_runtime.generation.options import Generation
-from zoo_runtime.generation.stepper import Array, Stepper
+from zoo_runtime.generation.stepper import Stepper
 from zoo_runtime.generation.text import GrowingText
 from zoo_runtime.generation.timestamps import Segment, Timestamps
 from zoo_runtime.running.context import Context

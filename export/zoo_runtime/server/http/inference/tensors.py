@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import Field
 
+from zoo.arrays import Array
 from zoo.contract import TensorSpec
 from zoo.probe.dtypes import BFLOAT16, dtype_of
 from zoo_runtime.server.errors import RequestError
@@ -16,7 +17,6 @@ from zoo_runtime.server.http.encoding import encode_json
 
 __all__ = ["Array", "InferBody", "RequestTensor", "datatype_of", "decode", "encode", "tensor_dtype"]
 
-Array = np.ndarray[Any, Any]
 Natural = Annotated[int, Field(ge=0)]
 _DTYPES = {"BOOL": "?", "INT8": "i1", "INT32": "<i4", "INT64": "<i8", "FP16": "<f2", "FP32": "<f4", "FP64": "<f8"}
 _NAMES = {np.dtype(code): name for name, code in _DTYPES.items()}
