@@ -31,8 +31,8 @@ def check_count(name: str, value: object, most: int | None = None) -> int | None
         return None
     whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
     if not whole or value < 1 or value > (most or math.inf):  # type: ignore[operator]
-        wanted = "of at least 1" if most is None else f"from 1 to {most}"
-        raise _wrong(name, f"a whole number {wanted}", value)
+        bounds = "of at least 1" if most is None else f"from 1 to {most}"
+        raise _wrong(name, f"a whole number {bounds}", value)
     return int(value)  # type: ignore[call-overload]
 
 
@@ -72,5 +72,5 @@ def check_texts(name: str, value: object) -> None:
         raise _wrong(name, "a mapping of strings to strings", value)
 
 
-def _wrong(name: str, wanted: str, value: object) -> UsageError:
-    return UsageError(f"{name} must be {wanted}, got {shown(value)}")
+def _wrong(name: str, expected: str, value: object) -> UsageError:
+    return UsageError(f"{name} must be {expected}, got {shown(value)}")

@@ -40,9 +40,9 @@ def plot_answers(session: Session, inputs: Sequence[Any], *, task: str | None = 
 
 def draw_answers(session: Session, runner: Runner[Any], answers: Sequence[Answer], task: str) -> Plot:
     """Plot answers that a runner has given."""
-    found = [item for answer in answers for item in runner.distributions(answer)]
+    panels = [item for answer in answers for item in runner.distributions(answer)]
     variant = f" ({session.export.variant})" if session.export.variant else ""
-    return distributions(f"{session.stored.description['name']}{variant}: probabilities by {task}", found)
+    return distributions(f"{session.stored.description['name']}{variant}: probabilities by {task}", panels)
 
 
 def check_plottable(runner: Runner[Any], task: str) -> None:

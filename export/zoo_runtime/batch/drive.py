@@ -128,20 +128,20 @@ def _outcomes(
     if not shards:
         return
     run = load_reference(declared.run, plugin)
-    what = f"the engine {declared.name!r} failed"
-    with plugins.blame(plugin, what):
-        found: Iterable[Done] = run(plan, shards, workers)
-        outcomes = iter(found)
+    problem = f"the engine {declared.name!r} failed"
+    with plugins.blame(plugin, problem):
+        results: Iterable[Done] = run(plan, shards, workers)
+        outcomes = iter(results)
     try:
         while True:
-            with plugins.blame(plugin, what):
+            with plugins.blame(plugin, problem):
                 done = next(outcomes, None)
             if done is None:
                 return
             yield done
     finally:
         if hasattr(outcomes, "close"):
-            with plugins.blame(plugin, what):
+            with plugins.blame(plugin, problem):
                 outcomes.close()
 
 

@@ -49,7 +49,7 @@ class OutputFolder(Protocol):
     def read_manifest(self) -> bytes:
         """Return the lines of the manifest; none if there is no manifest."""
 
-    def write_manifest(self, kept: bytes) -> None:
+    def write_manifest(self, content: bytes) -> None:
         """Begin to append to the manifest after these lines, all of which are in it already."""
 
     def append_manifest(self, line: bytes) -> None:
@@ -119,10 +119,10 @@ class LocalFolder:
             place = self.path / MANIFEST
             return place.read_bytes() if place.exists() else b""
 
-    def write_manifest(self, kept: bytes) -> None:
+    def write_manifest(self, content: bytes) -> None:
         with storage_errors(self.path / MANIFEST):
             with (self.path / MANIFEST).open("ab") as file:
-                file.truncate(len(kept))
+                file.truncate(len(content))
                 os.fsync(file.fileno())
             system.sync(self.path)
 
@@ -203,7 +203,7 @@ class RemoteFolder:
         with remote_errors(self.url, ArtifactError):
             return b"".join(self.fs.cat_file(f"{self.place}/{name}") for name in self._parts())
 
-    def write_manifest(self, kept: bytes) -> None:
+    def write_manifest(self, content: bytes) -> None:
         self._part, self._lines = len(self._parts()), []
 
     def append_manifest(self, line: bytes) -> None:

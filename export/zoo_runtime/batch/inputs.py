@@ -48,11 +48,11 @@ def find_shards(inputs: str, output: str) -> list[Shard]:
         UsageError: two files have the same name, or results would be written among the inputs.
     """
     option = f"--input {inputs}"
-    found, folder = _remote_files(inputs) if is_url(inputs) else _local_files(local(inputs))
-    if not found:
+    files, folder = _remote_files(inputs) if is_url(inputs) else _local_files(local(inputs))
+    if not files:
         raise ArtifactError("no files", option)
     shards: dict[str, Shard] = {}
-    for source, size, changed in sorted(found):
+    for source, size, changed in sorted(files):
         name = source.rpartition("/")[2]
         if size is None:
             raise ArtifactError(f"not a regular file ({name})", option, "remove it, or match other files")
@@ -61,8 +61,8 @@ def find_shards(inputs: str, output: str) -> list[Shard]:
             raise ArtifactError(f"not a file of inputs ({name})", option, f"{remedy}; known: {', '.join(_READ)}")
         target = target_name(name)
         if target in shards:
-            what = f"{shards[target].source} and {source} would both become {target}"
-            raise UsageError(what, option, "run them into different folders")
+            problem = f"{shards[target].source} and {source} would both become {target}"
+            raise UsageError(problem, option, "run them into different folders")
         shards[target] = Shard(source=source, target=target, size=size, changed=changed)
     if folder and _is_inside(output, inputs):
         raise UsageError("results would be written into the folder of inputs", f"--output {output}", "choose another")
@@ -99,11 +99,11 @@ def _local_files(inputs: str) -> tuple[list[tuple[str, int | None, str]], bool]:
         stats = [(os.path.abspath(path), path.stat()) for path in paths]  # noqa: PTH100  (resolve() follows links)
     except OSError as error:
         raise ArtifactError(f"cannot read {error.filename} ({error.strerror})", f"--input {inputs}") from error
-    found = [
+    files = [
         (Path(path).as_posix(), info.st_size if stat.S_ISREG(info.st_mode) else None, str(info.st_mtime_ns))
         for path, info in stats
     ]
-    return found, place.is_dir()
+    return files, place.is_dir()
 
 
 def _remote_files(inputs: str) -> tuple[list[tuple[str, int | None, str]], bool]:

@@ -36,12 +36,12 @@ class Manifest:
         if sizes and not resume:
             raise UsageError("already has files", self._output, argument("resume", text="continue it with {}"))
         text = folder.read_manifest()
-        kept = text[: text.rfind(b"\n") + 1]
+        lines = text[: text.rfind(b"\n") + 1]
         if sizes.keys() - {MANIFEST} and not text:  # an empty one is left by a run that could not write to it
             raise ArtifactError("has files, but not those of a batch", self._output, "choose another folder")
-        self._read(kept)
-        folder.write_manifest(kept)
-        if not kept:
+        self._read(lines)
+        folder.write_manifest(lines)
+        if not lines:
             folder.append_manifest(_line({"schema": _SCHEMA, **plan.identity()}))
 
     def _read(self, text: bytes) -> None:
@@ -57,26 +57,26 @@ class Manifest:
                 else:
                     self.entries[entry["results"]] = entry
             except (ValueError, KeyError, TypeError, RecursionError) as error:
-                what = f"the manifest is damaged in line {number} ({error})"
-                raise ArtifactError(what, f"{self._output}/{MANIFEST}", "choose another folder") from error
+                problem = f"the manifest is damaged in line {number} ({error})"
+                raise ArtifactError(problem, f"{self._output}/{MANIFEST}", "choose another folder") from error
 
     def _check(self, head: Mapping[str, Any]) -> None:
         """Raise :class:`UsageError` unless the run is the same."""
         if head["schema"] != _SCHEMA:
             raise UsageError("the manifest is of another version of zoo", self._output, "choose another folder")
-        own = self._plan.identity()
+        identity = self._plan.identity()
         if not isinstance(head["options"], dict):
             raise ValueError(f"options is {head['options']!r}")
-        if head["model"] != own["model"]:
-            what = "its results are of another model, export or evidence"
+        if head["model"] != identity["model"]:
+            problem = "its results are of another model, export or evidence"
             if self._plan.draft is not None:
-                what += f", or of a change in {self._plan.draft}"
-            raise UsageError(what, self._output, "run that model, or choose another folder")
-        for name, value in own["options"].items():
+                problem += f", or of a change in {self._plan.draft}"
+            raise UsageError(problem, self._output, "run that model, or choose another folder")
+        for name, value in identity["options"].items():
             if (earlier := head["options"].get(name)) != value:
                 was, now = _difference(earlier, value)
-                what = f"its results are of other options ({name}: {was}, now {now})"
-                raise UsageError(what, self._output, "repeat the options of its first run, or choose another folder")
+                problem = f"its results are of other options ({name}: {was}, now {now})"
+                raise UsageError(problem, self._output, "repeat the options of its first run, or choose another folder")
 
     def is_done(self, shard: Shard, sizes: Mapping[str, int]) -> bool:
         """Return whether a shard is done, and neither its inputs nor its results have changed since.
@@ -89,8 +89,8 @@ class Manifest:
         if (entry["size"], entry["changed"]) != (shard.size, shard.changed):
             return False
         if sizes[shard.target] != entry["bytes"]:
-            what = f"was changed after it was written: {sizes[shard.target]} bytes instead of {entry['bytes']}"
-            raise ArtifactError(what, f"{self._output}/{shard.target}", "remove it, to have it written again")
+            problem = f"was changed after it was written: {sizes[shard.target]} bytes instead of {entry['bytes']}"
+            raise ArtifactError(problem, f"{self._output}/{shard.target}", "remove it, to have it written again")
         return True
 
     def add(self, shard: Shard, done: Done) -> None:

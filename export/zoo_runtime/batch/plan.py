@@ -54,14 +54,14 @@ class Plan:
     @property
     def draft(self) -> str | None:
         """The absolute path of the model that drafts tokens, if there is one."""
-        given = dict(text.partition("=")[::2] for text in self.settings)
-        return self.options.get("draft", given.get("draft"))
+        values = dict(text.partition("=")[::2] for text in self.settings)
+        return self.options.get("draft", values.get("draft"))
 
     def identity(self) -> dict[str, Any]:
         """Return what the results depend on, apart from the inputs."""
         options = {name: value for name, value in asdict(self).items() if name not in _LOCATIONS}
-        found: dict[str, Any] = json.loads(json.dumps({"model": self.model, "options": options}))
-        return found
+        identity: dict[str, Any] = json.loads(json.dumps({"model": self.model, "options": options}))
+        return identity
 
     def digest(self) -> str:
         """Return the SHA-256 of :meth:`identity`."""
@@ -147,17 +147,17 @@ class Done:
 
     def fault(self) -> str | None:
         """Return what is wrong with the values, which may come from an engine of a plugin."""
-        given: dict[str, Any] = self.to_dict()
-        texts = given.pop("warnings")
-        failure = given.pop("failure")
+        values: dict[str, Any] = self.to_dict()
+        texts = values.pop("warnings")
+        failure = values.pop("failure")
         if not isinstance(texts, list | tuple) or not all(isinstance(text, str) for text in texts):
             return f"warnings is {texts!r:.60}, which must be a sequence of texts"
         if not (
             failure is None or (isinstance(self.failure, Failure) and all(type(v) is str for v in failure.values()))
         ):
             return f"failure is {failure!r:.60}, which must be a zoo_runtime.batch.Failure of texts"
-        if wrong := [name for name in ("rows", "failed", "size") if type(given[name]) is not int or given[name] < 0]:
-            return f"{wrong[0]} is {given[wrong[0]]!r:.60}, which must be a number from 0"
+        if wrong := [name for name in ("rows", "failed", "size") if type(values[name]) is not int or values[name] < 0]:
+            return f"{wrong[0]} is {values[wrong[0]]!r:.60}, which must be a number from 0"
         if self.failed > self.rows:
             return f"{self.failed} of {self.rows} inputs failed"
         if failure is None and not (type(self.sha256) is str and re.fullmatch("[0-9a-f]{64}", self.sha256)):
@@ -172,5 +172,5 @@ class Done:
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
         """Invert :meth:`to_dict`."""
         failure = values.get("failure")
-        known = {item.name: values[item.name] for item in fields(cls) if item.name in values}
-        return cls(**{**known, "failure": None if failure is None else Failure(**failure)})
+        members = {item.name: values[item.name] for item in fields(cls) if item.name in values}
+        return cls(**{**members, "failure": None if failure is None else Failure(**failure)})

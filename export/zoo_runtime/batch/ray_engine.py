@@ -86,8 +86,8 @@ def _connect(ray: Any) -> None:
         signal.raise_signal(signal.SIGTERM)
         raise
     except Exception as error:  # Ray documents no classes
-        what = " ".join(f"cannot join a cluster or start one ({error})".split())
-        raise UsageError(what, f"RAY_ADDRESS={address}" if address else "--engine ray", "see ray status") from error
+        problem = " ".join(f"cannot join a cluster or start one ({error})".split())
+        raise UsageError(problem, f"RAY_ADDRESS={address}" if address else "--engine ray", "see ray status") from error
     finally:
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, handler)
@@ -138,15 +138,15 @@ class _Worker:
 
     def answer(self, answered: Sequence[Any]) -> dict[str, Any] | None:
         """Return the answer about the shard, if it is among the answered calls. Raises the error of a call."""
-        found = None
+        answer = None
         if self.result in answered:
-            found, self.result = self._ray.get(self.result), None
+            answer, self.result = self._ray.get(self.result), None
         if self.alive in answered:
             self._ray.get(self.alive)
             self.alive = None
-        if found is not None or self.alive is None:
+        if answer is not None or self.alive is None:
             self.has_started = True
-        return found
+        return answer
 
     def end(self) -> None:
         """Kill the actor."""
@@ -172,8 +172,8 @@ class _Cluster:
         room = self._room()
         self._count = min(room if workers is None else workers, len(shards))
         if not room or self._count > room:
-            what = f"the cluster has room for {room} workers of {self._size()}, not for {max(1, self._count)}"
-            raise UsageError(what, "--engine ray", "lower --workers or --threads, or enlarge the cluster")
+            problem = f"the cluster has room for {room} workers of {self._size()}, not for {max(1, self._count)}"
+            raise UsageError(problem, "--engine ray", "lower --workers or --threads, or enlarge the cluster")
 
     def _size(self) -> str:
         threads = self._plan.threads
@@ -228,8 +228,8 @@ class _Cluster:
                 worker.silent += passed
             if worker.silent > _PATIENCE:
                 state = "answer" if worker.has_started else "start"
-                what = f"a worker of {self._size()} did not {state} in {_PATIENCE:g} s"
-                raise UsageError(what, "--engine ray", "see ray status; continue with --resume once there is room")
+                problem = f"a worker of {self._size()} did not {state} in {_PATIENCE:g} s"
+                raise UsageError(problem, "--engine ray", "see ray status; continue with --resume once there is room")
             if worker.silent > _PAUSE and worker.alive is None:
                 worker.alive = worker.actor.is_alive.remote()
             if answer is not None:

@@ -42,8 +42,8 @@ def model_digest(directory: Path, session: Mapping[str, Any], task: str | None, 
     Raises as :func:`zoo_runtime.load_session` does if a model is not exported.
     """
     stored = ModelDirectory.open(directory)
-    chosen = {name: session[name] for name in ("provider", "dtype", "variant") if name in session}
-    export = find_export(stored, task=task, **chosen)
+    selection = {name: session[name] for name in ("provider", "dtype", "variant") if name in session}
+    export = find_export(stored, task=task, **selection)
     export.check()
     parts = {name for name in stored.files if is_own(name) and name != CARD}
     names = sorted({*parts, *export.files, export.evidence_file} & stored.files.keys())
@@ -129,8 +129,8 @@ def _open(text: str) -> Session:
     plugins.select(selection_of(plan))
     directory = Path(plan.directory)
     if model_digest(directory, plan.session, plan.task, plan.draft) != plan.model:
-        what = "the model changed after the run began, or is another one on this machine"
-        raise UsageError(what, directory, "give every machine the same model directory")
+        problem = "the model changed after the run began, or is another one on this machine"
+        raise UsageError(problem, directory, "give every machine the same model directory")
     return load_session(directory, task=plan.task, **plan.session)
 
 

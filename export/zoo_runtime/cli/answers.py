@@ -98,14 +98,14 @@ def print_answers(session: Session, runner: Runner[Any], answers: Iterator[Answe
 
 
 def open_stream(
-    session: Session, runner: Runner[Any], text: Any, adapter: str | None, *, wanted: bool
+    session: Session, runner: Runner[Any], text: Any, adapter: str | None, *, required: bool
 ) -> Iterator[str] | None:
-    """Return the streamed pieces, or None if the task cannot stream; raise instead if streaming is ``wanted``."""
+    """Return the streamed pieces, or None if the task cannot stream; raise instead if streaming is ``required``."""
     try:
         with contextlib.redirect_stdout(sys.stderr):
             return session.pieces(runner, text, adapter)
     except UsageError:
-        if wanted:
+        if required:
             raise
         return None
 

@@ -80,12 +80,12 @@ def run_batches(
 
     with show_progress("running files") as show:
         summary = run_batch(plan, inputs, engine=engine, workers=workers, resume=resume, warn=warn, show=show)
-    kept = f", {summary.kept} of them from an earlier run" if summary.kept else ""
+    resumed = f", {summary.kept} of them from an earlier run" if summary.kept else ""
     if not is_quiet():
-        echo(f"{output}: {summary.rows - summary.failed} results of {_files(summary.shards)}{kept}", err=True)
+        echo(f"{output}: {summary.rows - summary.failed} results of {_files(summary.shards)}{resumed}", err=True)
     if summary.lost:
-        what = f"{len(summary.lost)} of {_files(summary.shards)} failed"
-        raise ArtifactError(what, inputs, "see the warnings above; --resume runs them again")
+        problem = f"{len(summary.lost)} of {_files(summary.shards)} failed"
+        raise ArtifactError(problem, inputs, "see the warnings above; --resume runs them again")
     if summary.failed:
         raise ArtifactError(f"{summary.failed} of {summary.rows} inputs failed", directory, "see the warnings above")
 
@@ -96,7 +96,7 @@ def _files(count: int) -> str:
 
 def _versions(onnxruntime: str) -> dict[str, str]:
     """Return the versions of packages that compute and write results."""
-    found = {"attention-zoo": __version__, "onnxruntime": onnxruntime}
+    versions = {"attention-zoo": __version__, "onnxruntime": onnxruntime}
     with contextlib.suppress(PackageNotFoundError):
-        found["pyarrow"] = version("pyarrow")
-    return found
+        versions["pyarrow"] = version("pyarrow")
+    return versions

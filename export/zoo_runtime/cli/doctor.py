@@ -49,8 +49,8 @@ def command(as_json: bool) -> None:
     if not versions["onnxruntime"] and not versions["onnxruntime-gpu"]:
         problems.append("no onnxruntime is installed: pip install onnxruntime-gpu")
     providers = {provider: loading_problem(provider) for provider in PROVIDERS}
-    found = plugins.active().all
-    problems += [f"{plugin}: {plugin.status}: {plugin.reason}" for plugin in found if plugin.reason]
+    listed = plugins.active().all
+    problems += [f"{plugin}: {plugin.status}: {plugin.reason}" for plugin in listed if plugin.reason]
     if as_json:
         emit_json(
             "doctor",
@@ -64,7 +64,7 @@ def command(as_json: bool) -> None:
                         "status": plugin.status,
                         "import_seconds": plugin.import_seconds,
                     }
-                    for plugin in found
+                    for plugin in listed
                 },
                 "problems": problems,
             },
@@ -84,7 +84,7 @@ def command(as_json: bool) -> None:
             plugin.status,
             f"{1000 * (plugin.import_seconds or 0):.1f} ms",
         )
-        for plugin in found
+        for plugin in listed
     )
     for problem in problems:
         echo(f"\nproblem: {problem}")

@@ -30,8 +30,8 @@ class AnswerFigure:
 
         check_figure(target, force=force)
         if not 0 < count <= MOST:
-            what = f"a figure shows 1 to {MOST} inputs of the command line, got {count}"
-            raise UsageError(what, f"--figure {target}", "give them as TEXT")
+            problem = f"a figure shows 1 to {MOST} inputs of the command line, got {count}"
+            raise UsageError(problem, f"--figure {target}", "give them as TEXT")
         self._target, self._force = target, force
         self._answers: list[Answer] = []
 

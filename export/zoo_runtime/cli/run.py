@@ -261,7 +261,7 @@ def _stream(
         raise UsageError("only a single generated text can be streamed", "--stream", "leave it out")
     if not alone or outputs.stream is False or not (outputs.stream or sys.stdout.isatty()):
         return None
-    return open_stream(session, runner, values[0], next(iter(inputs.adapters), None), wanted=bool(outputs.stream))
+    return open_stream(session, runner, values[0], next(iter(inputs.adapters), None), required=bool(outputs.stream))
 
 
 def _read_text(path: Path, option: str) -> str:

@@ -71,38 +71,38 @@ def command(context: click.Context, /, directories: tuple[Path, ...], config: Pa
         ) from error
     if not directories and config is None:
         raise UsageError("no models are given", None, "name their directories, or a file with --config")
-    given = {name: value for name, value in flags.items() if _is_given(context, name)}
+    stated_flags = {name: value for name, value in flags.items() if _is_given(context, name)}
 
     def read() -> tuple[ServeConfig, list[Place]]:
         """Read the configuration anew."""
         stated, models = ({}, {}) if config is None else read_config(config)
-        chosen = ServeConfig.from_dict(stated | given, config)
+        settings = ServeConfig.from_dict(stated | stated_flags, config)
         if directories:
-            options = chosen.options()
-            return chosen, [Place(folder.resolve().name, folder, options) for folder in directories]
+            options = settings.options()
+            return settings, [Place(folder.resolve().name, folder, options) for folder in directories]
         if not models:
             raise UsageError("no models are given", config, "write [models.NAME] tables")
-        own = {name: value for name, value in given.items() if name in OPTIONS}
-        return chosen, [
-            Place(name, Path(model.path), chosen.options(model) | own) for name, model in models.items()
+        overrides = {name: value for name, value in stated_flags.items() if name in OPTIONS}
+        return settings, [
+            Place(name, Path(model.path), settings.options(model) | overrides) for name, model in models.items()
         ]  # fmt: skip
 
-    chosen, _ = read()
-    keys = _read_keys(None if chosen.api_key_file is None else Path(chosen.api_key_file))
-    if not keys and not _is_loopback(chosen.host):
-        what = f"everyone who reaches {chosen.host} can use the models: set --api-key-file or {_KEY}"
-        warnings.warn(what, ZooWarning, stacklevel=2)
+    settings, _ = read()
+    keys = _read_keys(None if settings.api_key_file is None else Path(settings.api_key_file))
+    if not keys and not _is_loopback(settings.host):
+        problem = f"everyone who reaches {settings.host} can use the models: set --api-key-file or {_KEY}"
+        warnings.warn(problem, ZooWarning, stacklevel=2)
     log_to(sys.stderr)
     serve(
         lambda: read()[1],
-        host=chosen.host,
-        port=chosen.port,
+        host=settings.host,
+        port=settings.port,
         api_keys=keys,
-        origins=chosen.cors_origins,
-        drain_seconds=chosen.drain_seconds,
-        limits=Limits(body=chosen.max_body, tokens=chosen.max_tokens, seconds=chosen.timeout),
-        logs_texts=chosen.log_texts,
-        settings=ModelSettings(queue=chosen.queue, prefix_bytes=chosen.prefix_cache_bytes),
+        origins=settings.cors_origins,
+        drain_seconds=settings.drain_seconds,
+        limits=Limits(body=settings.max_body, tokens=settings.max_tokens, seconds=settings.timeout),
+        logs_texts=settings.log_texts,
+        settings=ModelSettings(queue=settings.queue, prefix_bytes=settings.prefix_cache_bytes),
     )
 
 

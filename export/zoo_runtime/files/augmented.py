@@ -104,8 +104,8 @@ class AugmentedRows:
         arrow = pyarrow_module("lib")
         try:
             if self._writer is None:
-                found = arrow.Table.from_pylist(rows).schema
-                fields = [(field.name, self.types.get(field.name, field.type)) for field in found]
+                inferred = arrow.Table.from_pylist(rows).schema
+                fields = [(field.name, self.types.get(field.name, field.type)) for field in inferred]
                 self._writer = pyarrow_module("parquet").ParquetWriter(self._file, arrow.schema(fields))
             late = sorted({name for row in rows for name in row} - set(self._writer.schema.names))
             if late:

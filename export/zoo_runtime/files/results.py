@@ -112,8 +112,8 @@ class Results:
                 try:
                     self._file = place.open("r+b" if self._resume else "xb")
                 except FileExistsError as error:
-                    what = "another command has created this file meanwhile"
-                    raise UsageError(what, self.path, "wait for that command, or choose another place") from error
+                    problem = "another command has created this file meanwhile"
+                    raise UsageError(problem, self.path, "wait for that command, or choose another place") from error
             try:
                 with storage_errors(self.path):
                     self._file.truncate(self._end)
@@ -154,12 +154,12 @@ class Results:
             return
         arrow = pyarrow_module("lib")
         schema = self._writer.schema if self._writer is not None else None
-        known = self._waiting or ([self._example] if self._example else [])
-        names = dict.fromkeys(name for row in known for name in row)
+        records = self._waiting or ([self._example] if self._example else [])
+        names = dict.fromkeys(name for row in records for name in row)
         try:
             if schema is not None and (late := sorted(names.keys() - set(schema.names))):
                 raise ValueError(f"no earlier row has {', '.join(late)}")
-            rows = [dict.fromkeys(names) | row for row in known]  # pyarrow takes the columns of the first row
+            rows = [dict.fromkeys(names) | row for row in records]  # pyarrow takes the columns of the first row
             if schema is None:
                 schema = self._schema(arrow, rows)
             table = arrow.Table.from_pylist(rows[: len(self._waiting)], schema=schema)
@@ -174,12 +174,12 @@ class Results:
 
     def _schema(self, arrow: Any, rows: list[dict[str, Any]]) -> Any:
         """Return the types of the first rows; those of the input's columns are kept, and vectors have one size."""
-        found = arrow.Table.from_pylist(rows).schema
+        inferred = arrow.Table.from_pylist(rows).schema
         sizes = {len(row[EMBEDDING]) if isinstance(row.get(EMBEDDING), list) else None for row in rows}
         if None in sizes or len(sizes) != 1:
-            return found
-        known = {**self.types, EMBEDDING: arrow.list_(arrow.float32(), sizes.pop())}
-        return arrow.schema([(field.name, known.get(field.name, field.type)) for field in found])
+            return inferred
+        types = {**self.types, EMBEDDING: arrow.list_(arrow.float32(), sizes.pop())}
+        return arrow.schema([(field.name, types.get(field.name, field.type)) for field in inferred])
 
     def _abandon(self) -> None:
         """Close the file, ignoring errors: the disk may be full."""
@@ -191,7 +191,7 @@ class Results:
 
     def _read_earlier(self) -> int:
         """Collect the ids of complete rows and return the offset where they end."""
-        what, remedy = "not a result of zoo run", "resume a file that zoo run wrote"
+        problem, remedy = "not a result of zoo run", "resume a file that zoo run wrote"
         end = 0
         with open_input(str(self.path)) as file:
             for number, line in enumerate(file, 1):
@@ -200,9 +200,9 @@ class Results:
                 try:
                     id = json.loads(line)["id"]
                 except (ValueError, KeyError, TypeError, RecursionError) as error:
-                    raise ArtifactError(what, f"{self.path}, line {number}", remedy) from error
+                    raise ArtifactError(problem, f"{self.path}, line {number}", remedy) from error
                 if not is_id(id):
-                    raise ArtifactError(what, f"{self.path}, line {number}", remedy)
+                    raise ArtifactError(problem, f"{self.path}, line {number}", remedy)
                 self.done.add(id)
                 end += len(line)
         return end

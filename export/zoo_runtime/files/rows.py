@@ -111,21 +111,23 @@ def _read_lines(path: str, keep: bool) -> Iterator[Answer]:
                 yield _bad(path, number, f"not UTF-8 ({error.reason} at byte {error.start})")
 
 
-def _bad(path: str, number: int, what: str, remedy: str | None = None, kind: type[ZooError] = ArtifactError) -> Answer:
+def _bad(
+    path: str, number: int, problem: str, remedy: str | None = None, kind: type[ZooError] = ArtifactError
+) -> Answer:
     """A row with an error."""
-    error = kind(what, f"{'stdin' if path == _STDIN else path}, row {number}", remedy)
+    error = kind(problem, f"{'stdin' if path == _STDIN else path}, row {number}", remedy)
     return Answer(number, None, error=error, id=number)
 
 
 def _read_objects(
     path: str, column: str, id_column: str | None, pair_column: str | None, keep: bool
 ) -> Iterator[Answer]:
-    wanted = [name for name in (column, id_column, pair_column) if name is not None]
+    required = [name for name in (column, id_column, pair_column) if name is not None]
     for number, row in read_numbered(Path(path)):
         if isinstance(row, str):
             yield _bad(path, number, row)
             continue
-        lacks = next((name for name in wanted if name not in row), None)
+        lacks = next((name for name in required if name not in row), None)
         if lacks is not None and Path(path).suffix.lower() in TABLES:
             raise ColumnError(f"no column {lacks!r}", path, nearest(lacks, row))
         if lacks is not None:
@@ -151,8 +153,8 @@ def _read_parquet(
             if name is not None and name not in names:
                 raise ColumnError(f"no column {name!r}", path, nearest(name, names))
         id_column = id_column or ("id" if "id" in names else None)
-        wanted = names if keep else (column, id_column, pair_column)
-        for number, row in enumerate(_parquet_rows(file, path, *wanted), 1):
+        columns = names if keep else (column, id_column, pair_column)
+        for number, row in enumerate(_parquet_rows(file, path, *columns), 1):
             value = row[column] if pair_column is None else Pair(row[column], row[pair_column])
             null = next((name for name in (column, pair_column) if name is not None and row[name] is None), None)
             id = row[id_column] if id_column else number

@@ -61,10 +61,10 @@ def search_vectors(
             best = np.lexsort((rows, -scores))[:top_k]
             scores, rows = scores[best], rows[best]
             seen += len(vectors)
-        found = dict(_columns(file, np.sort(rows), column, path))
-    if missing := set(rows.tolist()) - found.keys():
+        columns = dict(_columns(file, np.sort(rows), column, path))
+    if missing := set(rows.tolist()) - columns.keys():
         raise ArtifactError(f"row {min(missing) + 1} has values in {column!r} alone", path)
-    return [Match(float(score), row + 1, found[row]) for score, row in zip(scores, rows.tolist(), strict=True)]
+    return [Match(float(score), row + 1, columns[row]) for score, row in zip(scores, rows.tolist(), strict=True)]
 
 
 _MODEL = "zoo.model"
@@ -104,8 +104,8 @@ def _vectors(file: Any, column: str, size: int, path: object) -> Iterator[Array]
             raise ArtifactError(f"row {seen + lists.is_null().index(True).as_py() + 1} has no vector", path)
         sizes = pyarrow_module("compute").list_value_length(lists).to_numpy(zero_copy_only=False)
         if (wrong := np.flatnonzero(sizes != size)).size:
-            what = f"row {seen + wrong[0] + 1} has a vector of {sizes[wrong[0]]} numbers, the query has {size}"
-            raise UsageError(what, path, "search with the model that made the vectors")
+            problem = f"row {seen + wrong[0] + 1} has a vector of {sizes[wrong[0]]} numbers, the query has {size}"
+            raise UsageError(problem, path, "search with the model that made the vectors")
         numbers = lists.flatten().to_numpy(zero_copy_only=False).astype(np.float64).reshape(len(lists), size)
         if (wrong := np.flatnonzero(~np.isfinite(numbers).all(-1))).size:
             raise ArtifactError(f"row {seen + wrong[0] + 1} has a vector that is not finite", path)
@@ -128,11 +128,11 @@ def _columns(file: Any, rows: Array, column: str, path: object) -> Iterator[tupl
     start = 0
     for group in range(file.num_row_groups):
         size = file.metadata.row_group(group).num_rows
-        wanted = rows[(rows >= start) & (rows < start + size)]
-        if wanted.size:
+        here = rows[(rows >= start) & (rows < start + size)]
+        if here.size:
             seen = start
             for batch in _batches(file, path, columns=others, row_groups=[group]):
-                inside = wanted[(wanted >= seen) & (wanted < seen + len(batch))]
+                inside = here[(here >= seen) & (here < seen + len(batch))]
                 values = batch.take(pyarrow_module("lib").array(inside - seen)).to_pylist()
                 yield from zip(inside.tolist(), values if others else [{}] * len(inside), strict=True)
                 seen += len(batch)

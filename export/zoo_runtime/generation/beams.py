@@ -109,10 +109,10 @@ class _Search:
             self.row.block(len(self.running[0]) + 1)
             self.open = False
             return np.arange(beams)
-        wanted = min(beams * max(2, 1 + len(self.choose.held)), possible)
+        width = min(beams * max(2, 1 + len(self.choose.held)), possible)
         if self.row.matcher is not None:  # any number of extensions may complete their texts
-            wanted = possible
-        order = np.argpartition(-totals, wanted - 1)[:wanted]
+            width = possible
+        order = np.argpartition(-totals, width - 1)[:width]
         order = order[np.lexsort((order, -totals[order]))]
         length = len(self.running[0]) + 1
         full = length >= self.row.limit

@@ -58,7 +58,7 @@ def read_bias(settings: Sequence[str]) -> dict[tuple[int, ...] | str, float]:
     >>> read_bias(["262=-5", "12,7=1.5", " the=2", '"5"=1'])
     {(262,): -5.0, (12, 7): 1.5, ' the': 2.0, '5': 1.0}
     """
-    found: dict[tuple[int, ...] | str, float] = {}
+    values: dict[tuple[int, ...] | str, float] = {}
     for setting in settings:
         name, separator, text = setting.rpartition("=")
         try:
@@ -78,10 +78,10 @@ def read_bias(settings: Sequence[str]) -> dict[tuple[int, ...] | str, float]:
             raise ValueError(f"logit_bias {setting!r} is not valid Unicode")
         if not key:
             raise ValueError(f"logit_bias {setting!r} has an empty text")
-        if key in found:
+        if key in values:
             raise ValueError(f"logit_bias has two values for {name}")
-        found[key] = value
-    return found
+        values[key] = value
+    return values
 
 
 def _read_quoted(name: str) -> str:

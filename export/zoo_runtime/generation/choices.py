@@ -119,16 +119,16 @@ class Continuation:
 
     def fail(self, step: int, value: float) -> None:
         """End with an error because the logits of new token ``step`` (from 1) are not finite."""
-        what = f"the logits of new token {step} are not finite (the largest is {value})"
-        self.error = ArtifactError(what, f"input {self.number}", "check the weights")
+        problem = f"the logits of new token {step} are not finite (the largest is {value})"
+        self.error = ArtifactError(problem, f"input {self.number}", "check the weights")
 
     def block(self, step: int) -> None:
         """End with an error because the options forbid every choice of new token ``step`` (from 1)."""
         problem = None if self.matcher is None else self.matcher.problem
-        what = f"the options forbid every token as new token {step}"
+        message = f"the options forbid every token as new token {step}"
         if problem is not None:
-            what = f"the constraint fails ({problem})"
-        self.error = ForbiddenError(what, f"input {self.number}", "forbid fewer tokens")
+            message = f"the constraint fails ({problem})"
+        self.error = ForbiddenError(message, f"input {self.number}", "forbid fewer tokens")
 
 
 _PENALTIES = (

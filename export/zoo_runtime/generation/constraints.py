@@ -47,8 +47,8 @@ class Constraint:
         try:
             import llguidance
         except ImportError as error:
-            what, remedy = "constraints need llguidance", "pip install attention-zoo[constraints]"
-            raise MissingPackageError(what, None, remedy) from error
+            problem, remedy = "constraints need llguidance", "pip install attention-zoo[constraints]"
+            raise MissingPackageError(problem, None, remedy) from error
         kind = next(name for name in CONSTRAINTS if getattr(options, name) is not None)
         value = getattr(options, kind)
         CONSTRAINT_CHARACTERS.check(
@@ -103,8 +103,8 @@ class Matcher:
         """Return scores (V,) with minus infinity for tokens that may not follow. End tokens may if the text may end."""
         bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
         allowed = np.zeros(len(scores), bool)
-        found = np.unpackbits(bits, bitorder="little")[: len(scores)].astype(bool)
-        allowed[: len(found)] = found
+        bitmap = np.unpackbits(bits, bitorder="little")[: len(scores)].astype(bool)
+        allowed[: len(bitmap)] = bitmap
         ends = [token for token in self._ends if token < len(scores)]
         allowed[ends] = self._matcher.is_accepting()
         return np.where(allowed, scores, -np.inf).astype(scores.dtype)
@@ -142,8 +142,8 @@ def _read_vocabulary(tokenizer: Tokenizer, vocabulary: int, ends: tuple[int, ...
     """Return llguidance's table of the tokens' bytes, which takes a while for large vocabularies."""
     import llguidance
 
-    known = _VOCABULARIES.setdefault(tokenizer, {})
-    if (vocabulary, ends) not in known:
+    cached = _VOCABULARIES.setdefault(tokenizer, {})
+    if (vocabulary, ends) not in cached:
         content = description(tokenizer.backend)
         decoder = content.get("decoder") or {}
         if decoder.get("type") == "Metaspace":
@@ -160,7 +160,7 @@ def _read_vocabulary(tokenizer: Tokenizer, vocabulary: int, ends: tuple[int, ...
             with guarded():
                 table = llguidance.LLTokenizer(json.dumps(content), n_vocab=size, eos_token=marks)
         except ValueError as error:
-            what = f"the bytes of the tokens are not known, so texts cannot be constrained ({error})"
-            raise UsageError(what, "tokenizer") from error
-        known[vocabulary, ends] = table
-    return known[vocabulary, ends]
+            problem = f"the bytes of the tokens are not known, so texts cannot be constrained ({error})"
+            raise UsageError(problem, "tokenizer") from error
+        cached[vocabulary, ends] = table
+    return cached[vocabulary, ends]

@@ -91,9 +91,9 @@ class Decoder:
         """Where the model supports padding."""
         inputs = {item.name for item in session.get_inputs()}
         empty = empty_past(graph, rows, dtype)
-        known = {self.input_name, self.mask_name, PAST_LENGTH, LOGITS_TO_KEEP, *empty}
-        self.constants = {name: constants[name] for name in inputs - known if name in constants}
-        unknown = sorted(inputs - known - set(self.constants))
+        handled = {self.input_name, self.mask_name, PAST_LENGTH, LOGITS_TO_KEEP, *empty}
+        self.constants = {name: constants[name] for name in inputs - handled if name in constants}
+        unknown = sorted(inputs - handled - set(self.constants))
         if unknown:
             raise UsageError(f"unsupported graph inputs {', '.join(unknown)}", f"graph {graph.name}")
         self.in_place, self.cuts_logits = PAST_LENGTH in inputs, LOGITS_TO_KEEP in inputs
@@ -168,10 +168,10 @@ class Decoder:
         with running() as options:
             self.session.run_with_iobinding(binding, options)
         if self.passed or not one:
-            made = dict(zip(self.outputs, binding.get_outputs(), strict=True))
-            self.values = [made[present] for _, present in self.passed]
+            outputs = dict(zip(self.outputs, binding.get_outputs(), strict=True))
+            self.values = [outputs[present] for _, present in self.passed]
         self.length = total
-        logits = self.logits if one else to_array(made["logits"])
+        logits = self.logits if one else to_array(outputs["logits"])
         if not every:
             logits = logits[:, -1]
         return logits if logits.dtype == np.float32 else logits.astype(np.float32)
@@ -208,8 +208,9 @@ class Decoder:
         self.length -= count
         if count and self.buffers is None:
             axis = self.graph.growing_pairs()[0][0].dims.index(str(self.graph.past_length))
-            kept = (*[slice(None)] * axis, slice(self.length))
-            self.values = [to_value(np.ascontiguousarray(to_array(value)[kept]), self.device) for value in self.values]
+            window = (*[slice(None)] * axis, slice(self.length))
+            arrays = [np.ascontiguousarray(to_array(value)[window]) for value in self.values]
+            self.values = [to_value(array, self.device) for array in arrays]
 
     def save(self) -> Saved:
         """Return the past. Buffers are copied; values that the graph returns anew each time are not."""
@@ -256,8 +257,8 @@ class Decoder:
         width, upper, where = self.embedding_size, self.upper, self._where
         tokens = check_tokens(tokens, self.rows, name=self.input_name, width=width, upper=upper, where=where)
         if self.room is not None and tokens.shape[1] > self.room:
-            what = f"{tokens.shape[1]} tokens do not fit in the {self.room} positions left of {self.positions}"
-            raise UsageError(what, where)
+            problem = f"{tokens.shape[1]} tokens do not fit in the {self.room} positions left of {self.positions}"
+            raise UsageError(problem, where)
         if mask is not None:
             mask = check_mask(mask, (self.rows, tokens.shape[1]))
             if self.padding == "left":

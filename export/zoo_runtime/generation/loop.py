@@ -68,10 +68,10 @@ def plan_loop(spec: ModelSpec) -> LoopPlan:
             raise UsageError(f"a loop cannot extend the input {tensor.name!r} of {spec.name}", _LOOP)
     end = getattr(spec.config, "eos_token_id", None)
     start = getattr(spec.config, "decoder_start_token_id", None) if earlier else None
-    given = [t.name for graph in earlier for t in graph.input_tensors()] + [t.name for t in constants]
-    given += [name for name in (ids, mask) if name and start is None]
+    sources = [t.name for graph in earlier for t in graph.input_tensors()] + [t.name for t in constants]
+    sources += [name for name in (ids, mask) if name and start is None]
     computed = {tensor.name for graph in earlier for tensor in graph.output_tensors()}
-    for name in {*given} & {*SETTINGS, LOOP_OUTPUT}:
+    for name in {*sources} & {*SETTINGS, LOOP_OUTPUT}:
         raise UsageError(f"the input {name!r} of {spec.name} has a name that the loop reserves", _LOOP)
     return LoopPlan(
         earlier=tuple(earlier),
@@ -79,7 +79,7 @@ def plan_loop(spec: ModelSpec) -> LoopPlan:
         ids=ids,
         mask=mask,
         constants=constants,
-        inputs=tuple(name for name in dict.fromkeys(given) if name not in computed),
+        inputs=tuple(name for name in dict.fromkeys(sources) if name not in computed),
         start=start,
         longest=getattr(spec.config, "max_seq_len", None),
         end=NO_END if end is None else end,
@@ -115,14 +115,14 @@ def run_loop(
     Raises:
         ArtifactError: ONNX Runtime fails, for example because ``noise`` is too short.
     """
-    given = {
+    values = {
         "max_new_tokens": np.array(max_new_tokens, np.int64),
         "temperature": None if temperature is None else np.array(temperature, np.float32),
         "top_k": None if top_k is None else np.array(top_k, np.int64),
         "noise": None if noise is None else np.asarray(noise, np.float32),
         "eos_token_id": None if eos_token_id is None else _ends(session, eos_token_id),
     }
-    feeds = {**inputs, **{name: value for name, value in given.items() if value is not None}}
+    feeds = {**inputs, **{name: value for name, value in values.items() if value is not None}}
     try:
         with running() as options:
             (generated,) = session.run([LOOP_OUTPUT], feeds, options)

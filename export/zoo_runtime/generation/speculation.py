@@ -179,9 +179,9 @@ def look_up(text: Sequence[int], count: int) -> list[int]:
     tokens = np.array(text)
     for size in range(min(_LONGEST_RUN, len(text) - 1), 0, -1):
         runs = np.lib.stride_tricks.sliding_window_view(tokens[:-1], size)
-        found = np.flatnonzero((runs == tokens[-size:]).all(-1))
-        if len(found):
-            period = len(text) - size - int(found[-1])
+        places = np.flatnonzero((runs == tokens[-size:]).all(-1))
+        if len(places):
+            period = len(text) - size - int(places[-1])
             drafted = list(text[-period:])
             while len(drafted) < count:
                 drafted.append(drafted[-period])

@@ -116,8 +116,8 @@ def check_tokens(tokens: Any, rows: int, *, name: str, width: int | None, upper:
         ArtifactError: an id is not below ``upper``.
     """
     array = _as_array(tokens, name, where)
-    wanted = (rows, *array.shape[1:2], *([] if width is None else [width]))
-    if array.shape != wanted or not all(array.shape[1:2]) or array.ndim < 2:
+    shape = (rows, *array.shape[1:2], *([] if width is None else [width]))
+    if array.shape != shape or not all(array.shape[1:2]) or array.ndim < 2:
         kind = "token ids (rows, tokens)" if width is None else "embeddings (rows, tokens, width)"
         raise UsageError(f"{name} must be {kind} of {rows} rows, got {array.shape}", where)
     if array.dtype.kind not in ("iu" if width is None else "fiu"):
@@ -151,8 +151,8 @@ def check_padding(mask: Array, started: Array) -> None:
     """
     before = np.maximum.accumulate(np.concatenate((started[:, None], mask > 0), axis=1), axis=1)[:, 1:]
     if late := np.flatnonzero((before & (mask == 0)).any(axis=1)).tolist():
-        what = f"row {late[0]} has padding after its first token, where the model does not support it"
-        raise UsageError(what, None, "read rows of different lengths in steppers of their own")
+        problem = f"row {late[0]} has padding after its first token, where the model does not support it"
+        raise UsageError(problem, None, "read rows of different lengths in steppers of their own")
 
 
 def check_rows(rows: Any, count: int, where: str) -> Array:
@@ -183,8 +183,8 @@ def check_roll_back(count: Any, stepper: Stepper, where: str) -> int:
     if number > stepper.length:
         raise UsageError(f"cannot roll back {number} of {stepper.length} positions", where)
     if number and not stepper.can_roll_back:
-        what = "the past holds states, or the last positions of a window, which cannot be rolled back"
-        raise UsageError(what, where, "save the past before, and restore it")
+        problem = "the past holds states, or the last positions of a window, which cannot be rolled back"
+        raise UsageError(problem, where, "save the past before, and restore it")
     return number
 
 

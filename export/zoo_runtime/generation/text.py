@@ -77,8 +77,8 @@ class GrowingText:
         longest = max(map(len, self._stop), default=0)
         start = max(0, len(self._text) - longest + 1)
         self._text += piece
-        found = [place for place in (self._text.find(stop, start) for stop in self._stop) if place >= 0]
-        self._cut = min(found, default=None)
+        ends = [place for place in (self._text.find(stop, start) for stop in self._stop) if place >= 0]
+        self._cut = min(ends, default=None)
 
     def _open_end(self) -> int:
         """Length of the longest suffix that could begin a stop string."""

@@ -27,6 +27,6 @@ def number_of(name: str | None, names: Sequence[str], where: object) -> int:
         raise UsageError(f"no adapter {shown(name)}: this export has none", where, remedy)
     if name not in names:
         guess = close_to(str(name), names)
-        known = f"known: {', '.join(names)}"
-        raise UsageError(f"no adapter {shown(name)}", where, f"{guess} {known}" if guess else known)
+        choices = f"known: {', '.join(names)}"
+        raise UsageError(f"no adapter {shown(name)}", where, f"{guess} {choices}" if guess else choices)
     return names.index(name) + 1

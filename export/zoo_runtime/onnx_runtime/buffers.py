@@ -48,7 +48,7 @@ class Buffers:
 
     def hold(self, past: Sequence[Array], total: int) -> bool:
         """Whether ``past`` was returned by the last call and ``total`` positions fit, so that it can be extended."""
-        same = [given is mine for given, mine in zip(past, self.returned, strict=False)]
+        same = [array is mine for array, mine in zip(past, self.returned, strict=False)]
         return bool(same) and all(same) and total <= self.capacity
 
     def filled(self, total: int) -> list[Array]:
@@ -81,9 +81,9 @@ def run_in_place(
     tokens = next(tensor for tensor in graph.input_tensors() if "sequence" in tensor.dims)
     start = arrays[past[0]].shape[axis]
     total = start + arrays[tokens.name].shape[tokens.dims.index("sequence")]
-    given = [arrays[name] for name in past]
-    if buffers is None or not buffers.hold(given, total):
-        buffers = Buffers(given, total, axis, device_of(session))
+    past_arrays = [arrays[name] for name in past]
+    if buffers is None or not buffers.hold(past_arrays, total):
+        buffers = Buffers(past_arrays, total, axis, device_of(session))
     binding = session.io_binding()
     inputs = {
         name: to_value(np.ascontiguousarray(array))
@@ -100,5 +100,5 @@ def run_in_place(
         binding.bind_output(name)
     with running() as options:
         session.run_with_iobinding(binding, options)
-    made = [to_array(value) for value in binding.get_outputs()[len(present) :]]
-    return dict(zip((*others, *present), (*made, *buffers.filled(total)), strict=True)), buffers
+    results = [to_array(value) for value in binding.get_outputs()[len(present) :]]
+    return dict(zip((*others, *present), (*results, *buffers.filled(total)), strict=True)), buffers

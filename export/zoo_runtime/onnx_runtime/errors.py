@@ -51,8 +51,8 @@ def run_error(error: Exception, where: object) -> ZooError:
     if sizes is None:
         return RunError(f"onnxruntime cannot run the graph ({error})", where)
     name, got, expected = sizes.groups()
-    what = f"{name} has size {got} in a dimension that the export fixes at {expected}"
-    return UsageError(what, where, "give inputs of this size, or export without --fix")
+    problem = f"{name} has size {got} in a dimension that the export fixes at {expected}"
+    return UsageError(problem, where, "give inputs of this size, or export without --fix")
 
 
 def _memory_error(error: Exception, where: object) -> OutOfMemoryError | None:

@@ -89,13 +89,13 @@ class OnnxExecutor:
             for dim, size in zip(tensor.dims, arrays[tensor.name].shape, strict=True)
             if isinstance(dim, str)
         }
-        found = {}
+        buffers = {}
         for tensor in graph.output_tensors():
             with suppress(KeyError):  # a size that no input has
                 shape = tensor.shape(sizes)
                 if tensor.name in names and math.prod(shape) >= _LARGE and not arrays.get(LOGITS_TO_KEEP):
-                    found[tensor.name] = np.empty(shape, self.dtype)
-        return found
+                    buffers[tensor.name] = np.empty(shape, self.dtype)
+        return buffers
 
 
 def run_keeping(graph: Graph, run: Callable[[Arrays], Arrays], arrays: Arrays, *, twice: bool = True) -> Arrays:
@@ -136,12 +136,12 @@ def check_feeds(graph: Graph, feeds: Feeds) -> None:
             if declared is not None and not declared.allows(size):
                 raise ArtifactError(f"{dim} of {tensor.name} is {size}, but must be {declared}", where)
             if dim_names(dim) == (dim,) and sizes.setdefault(str(dim), size) != size:
-                what = f"{dim} of {tensor.name} is {size}, but {sizes[str(dim)]} in another input"
-                raise ArtifactError(what, where)
+                problem = f"{dim} of {tensor.name} is {size}, but {sizes[str(dim)]} in another input"
+                raise ArtifactError(problem, where)
         _check_values(tensor, np.asarray(feeds[tensor.name]), where)
     for tensor, shape in shapes.items():
-        known = all(name in sizes for dim in tensor.dims for name in dim_names(dim))
-        if known and tensor.shape(sizes) != shape:
+        computable = all(name in sizes for dim in tensor.dims for name in dim_names(dim))
+        if computable and tensor.shape(sizes) != shape:
             raise ArtifactError(f"{tensor.name} must have the shape {tensor.shape(sizes)}, got {shape}", where)
 
 
@@ -150,20 +150,20 @@ def check_finite(graphs: Sequence[Graph], graph: Graph, feeds: Feeds, equal: Col
 
     Outputs of other graphs and pasts are not checked.
     """
-    given = given_inputs(graphs)
+    source_inputs = given_inputs(graphs)
     for tensor in graph.input_tensors():
-        if not tensor.is_float or tensor.name not in given or tensor.name not in feeds:
+        if not tensor.is_float or tensor.name not in source_inputs or tensor.name not in feeds:
             continue
         value = np.asarray(feeds[tensor.name])
         if np.isfinite(value).all():
             continue
-        for kind, found in (("NaN", np.isnan(value).any()), ("infinity", np.isinf(value).any())):
-            if found and kind not in equal:
-                what = (
+        for kind, occurs in (("NaN", np.isnan(value).any()), ("infinity", np.isinf(value).any())):
+            if occurs and kind not in equal:
+                problem = (
                     f"{tensor.name} contains {kind}, which the comparison has not shown the graph to treat as the model"
                 )
                 raise ArtifactError(
-                    what, f"graph {graph.name}", "replace these numbers: see grid.non_finite in parity.json"
+                    problem, f"graph {graph.name}", "replace these numbers: see grid.non_finite in parity.json"
                 )
 
 
@@ -171,8 +171,8 @@ def _check_values(tensor: TensorSpec, value: Array, where: str) -> None:
     """Raise :class:`ArtifactError` for values that the runtime would convert, or count from the end."""
     kinds = "biu" if not tensor.is_float else "biufV"  # bfloat16 is V
     if value.dtype.kind not in kinds:
-        wanted = "numbers" if tensor.is_float else "integers"
-        raise ArtifactError(f"{tensor.name} must have {wanted}, got {value.dtype}", where)
+        expected = "numbers" if tensor.is_float else "integers"
+        raise ArtifactError(f"{tensor.name} must have {expected}, got {value.dtype}", where)
     upper = 2 if tensor.is_mask else tensor.upper
     if upper is not None and value.size and not 0 <= value.min() <= value.max() < upper:
         raise ArtifactError(f"{tensor.name} must have integers from 0 to {upper - 1}", where)
@@ -191,5 +191,5 @@ def check_past(graph: Graph, feeds: Feeds) -> None:
             raise UsageError(f"missing input {tensor.name}", where, "give all outputs of a call as its past")
         value, kind = np.asarray(feeds[tensor.name]), "int8" if tensor.dtype == "int8" else "floats"
         if (value.dtype == np.int8) != (kind == "int8") or not sizes or value.shape != tensor.shape(sizes):
-            what = f"{tensor.name} must be {kind} {tensor.dims}, got {value.dtype} {value.shape}"
-            raise UsageError(what, where, "give the outputs of a call with this export")
+            problem = f"{tensor.name} must be {kind} {tensor.dims}, got {value.dtype} {value.shape}"
+            raise UsageError(problem, where, "give the outputs of a call with this export")

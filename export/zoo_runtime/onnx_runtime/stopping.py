@@ -152,8 +152,8 @@ class _Stoppable(Watched):
                 if (reason := call.reason) is not None:
                     raise StoppedError(reason, self.where) from cause
         if time.monotonic() >= self._end:
-            what = f"took longer than {self._limit} s"
-            raise StoppedError(what, self.where, f"raise {GRAPH_SECONDS.variable}") from cause
+            problem = f"took longer than {self._limit} s"
+            raise StoppedError(problem, self.where, f"raise {GRAPH_SECONDS.variable}") from cause
 
 
 class running(_Stoppable):  # noqa: N801  (a function for its users)

@@ -66,7 +66,7 @@ def run_session(session: ort.InferenceSession, names: Sequence[str], arrays: Map
 
 
 def run_lean(
-    session: ort.InferenceSession, names: Sequence[str], arrays: Mapping[str, Array], made: Mapping[str, Array]
+    session: ort.InferenceSession, names: Sequence[str], arrays: Mapping[str, Array], buffers: Mapping[str, Array]
 ) -> dict[str, Array]:
     """Run a session on the CPU like :func:`run_session`, and return the memory that it pools, if any, to the system.
 
@@ -74,15 +74,15 @@ def run_lean(
         session: the session.
         names: the outputs.
         arrays: the inputs by name.
-        made: arrays that the outputs of these names are written to; the others lie in the pool.
+        buffers: arrays that the outputs of these names are written to; the others lie in the pool.
     """
     binding = session.io_binding()
     values = {name: to_value(np.asarray(array, order="C")) for name, array in arrays.items()}
     for name, value in values.items():
         binding.bind_ortvalue_input(name, value)
     for name in names:
-        if name in made:
-            binding.bind_ortvalue_output(name, to_value(made[name]))
+        if name in buffers:
+            binding.bind_ortvalue_output(name, to_value(buffers[name]))
         else:
             binding.bind_output(name)
     options = ort.RunOptions()
@@ -91,6 +91,6 @@ def run_lean(
     with running(options):
         session.run_with_iobinding(binding, options)
     return {
-        name: made[name] if name in made else to_array(value)
+        name: buffers[name] if name in buffers else to_array(value)
         for name, value in zip(names, binding.get_outputs(), strict=True)
     }

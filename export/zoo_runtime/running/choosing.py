@@ -83,24 +83,24 @@ def _choose_export(stored: ModelDirectory, provider: Provider, dtype: str | None
             raise UsageError(f"unknown variant {variant!r}", stored.path, nearest(variant, filter(None, names)))
         declared_graphs(stored.spec, variant)  # raises if the model does not support the variant
         return Export(stored, variant)
-    own = stored.dtype
-    if dtype not in (None, own):
+    model_dtype = stored.dtype
+    if dtype not in (None, model_dtype):
         if dtype not in PRECISIONS:
-            known = [own, *PRECISIONS]
-            raise UsageError(f"this model is not available in {dtype!r}", stored.path, nearest(str(dtype), known))
+            dtypes = [model_dtype, *PRECISIONS]
+            raise UsageError(f"this model is not available in {dtype!r}", stored.path, nearest(str(dtype), dtypes))
         return Export(stored, dtype)
-    found = [export for export in (Export(stored, name) for name in (provider, "")) if export.exists]
-    verified = [export for export in found if export.is_verified()]
-    return (*verified, *reversed(found), Export(stored))[0]
+    exports = [export for export in (Export(stored, name) for name in (provider, "")) if export.exists]
+    verified = [export for export in exports if export.is_verified()]
+    return (*verified, *reversed(exports), Export(stored))[0]
 
 
 def runner_class(task: str, declared: str) -> tuple[Plugin, type[Runner[Any]]]:
     """Return the runner of ``task`` for models that declare the task ``declared``, with the plugin that provides it."""
     check_text("task", task)
-    plugin, found = plugins.active().task(task, declared)
-    cls = load_reference(found.run, plugin)
+    plugin, declaration = plugins.active().task(task, declared)
+    cls = load_reference(declaration.run, plugin)
     if not (isinstance(cls, type) and issubclass(cls, Runner)):
-        raise PluginError(f"{plugin}: {found.run} is not a subclass of zoo_runtime.Runner")
+        raise PluginError(f"{plugin}: {declaration.run} is not a subclass of zoo_runtime.Runner")
     with plugins.blame(plugin, f"cannot list the options of the task {task}"):
         cls.options.field_types()
     return plugin, cls

@@ -124,7 +124,7 @@ class Internals(Context, Protocol):
         """Open another exported model, which drafts tokens for this one."""
         ...
 
-    def warn(self, what: str) -> None:
+    def warn(self, message: str) -> None:
         """Issue a warning once per session."""
         ...
 

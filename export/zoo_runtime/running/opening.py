@@ -36,12 +36,12 @@ def open_stepper(session: Internals, feeds: Mapping[str, Array], rows: int | Non
             raise UsageError(f"{name} has {len(array)} rows instead of {rows}", session.path)
     if sizes := serving_sizes(session):
         return _open_rows(session, encode_rows(session, feeds, sizes), rows)
-    known = {name: to_value(np.ascontiguousarray(array)) for name, array in feeds.items()}
+    values = {name: to_value(np.ascontiguousarray(array)) for name, array in feeds.items()}
     for encoder in encoders:
-        if not {tensor.name for tensor in encoder.output_tensors()} <= known.keys():
-            known |= _run(session.sessions[encoder.name], encoder.name, known)
+        if not {tensor.name for tensor in encoder.output_tensors()} <= values.keys():
+            values |= _run(session.sessions[encoder.name], encoder.name, values)
     opened = session.sessions[graph.name]
-    return Decoder(opened, graph, known, rows, session.dtype, positions=session.option("max_seq_len"))
+    return Decoder(opened, graph, values, rows, session.dtype, positions=session.option("max_seq_len"))
 
 
 def serving_sizes(session: Internals) -> Mapping[str, int]:
@@ -49,13 +49,13 @@ def serving_sizes(session: Internals) -> Mapping[str, int]:
     return sizes_of_session(session.sessions[PREFILL]) if session.export.variant == SERVING else {}
 
 
-def _open_rows(session: Internals, known: Mapping[str, Array], count: int) -> Stepper:
+def _open_rows(session: Internals, inputs: Mapping[str, Array], count: int) -> Stepper:
     """Open a stepper on buffers that no other uses."""
     try:
         rows = session.free_rows.pop()
     except IndexError:
         rows = session.open_rows()
-    constants = {name: known[name] for name in rows.constants if name in known}
+    constants = {name: inputs[name] for name in rows.constants if name in inputs}
     return RowDecoder(rows, session.free_rows, count, constants)
 
 
@@ -66,37 +66,37 @@ def encode_rows(session: Internals, feeds: Mapping[str, Array], sizes: Mapping[s
         feeds: inputs, padded here to the sizes of the export, or outputs.
         sizes: see :func:`serving_sizes`.
     """
-    known = dict(feeds)
+    values = dict(feeds)
     for graph in session.graphs[:-1]:
         names = [tensor.name for tensor in graph.output_tensors()]
-        if set(names) <= known.keys():
+        if set(names) <= values.keys():
             continue
         for tensor in graph.input_tensors():
-            if tensor.name not in known:
+            if tensor.name not in values:
                 raise UsageError(f"missing input {tensor.name}", f"graph {graph.name}")
         opened, tensors = session.sessions[graph.name], graph.input_tensors()
         check_shapes(opened, graph, {**sizes, "batch": 1})
-        count = len(known[tensors[0].name])
-        whole = {tensor.name: fit(tensor, known[tensor.name], {**sizes, "batch": count}) for tensor in tensors}
-        found = [
+        count = len(values[tensors[0].name])
+        whole = {tensor.name: fit(tensor, values[tensor.name], {**sizes, "batch": count}) for tensor in tensors}
+        outputs = [
             run_session(opened, names, {name: array[row : row + 1] for name, array in whole.items()})
             for row in range(count)
         ]
-        made = {name: np.concatenate(arrays) for name, *arrays in zip(names, *found, strict=True)}
-        known |= whole | made
-    return known
+        stacked = {name: np.concatenate(arrays) for name, *arrays in zip(names, *outputs, strict=True)}
+        values |= whole | stacked
+    return values
 
 
-def _run(session: ort.InferenceSession, name: str, known: Mapping[str, ort.OrtValue]) -> dict[str, ort.OrtValue]:
+def _run(session: ort.InferenceSession, name: str, values: Mapping[str, ort.OrtValue]) -> dict[str, ort.OrtValue]:
     """Run the graph ``name``, and leave its outputs on its device."""
     binding = session.io_binding()
-    for given in session.get_inputs():
-        if given.name not in known:
-            raise UsageError(f"missing input {given.name}", f"graph {name}")
-        binding.bind_ortvalue_input(given.name, known[given.name])
-    names = [made.name for made in session.get_outputs()]
-    for made in names:
-        binding.bind_output(made, device_of(session))
+    for tensor in session.get_inputs():
+        if tensor.name not in values:
+            raise UsageError(f"missing input {tensor.name}", f"graph {name}")
+        binding.bind_ortvalue_input(tensor.name, values[tensor.name])
+    names = [output.name for output in session.get_outputs()]
+    for output_name in names:
+        binding.bind_output(output_name, device_of(session))
     with running() as options:
         session.run_with_iobinding(binding, options)
     return dict(zip(names, binding.get_outputs(), strict=True))

@@ -137,8 +137,8 @@ def load_session(
     compared = export.evidence.get("provider")
     if not unverified and compared not in (None, provider):
         remedy = f"verify it there with zoo verify {directory} --provider {provider}"
-        what = f"verified on {compared}, but running on {provider}"
-        warnings.warn(f"{what}: {directory}: {remedy}", ZooWarning, stacklevel=2)
+        problem = f"verified on {compared}, but running on {provider}"
+        warnings.warn(f"{problem}: {directory}: {remedy}", ZooWarning, stacklevel=2)
     if provider == "cuda":
         _report_cpu_nodes(session)
     return session
@@ -154,9 +154,9 @@ def _report_cpu_nodes(session: Session) -> None:
     """Warn of operators that a CUDA session runs on the CPU."""
     for name, opened in session.sessions.items():
         path = session.path / session.export.graph_files[name]
-        found = Counter(node.operator for node in unexpected_cpu_nodes(opened))
-        if found:
-            operators = ", ".join(f"{count} x {operator}" for operator, count in sorted(found.items()))
+        counts = Counter(node.operator for node in unexpected_cpu_nodes(opened))
+        if counts:
+            operators = ", ".join(f"{count} x {operator}" for operator, count in sorted(counts.items()))
             warnings.warn(f"running partly on the CPU ({operators}): {path}", ZooWarning, stacklevel=3)
 
 
@@ -257,11 +257,11 @@ class Session:
         names = {CAPACITY} if graph.growing_pairs() else {str(tensor.dims[1]) for tensor in graph.input_tensors()}
         return {name: sizes[name] for name in sorted(names - {"sequence"}) if name in sizes}
 
-    def warn(self, what: str) -> None:
+    def warn(self, message: str) -> None:
         """Issue a warning once per session."""
-        if what not in self._warnings:
-            self._warnings.add(what)
-            warnings.warn(what, ZooWarning, stacklevel=2)
+        if message not in self._warnings:
+            self._warnings.add(message)
+            warnings.warn(message, ZooWarning, stacklevel=2)
 
     def placement(self) -> Mapping[str, Mapping[str, int]]:
         """Return the number of nodes that each execution provider runs, by graph."""
@@ -420,8 +420,8 @@ class Session:
             raise UsageError(f"the task {name} does not read chats", self.path, argument("chat", text="leave out {}"))
         with plugins.blame(plugin, f"cannot prepare the task {name}", fault=ArtifactError):
             where = f"task {name}"
-            given = {key: cls.options.check_field(key, value, where) for key, value in options.items()}
-            runner = cls(self, cls.options.from_dict({**cls.defaults(self, given), **given}, where))
+            checked = {key: cls.options.check_field(key, value, where) for key, value in options.items()}
+            runner = cls(self, cls.options.from_dict({**cls.defaults(self, checked), **checked}, where))
         runner.plugin = plugin
         return runner
 
@@ -451,8 +451,8 @@ class Session:
         """
         check_feeds(graph, feeds)
         if self.export.is_verified():
-            known = self.export.evidence.get("grid", {}).get("non_finite", {})
-            check_finite(self.graphs, graph, feeds, {name for name, facts in known.items() if facts["equal"]})
+            kinds = self.export.evidence.get("grid", {}).get("non_finite", {})
+            check_finite(self.graphs, graph, feeds, {name for name, facts in kinds.items() if facts["equal"]})
         if graph.pasts and graph.past_tensors()[0].name not in feeds:
             rows = len(next(iter(feeds.values())))
             feeds = {**feeds, **empty_past(graph, rows, self.dtype)}
@@ -500,8 +500,8 @@ class Session:
         Raises :class:`UsageError` for other exports.
         """
         if self.export.variant != SERVING:
-            what = f"the variant {self.export.variant or 'that is open'} has no rows of its own"
-            raise UsageError(what, self.path, f"open the variant {SERVING}")
+            problem = f"the variant {self.export.variant or 'that is open'} has no rows of its own"
+            raise UsageError(problem, self.path, f"open the variant {SERVING}")
         graph = self.graphs[-1]
         return Rows(self.sessions[graph.name], self.sessions[PREFILL], graph, self.dtype, self.option("max_seq_len"))
 

@@ -180,8 +180,8 @@ class TextRunner(Runner[Tokens]):
         self.inputs.check(item.ids, item.types, where, is_text=item.encoding is not None and self.can_truncate)
         for name, limit in limits.items():
             if len(item.ids) > limit:
-                what = f"{len(item.ids)} tokens do not fit into buffers for {limit}"
-                raise LongInputError(what, where, f"export with a larger --fix {name}=N")
+                problem = f"{len(item.ids)} tokens do not fit into buffers for {limit}"
+                raise LongInputError(problem, where, f"export with a larger --fix {name}=N")
 
 
 def chosen_adapters(session: Context, items: Sequence[Any]) -> Arrays:

@@ -89,8 +89,8 @@ class ServeConfig(Settings):
 
     def options(self, model: ModelConfig | None = None) -> dict[str, Any]:
         """Return the options of :func:`zoo_runtime.load_session` for a model."""
-        own = {name: getattr(model, name) for name in OPTIONS if getattr(model, name, None) is not None}
-        return {name: getattr(self, name) for name in OPTIONS} | own
+        overrides = {name: getattr(model, name) for name in OPTIONS if getattr(model, name, None) is not None}
+        return {name: getattr(self, name) for name in OPTIONS} | overrides
 
 
 def read_config(path: Path) -> tuple[dict[str, Any], dict[str, ModelConfig]]:
@@ -99,17 +99,17 @@ def read_config(path: Path) -> tuple[dict[str, Any], dict[str, ModelConfig]]:
     Raises :class:`UsageError` for a file that cannot be read, an unknown key or a wrong value.
     """
     try:
-        given = parse_toml(read_text(path))
+        values = parse_toml(read_text(path))
     except OSError as error:
         raise UsageError(f"cannot be read ({error.strerror})", path) from error
     except (ValueError, RecursionError) as error:
         raise UsageError(f"not TOML ({error})", path) from error
-    tables = given.pop("models", {})
+    tables = values.pop("models", {})
     if not isinstance(tables, dict) or not all(isinstance(table, dict) for table in tables.values()):
         raise UsageError("models must be tables, such as [models.NAME]", path)
-    settings = ServeConfig.from_dict(given, path)
+    settings = ServeConfig.from_dict(values, path)
     if settings.api_key_file is not None:
-        given["api_key_file"] = str(path.parent / settings.api_key_file)
+        values["api_key_file"] = str(path.parent / settings.api_key_file)
     models = {}
     for name, table in tables.items():
         where = f"{path} [models.{name}]"
@@ -119,4 +119,4 @@ def read_config(path: Path) -> tuple[dict[str, Any], dict[str, ModelConfig]]:
             raise UsageError(f"{name!r} is not a name for requests", where, "leave out slashes")
         model = ModelConfig.from_dict(table, where)
         models[name] = ModelConfig.from_dict({**table, "path": str(path.parent / model.path)}, where)
-    return given, models
+    return values, models

@@ -101,30 +101,30 @@ class Models(Mapping[str, "Served"]):
             ZooError: see :func:`zoo_runtime.load_session`.
         """
         with self._changing:
-            found: dict[str, Served] = {}
+            models: dict[str, Served] = {}
             opened: list[Served] = []
             try:
                 for place in places:
-                    if place.name in found:
-                        what = f"two models are named {place.name!r}"
-                        raise UsageError(what, place.directory, "rename one of the directories")
+                    if place.name in models:
+                        problem = f"two models are named {place.name!r}"
+                        raise UsageError(problem, place.directory, "rename one of the directories")
                     served = self._models.get(place.name)
                     if served is None or served.place != place or served.version != place.version:
                         served = Served(place, self.settings)
                         opened.append(served)
-                    found[place.name] = served
+                    models[place.name] = served
             except BaseException:
                 for served in opened:
                     served.close()
                 raise
-            before, self._models = self._models, found
+            before, self._models = self._models, models
         for name, served in before.items():
-            if found.get(name) is not served:
+            if models.get(name) is not served:
                 served.retire()
         return Changes(
             loaded=[served.name for served in opened if served.name not in before],
             exchanged=[served.name for served in opened if served.name in before],
-            unloaded=[name for name in before if name not in found],
+            unloaded=[name for name in before if name not in models],
         )
 
     def close(self) -> None:
@@ -261,15 +261,15 @@ class Served:
         """
         key = (task, repr(sorted(options.items())))
         with self._lock:
-            found = self._runners.get(key)
-        if found is None:
-            found = self.session.runner_with(task, options)  # without the lock, which the event loop takes
+            runner = self._runners.get(key)
+        if runner is None:
+            runner = self.session.runner_with(task, options)  # without the lock, which the event loop takes
         with self._lock:
-            found = self._runners.pop(key, found)
-            self._runners[key] = found  # the latest is last
+            runner = self._runners.pop(key, runner)
+            self._runners[key] = runner  # the latest is last
             if len(self._runners) > _RUNNERS:
                 del self._runners[next(iter(self._runners))]
-        return found
+        return runner
 
     def read(self, runner: Runner[Any], value: Any, number: int, param: str) -> Any:
         """Read an input.
@@ -281,8 +281,8 @@ class Served:
         except ZooError as error:
             raise as_request_error(error, param) from error
         if isinstance(runner, Generate) and runner.room(item) < 1:
-            what = f"{len(runner.prompt(item))} tokens leave no room for new ones"
-            raise RequestError(400, what, "context_length_exceeded", param)
+            problem = f"{len(runner.prompt(item))} tokens leave no room for new ones"
+            raise RequestError(400, problem, "context_length_exceeded", param)
         return item
 
     def token_bytes(self, token: int) -> bytes | None:
@@ -296,8 +296,8 @@ class Served:
         Raises :class:`RequestError` if it is not a chat, or the template refuses it.
         """
         if self.template is None or self.session.tokenizer is None:
-            what = f"the model {self.name!r} has no chat template"
-            raise RequestError(400, what, "no_chat_template", "model")
+            problem = f"the model {self.name!r} has no chat template"
+            raise RequestError(400, problem, "no_chat_template", "model")
         try:
             text = self.template.render(messages, where="messages", **values)
             tokenizer = self._plain_tokenizer

@@ -98,15 +98,15 @@ class RowDecoder:
         if self.positions is not None:
             left = self.positions - self._rows.lengths[self._places]
             if (counts > left).all():
-                what = f"{counts.min()} tokens do not fit in the {left.max()} positions left of {self.positions}"
-                raise UsageError(what, self._where)
+                problem = f"{counts.min()} tokens do not fit in the {left.max()} positions left of {self.positions}"
+                raise UsageError(problem, self._where)
             seen = seen & (counts <= left)[:, None]
         new = {place: row[places] for place, row, places in zip(self._places, tokens, seen, strict=True)}
-        found = self._rows.extend(new, every=every)
+        by_row = self._rows.extend(new, every=every)
         self._read = np.concatenate((self._read, seen), 1)
         logits = np.full((*(shape if every else shape[:1]), self._rows.vocabulary), np.nan, np.float32)
         for row, place in enumerate(self._places):
-            if (result := found.get(place)) is not None:
+            if (result := by_row.get(place)) is not None:
                 assert isinstance(result, np.ndarray)  # errors have been raised
                 logits[row, seen[row] if every else ...] = result if every else result[-1]
         return logits
@@ -134,10 +134,10 @@ class RowDecoder:
         """Forget the last positions of every row. Raises :class:`UsageError` if the past holds states."""
         self._check_open()
         count = check_roll_back(count, self, self._where)
-        kept = self.length - count
-        for place, forgotten in zip(self._places, self._read[:, kept:].sum(1).tolist(), strict=True):
+        length = self.length - count
+        for place, forgotten in zip(self._places, self._read[:, length:].sum(1).tolist(), strict=True):
             self._rows.shorten(place, forgotten)
-        self._read = self._read[:, :kept]
+        self._read = self._read[:, :length]
 
     def save(self) -> _Saved:
         """Return a copy of the past."""

@@ -64,10 +64,10 @@ class ServingExecutor:
         check_shapes(self.sessions[graph.name], graph, sizes)
         fitted = {tensor.name: fit(tensor, arrays[tensor.name], sizes) for tensor in graph.input_tensors()}
         names = [tensor.name for tensor in graph.output_tensors()]
-        found = run_session(self.sessions[graph.name], names, fitted)
+        outputs = run_session(self.sessions[graph.name], names, fitted)
         return {
             tensor.name: array[tuple(slice(size) for size in tensor.shape(actual))]
-            for tensor, array in zip(graph.output_tensors(), found, strict=True)
+            for tensor, array in zip(graph.output_tensors(), outputs, strict=True)
         }
 
     def _extend(self, graph: Graph, arrays: Arrays) -> Arrays:
@@ -78,8 +78,8 @@ class ServingExecutor:
         names = [
             tensor.name for tensor in graph.input_tensors() if tensor.is_mask and tensor.dims[1] == graph.total_length
         ]
-        known = self._past_length(graph, arrays)
-        mask = arrays[names[0]] != 0 if names else np.ones((count, known + added), bool)
+        past_length = self._past_length(graph, arrays)
+        mask = arrays[names[0]] != 0 if names else np.ones((count, past_length + added), bool)
         self._turn += 1
         places = [(self._turn + row) % rows.count for row in range(count)]
         for row, place in enumerate(places):
@@ -88,11 +88,11 @@ class ServingExecutor:
             self._load(rows, graph, arrays, row, place, np.flatnonzero(mask[row, : mask.shape[1] - added]))
         new = {place: ids[row, mask[row, -added:]] for row, place in enumerate(places) if mask[row, -added:].any()}
         before = rows.lengths.copy()
-        found = rows.extend(new)
+        by_row = rows.extend(new)
         logits = next(tensor for tensor in graph.output_tensors() if tensor.name == "logits")
         outputs = {"logits": np.zeros((count, added, int(logits.dims[-1])), self.dtype)}
         for row, place in enumerate(places):
-            result = found.get(place)
+            result = by_row.get(place)
             if isinstance(result, ZooError):
                 raise result
             if result is not None:
@@ -103,10 +103,10 @@ class ServingExecutor:
                 outputs[present.name] = content[places]  # a copy
                 outputs[present.name][rows.lengths[places] == 0] = 0
                 continue
-            made = np.zeros((count, *content.shape[1:2], added, content.shape[3]), content.dtype)
+            grown = np.zeros((count, *content.shape[1:2], added, content.shape[3]), content.dtype)
             for row, place in enumerate(places):
-                made[row][:, mask[row, -added:]] = content[place][:, before[place] : rows.lengths[place]]
-            outputs[present.name] = np.concatenate([arrays[past.name], made], axis=2)
+                grown[row][:, mask[row, -added:]] = content[place][:, before[place] : rows.lengths[place]]
+            outputs[present.name] = np.concatenate([arrays[past.name], grown], axis=2)
         return {tensor.name: outputs[tensor.name] for tensor in graph.output_tensors()}
 
     def _open(self, graph: Graph) -> Rows:

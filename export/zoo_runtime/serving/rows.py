@@ -37,14 +37,14 @@ def sizes_of_session(session: ort.InferenceSession) -> dict[str, int]:
 
 def check_shapes(session: ort.InferenceSession, graph: Graph, sizes: Mapping[str, int]) -> None:
     """Raise :class:`ArtifactError` unless the inputs that a graph has are of these sizes."""
-    known = {item.name: tuple(item.shape) for item in session.get_inputs()}
+    shapes = {item.name: tuple(item.shape) for item in session.get_inputs()}
     for tensor in graph.input_tensors():
-        if tensor.name in known:
+        if tensor.name in shapes:
             for name in [name for dim in tensor.dims if dim not in sizes for name in dim_names(dim)]:
                 _check_known(name, sizes)
-            if known[tensor.name] != tensor.shape(sizes):
-                what = f"{tensor.name} has the shape {known[tensor.name]}, not {tensor.shape(sizes)}"
-                raise ArtifactError(what, f"graph {graph.name}", "export again")
+            if shapes[tensor.name] != tensor.shape(sizes):
+                problem = f"{tensor.name} has the shape {shapes[tensor.name]}, not {tensor.shape(sizes)}"
+                raise ArtifactError(problem, f"graph {graph.name}", "export again")
 
 
 def _check_known(name: str, sizes: Mapping[str, int]) -> None:
@@ -61,8 +61,8 @@ def fit(tensor: TensorSpec, array: Array, sizes: Mapping[str, int]) -> Array:
     shape = tensor.shape(sizes)
     for dim, size, limit in zip(tensor.dims, array.shape, shape, strict=True):
         if size > limit:
-            what = f"{tensor.name} has {size} entries along {dim}, but the export has room for {limit}"
-            raise ArtifactError(what, None, f"export with --fix {dim}={size}")
+            problem = f"{tensor.name} has {size} entries along {dim}, but the export has room for {limit}"
+            raise ArtifactError(problem, None, f"export with --fix {dim}={size}")
     return np.pad(array, [(0, limit - size) for size, limit in zip(array.shape, shape, strict=True)])
 
 
@@ -163,12 +163,12 @@ class Rows:
             UsageError: a constant is missing or unknown, or there is no row of that number.
         """
         self._check_row(row)
-        given = dict(constants or {})
-        if given.keys() != self.constants.keys():
-            names = ", ".join(sorted(given.keys() ^ self.constants.keys()))
+        values = dict(constants or {})
+        if values.keys() != self.constants.keys():
+            names = ", ".join(sorted(values.keys() ^ self.constants.keys()))
             raise UsageError(f"row {row} needs the inputs {', '.join(sorted(self.constants)) or 'of no name'}", names)
         one = {**self.sizes, "batch": 1}
-        fitted = {name: fit(self._specs[name], array[None], one)[0] for name, array in given.items()}
+        fitted = {name: fit(self._specs[name], array[None], one)[0] for name, array in values.items()}
         for name, array in fitted.items():
             self.constants[name].write(row, array)
         if self._broken[row]:
@@ -284,9 +284,9 @@ class Rows:
         """
         results: dict[int, Array | ArtifactError] = {}
         waiting: dict[int, Array] = {}
-        for row, given in new.items():
+        for row, new_tokens in new.items():
             self._check_row(row)
-            tokens = _token_list(row, given)
+            tokens = _token_list(row, new_tokens)
             error = self._refuse(row, tokens)
             if error is not None:
                 results[row] = error
@@ -297,11 +297,11 @@ class Rows:
         def read(call: Call, first: int, counts: Mapping[int, int]) -> None:
             logits = call(first, self.lengths, {row: waiting[row][:count] for row, count in counts.items()})
             for row, count in counts.items():
-                made = logits[row - first, :count]
-                self._broken[row] |= not np.isfinite(made.astype(np.float32)).all()
+                row_logits = logits[row - first, :count]
+                self._broken[row] |= not np.isfinite(row_logits.astype(np.float32)).all()
                 if not every:
                     parts[row].clear()
-                parts[row].append(made[0 if every else -1 :].copy())
+                parts[row].append(row_logits[0 if every else -1 :].copy())
                 self.lengths[row] += count
                 waiting[row] = waiting[row][count:]
 

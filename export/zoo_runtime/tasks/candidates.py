@@ -63,12 +63,12 @@ class _PairsRunner(PartsRunner):
 
     def logits(self, items: Sequence[Any]) -> list[Array | ArtifactError]:
         """Return the logits (pairs, classes) of each item, or an error if they are not finite."""
-        found = [np.stack([row["logits"] for row in rows]) for rows in self.compute_rows(items)]
+        stacked = [np.stack([row["logits"] for row in rows]) for rows in self.compute_rows(items)]
         return [
             logits
             if np.isfinite(logits).all()
             else ArtifactError("output contains NaN or infinity", f"input {item.number}", "check the weights")
-            for item, logits in zip(items, found, strict=True)
+            for item, logits in zip(items, stacked, strict=True)
         ]
 
 
@@ -104,13 +104,13 @@ class ZeroShot(_PairsRunner):
             raise UsageError("no labels", "task zero-shot-classification", "set labels=FIRST,SECOND")
         if "{}" not in chosen.hypothesis_template:
             raise UsageError(f"hypothesis_template {chosen.hypothesis_template!r} has no {{}} for the label")
-        found = [name for name in self.names if name.lower().startswith("entail")]
-        if chosen.entailment is None and not found:
-            what = f"no class begins with 'entail': {', '.join(self.names)}"
-            raise UsageError(what, session.path, "name it with entailment=CLASS")
+        entailing = [name for name in self.names if name.lower().startswith("entail")]
+        if chosen.entailment is None and not entailing:
+            problem = f"no class begins with 'entail': {', '.join(self.names)}"
+            raise UsageError(problem, session.path, "name it with entailment=CLASS")
         if len(self.names) < 2:
             raise UsageError("zero-shot classification needs 2 classes, the model has 1", session.path)
-        self.entailment = self.class_number(chosen.entailment or found[0])
+        self.entailment = self.class_number(chosen.entailment or entailing[0])
         self.contradiction = 0 if self.entailment else len(self.names) - 1
 
     def samples(self) -> Sequence[Any]:
@@ -190,13 +190,13 @@ class Rerank(_PairsRunner):
         ]
 
     def _result(self, item: Any, logits: Array) -> dict[str, Any]:
-        found = classify(logits, self.problem, None)
+        classes = classify(logits, self.problem, None)
         key = "values" if self.problem == "regression" else "probabilities"
-        scores = np.array([row[key][self.place] for row in found])
+        scores = np.array([row[key][self.place] for row in classes])
         order = np.argsort(-scores, kind="stable")[: self.chosen.top_k].tolist()
         passages = [{"text": item.others[at], "score": float(scores[at]), "index": at} for at in order]
         return {"tokens": item.tokens, "passages": passages}
 
     def show(self, answers: Sequence[Answer]) -> Iterator[str]:
         for answer in answers:
-            yield from (f"{found['score']:.4f} {found['text']!r}" for found in answer.result["passages"])
+            yield from (f"{passage['score']:.4f} {passage['text']!r}" for passage in answer.result["passages"])

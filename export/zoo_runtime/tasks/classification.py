@@ -70,10 +70,10 @@ class TextClassification(TextRunner):
 
     def answer(self, items: Sequence[Tokens]) -> Sequence[Any]:
         logits = self.compute(items)["logits"]
-        found = classify(logits, self.problem, self.session.option("labels"))
+        classes = classify(logits, self.problem, self.session.option("labels"))
         results = [
             {"tokens": len(item.ids), **rank_classes(scores, self.session, self.problem, self.chosen.top_k)}
-            for item, scores in zip(items, found, strict=True)
+            for item, scores in zip(items, classes, strict=True)
         ]
         return finite(items, logits, results)
 
@@ -97,8 +97,8 @@ class NextSentence(TextRunner):
     def __init__(self, session: Context, chosen: Settings) -> None:
         super().__init__(session, chosen)
         if (segments := self.inputs.segments) < 2:
-            what = f"next-sentence needs two segments, the model has {segments}"
-            raise UsageError(what, session.path, "choose another task")
+            problem = f"next-sentence needs two segments, the model has {segments}"
+            raise UsageError(problem, session.path, "choose another task")
 
     def samples(self) -> Sequence[Any]:
         singles = super().samples()[:-1]
@@ -165,8 +165,7 @@ def rank_classes(
 def show_classes(answer: Answer, most: int | None = None) -> str:
     """Return a human-readable line: the ``most`` likeliest classes, or all."""
     classes = (
-        f"{found['label']}: {found.get('probability', found.get('value')):.4f}"
-        for found in answer.result["classes"][:most]
+        f"{part['label']}: {part.get('probability', part.get('value')):.4f}" for part in answer.result["classes"][:most]
     )
     return f"{label(answer)}: {'  '.join(classes)}"
 

@@ -74,10 +74,10 @@ class ZeroShotImages(ImageRunner):
             raise UsageError("no labels", "task zero-shot-image-classification", "set labels=FIRST,SECOND")
         if "{}" not in chosen.hypothesis_template:
             raise UsageError(f"hypothesis_template {chosen.hypothesis_template!r} has no {{}} for the label")
-        found = [graph for graph in session.graphs if {item.name for item in graph.inputs} == {_IMAGE, _TEXT}]
-        if not found:
+        graphs = [graph for graph in session.graphs if {item.name for item in graph.inputs} == {_IMAGE, _TEXT}]
+        if not graphs:
             raise UsageError(f"the model has no graph that compares {_IMAGE} with {_TEXT}", session.path)
-        self.comparison = found[0]
+        self.comparison = graphs[0]
         self.texts = Embed(session, EmbedOptions())
         self.items = [self._read_label(name) for name in self.labels]
 
@@ -96,11 +96,11 @@ class ZeroShotImages(ImageRunner):
     def vectors(self) -> Array:
         """The vectors of the labels, (M, D)."""
         sizes = [(place, len(item.ids)) for place, item in enumerate(self.items)]
-        found: dict[int, Array] = {}
+        vectors: dict[int, Array] = {}
         for batch in batches(sizes, self.batch_size, self.texts.fits):
             rows = self.texts.compute([self.items[place] for place in batch])[_TEXT]
-            found |= dict(zip(batch, rows, strict=True))
-        return np.stack([found[place] for place in range(len(self.items))])
+            vectors |= dict(zip(batch, rows, strict=True))
+        return np.stack([vectors[place] for place in range(len(self.items))])
 
     def answer(self, items: Sequence[Pixels]) -> Sequence[Any]:
         feeds = {_IMAGE: self.compute(items)[_IMAGE], _TEXT: self.vectors}

@@ -112,14 +112,14 @@ class TokenClassification(TextRunner):
         values = super().samples()
         if self.strategy == "none" or self.session.tokenizer is None:
             return values
-        found = []
+        samples = []
         for text in ("Ada met Grace in New York", "a", "x y", *map(str, values)):
             encoded = self.tokenizer.encode(text)
             masks = zip(encoded.offsets, encoded.special_tokens_mask, strict=True)
             places = [place for place, special in masks if not special]
             if len(set(places)) == len(places) and all(start < end for start, end in places):
-                found.append(text)
-        return found
+                samples.append(text)
+        return samples
 
     def read(self, value: Any, number: int) -> Tokens:
         if isinstance(value, list | tuple) and not isinstance(value, Pair) and value and isinstance(value[0], str):
@@ -174,12 +174,12 @@ class TokenClassification(TextRunner):
 
     def _classes(self, item: Tokens, logits: Array) -> dict[str, Any]:
         names = self.session.option("labels")
-        found = classify(logits[: len(item.ids)], self.problem, names)
+        ranked = classify(logits[: len(item.ids)], self.problem, names)
         if self.problem == "single_label_classification":
-            found = [_likeliest(scores["probabilities"], names) for scores in found]
+            ranked = [_likeliest(scores["probabilities"], names) for scores in ranked]
         classes = [
             {"token": token, "text": self.decode([token]), **scores}
-            for token, scores in zip(item.ids, found, strict=True)
+            for token, scores in zip(item.ids, ranked, strict=True)
         ]
         return {"tokens": len(item.ids), "classes": classes}
 
@@ -305,8 +305,8 @@ def _chosen_scheme(names: Sequence[str], chosen: Any, where: object) -> Scheme |
 
 def _in_scheme(pieces: Sequence[_Piece], scheme: Scheme) -> list[tuple[str, list[_Piece]]]:
     """Return the entities of a scheme with their tags."""
-    found = entities_of([piece.label for piece in pieces], scheme)
-    return [(entity.label, list(pieces[entity.first : entity.stop])) for entity in found]
+    entities = entities_of([piece.label for piece in pieces], scheme)
+    return [(entity.label, list(pieces[entity.first : entity.stop])) for entity in entities]
 
 
 def _likeliest(chances: Array, names: Sequence[str] | None) -> dict[str, Any]:

@@ -48,12 +48,12 @@ def classes(runner: Any, item: Any, result: Result, model: Model) -> Expected:
     ranked = [(row["label"], row.get("probability", row.get("value"))) for row in result["classes"]]
     first = int(name == "probabilities" and len(scores) == 1)  # a single sigmoid is the probability of class 1
     labels = runner.session.option("labels") or [str(first + number) for number in range(len(scores))]
-    sums = [sum(score for found, score in zip(labels, scores, strict=True) if found == label) for label, _ in ranked]
+    sums = [sum(score for other, score in zip(labels, scores, strict=True) if other == label) for label, _ in ranked]
     expected: Expected = {
         name: Numbers(result.get(name), scores),
         "rank": Numbers([score for _, score in ranked], np.sort(scores)[::-1]),
         "class": Numbers(
-            [sum(score for found, score in ranked if found == label) for label, _ in ranked], np.array(sums)
+            [sum(score for other, score in ranked if other == label) for label, _ in ranked], np.array(sums)
         ),
     }
     if name == "probabilities" and (names := runner.session.option("labels")):
@@ -70,9 +70,9 @@ def token_classes(runner: Any, item: Any, result: Result, model: Model) -> Expec
     expected: Expected = {"tokens": Same([part["token"] for part in parts], item.ids)}
     if runner.problem != "single_label_classification":
         return expected | {name: Numbers([part.get(name) for part in parts], scores)}
-    chosen = [names.index(part["label"]) if names else int(part["label"]) for part in parts]
+    numbers = [names.index(part["label"]) if names else int(part["label"]) for part in parts]
     return expected | {
-        "label": Choice(chosen, scores),
+        "label": Choice(numbers, scores),
         "probability": Numbers([part["probability"] for part in parts], scores.max(-1)),
     }
 
@@ -86,7 +86,7 @@ def _entities(runner: Any, item: Any, entities: Any, scores: Array) -> Expected:
     """
     names, offsets = runner.session.option("labels"), item.encoding.offsets
     places = [place for place, special in enumerate(item.encoding.special_tokens_mask) if not special]
-    owners, chosen, previous = dict[int, int](), [], ""
+    owners, members, previous = dict[int, int](), [], ""
     for number, entity in enumerate(entities):
         inside = [at for at in places if entity["start"] <= offsets[at][0] and offsets[at][1] <= entity["end"]]
         owners |= dict.fromkeys(inside, number)
@@ -94,11 +94,11 @@ def _entities(runner: Any, item: Any, entities: Any, scores: Array) -> Expected:
         tag = entities[owners[place]]["label"] if place in owners else ""
         is_first = owners.get(place) != owners.get(place - 1)
         possible = [n for n, name in enumerate(names) if _may_be(name, tag, previous, is_first=is_first)]
-        chosen.append(max(possible, key=scores[place].__getitem__, default=0))
-        previous = names[chosen[-1]]
+        members.append(max(possible, key=scores[place].__getitem__, default=0))
+        previous = names[members[-1]]
     best = [[scores[place].max() for place, owner in owners.items() if owner == n] for n in range(len(entities))]
     return {
-        "label": Choice(np.array(chosen, int), scores[places]),
+        "label": Choice(np.array(members, int), scores[places]),
         "score": Numbers([entity["score"] for entity in entities], np.array([np.mean(values) for values in best])),
         "text": Same([entity["text"] for entity in entities], [item.text[e["start"] : e["end"]] for e in entities]),
     }
@@ -120,11 +120,11 @@ def masks(runner: Any, item: Any, result: Result, model: Model) -> Expected:
     places = [place for place, token in enumerate(item.ids) if token == runner.target]
     chances, listed = _softmax(logits[places]), result["masks"]
     tokens = np.array([[choice["token"] for choice in choices] for choices in listed])
-    found = [[choice["probability"] for choice in choices] for choices in listed]
+    reported = [[choice["probability"] for choice in choices] for choices in listed]
     count = min(runner.chosen.top_k, chances.shape[-1])
     return {
-        "probability of the token": Numbers(found, np.take_along_axis(chances, tokens, -1)),
-        "probability of the rank": Numbers(found, np.sort(chances, -1)[:, ::-1][:, :count]),
+        "probability of the token": Numbers(reported, np.take_along_axis(chances, tokens, -1)),
+        "probability of the rank": Numbers(reported, np.sort(chances, -1)[:, ::-1][:, :count]),
     }
 
 
@@ -147,36 +147,36 @@ def zero_shot(runner: Any, item: Any, result: Result, model: Model) -> Expected:
         chances = _sigmoid(entails - logits[:, runner.contradiction])
     else:
         chances = _softmax(entails)
-    found = [row["probability"] for row in result["classes"]]
+    reported = [row["probability"] for row in result["classes"]]
     order = [runner.labels.index(row["label"]) for row in result["classes"]]
-    return {"label": Numbers(found, chances[order]), "rank": Numbers(found, np.sort(chances)[::-1])}
+    return {"label": Numbers(reported, chances[order]), "rank": Numbers(reported, np.sort(chances)[::-1])}
 
 
 def rerank(runner: Any, item: Any, result: Result, model: Model) -> Expected:
     """The score of each passage, by the passage and by rank."""
     rows = [model(runner.feed([row]))["logits"][0] for row in item.rows]
     scores = np.array([_scores(runner, row)[1][runner.place] for row in rows])
-    found, order = zip(*((row["score"], row["index"]) for row in result["passages"]), strict=True)
-    return {"passage": Numbers(found, scores[[*order]]), "rank": Numbers(found, np.sort(scores)[::-1])}
+    reported, order = zip(*((row["score"], row["index"]) for row in result["passages"]), strict=True)
+    return {"passage": Numbers(reported, scores[[*order]]), "rank": Numbers(reported, np.sort(scores)[::-1])}
 
 
 def score(runner: Any, item: Any, result: Result, model: Model) -> Expected:
     """The log-probability of each token after the first, and the logarithm of the perplexity."""
     logits = model(runner.feed([item]))["logits"][0]
-    wanted = np.array([_log_softmax(row)[token] for row, token in zip(logits, item.ids[1:], strict=False)])
+    expected = np.array([_log_softmax(row)[token] for row, token in zip(logits, item.ids[1:], strict=False)])
     return {
-        "log_probability": Numbers([part["log_probability"] for part in result["scores"]], wanted),
-        "perplexity": Numbers(np.log(result["perplexity"]), -wanted.mean()),
+        "log_probability": Numbers([part["log_probability"] for part in result["scores"]], expected),
+        "perplexity": Numbers(np.log(result["perplexity"]), -expected.mean()),
     }
 
 
 def next_token(runner: Any, item: Any, result: Result, model: Model) -> Expected:
     """The probabilities of the listed tokens, and those of the likeliest ones, in order."""
     chances = _softmax(model(runner.feed([item]))["logits"][0, len(item.ids) - 1])
-    found = [part["probability"] for part in result["next"]]
+    reported = [part["probability"] for part in result["next"]]
     return {
-        "probability of the token": Numbers(found, chances[[part["token"] for part in result["next"]]]),
-        "probability of the rank": Numbers(found, np.sort(chances)[::-1][: len(found)]),
+        "probability of the token": Numbers(reported, chances[[part["token"] for part in result["next"]]]),
+        "probability of the rank": Numbers(reported, np.sort(chances)[::-1][: len(reported)]),
     }
 
 
@@ -205,13 +205,13 @@ def spans(runner: Any, item: Any, result: Result, model: Model) -> Expected:
     if runner.chosen.handle_impossible:
         least[""], most[""] = none, none
     answers = result["answers"]
-    found = np.array([answer["score"] for answer in answers])
+    reported = np.array([answer["score"] for answer in answers])
     texts = [answer["text"].lower() for answer in answers]
-    ranks = [sorted(sums.values(), reverse=True)[: len(found)] for sums in (least, most)]
+    ranks = [sorted(sums.values(), reverse=True)[: len(reported)] for sums in (least, most)]
     return {
         "text": Same([answer["text"] for answer in answers], [item.context[a["start"] : a["end"]] for a in answers]),
-        "score of the text": Numbers(found, _clip(found, [least[t] for t in texts], [most[t] for t in texts])),
-        "score of the rank": Numbers(found, _clip(found, *ranks)),
+        "score of the text": Numbers(reported, _clip(reported, [least[t] for t in texts], [most[t] for t in texts])),
+        "score of the rank": Numbers(reported, _clip(reported, *ranks)),
     }
 
 
@@ -243,9 +243,9 @@ def zero_shot_images(runner: Any, item: Any, result: Result, model: Model) -> Ex
     pixels = runner.feed([item])
     logits = np.array([model(pixels | runner.texts.feed([text]))["logits_per_image"][0, 0] for text in runner.items])
     chances = (_sigmoid if runner.session.option("label_probabilities") == "sigmoid" else _softmax)(logits)
-    found = [row["probability"] for row in result["classes"]]
+    reported = [row["probability"] for row in result["classes"]]
     order = [runner.labels.index(row["label"]) for row in result["classes"]]
-    return {"label": Numbers(found, chances[order]), "rank": Numbers(found, np.sort(chances)[::-1])}
+    return {"label": Numbers(reported, chances[order]), "rank": Numbers(reported, np.sort(chances)[::-1])}
 
 
 def image_features(runner: Any, item: Any, result: Result, model: Model) -> Expected:
@@ -311,9 +311,9 @@ def _scores(runner: Any, logits: Array) -> tuple[str, Array]:
     return "probabilities", (_sigmoid if problem == "multi_label_classification" else _softmax)(logits)
 
 
-def _clip(found: Array, least: Any, most: Any) -> Array:
+def _clip(reported: Array, least: Any, most: Any) -> Array:
     """Return the bound that is exceeded, or else what was found."""
-    result: Array = np.clip(found, least, most)
+    result: Array = np.clip(reported, least, most)
     return result
 
 

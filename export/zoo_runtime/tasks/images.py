@@ -56,10 +56,10 @@ class ImageRunner(Runner[Pixels]):
 
     def __init__(self, session: Context, chosen: Any) -> None:
         super().__init__(session, chosen)
-        found = [graph for graph in session.graphs if [len(item.dims) for item in graph.input_tensors()] == [4]]
-        if not found:
+        graphs = [graph for graph in session.graphs if [len(item.dims) for item in graph.input_tensors()] == [4]]
+        if not graphs:
             raise UsageError("the model has no graph with a single image input", session.path)
-        self.graph = found[0]
+        self.graph = graphs[0]
         self.input = self.graph.input_tensors()[0]
         size = session.option("image_size")
         sizes = {dim: 1 if dim in self.graph.rows else size for dim in self.input.dims if isinstance(dim, str)}
@@ -112,8 +112,8 @@ class ImageClassification(ImageRunner):
 
     def answer(self, items: Sequence[Pixels]) -> Sequence[Any]:
         logits = self.compute(items)["logits"]
-        found = classify(logits, self.problem, self.session.option("labels"))
-        results = [rank_classes(scores, self.session, self.problem, self.chosen.top_k) for scores in found]
+        classes = classify(logits, self.problem, self.session.option("labels"))
+        results = [rank_classes(scores, self.session, self.problem, self.chosen.top_k) for scores in classes]
         return finite(items, logits, results)
 
     def show(self, answers: Sequence[Answer]) -> Iterator[str]:
@@ -121,8 +121,8 @@ class ImageClassification(ImageRunner):
             yield show_classes(answer, self.chosen.top_k or SHOWN)
 
     def distributions(self, answer: Answer) -> Sequence[Distribution]:
-        found = distribution_of(answer, exclusive=self.problem == "single_label_classification")
-        return [replace(found, items=found.items[: self.chosen.top_k or SHOWN])]
+        distribution = distribution_of(answer, exclusive=self.problem == "single_label_classification")
+        return [replace(distribution, items=distribution.items[: self.chosen.top_k or SHOWN])]
 
 
 class ImageFeatures(ImageRunner):
@@ -132,8 +132,8 @@ class ImageFeatures(ImageRunner):
 
     def answer(self, items: Sequence[Pixels]) -> Sequence[Any]:
         outputs = self.compute(items)
-        kept = [name for name in outputs if name in ("last_hidden_state", "pooler_output")]
-        results = [{name: outputs[name][row] for name in kept} for row in range(len(items))]
+        names = [name for name in outputs if name in ("last_hidden_state", "pooler_output")]
+        results = [{name: outputs[name][row] for name in names} for row in range(len(items))]
         return finite(items, outputs["last_hidden_state"], results)
 
     def show(self, answers: Sequence[Answer]) -> Iterator[str]:

@@ -60,20 +60,20 @@ class Score(_Likelihood):
         return [self._score(item, row) for item, row in zip(items, logits, strict=True)]
 
     def _score(self, item: Tokens, logits: Array) -> Any:
-        found = []
+        scores = []
         for row, token in zip(logits, item.ids[1:], strict=False):
             values = row.astype(np.float64)  # one position at a time: a vocabulary in float64 is large
-            found.append(float(values[token] - np.logaddexp.reduce(values)))
-        total = sum(found)
-        if not -total / len(found) < _HIGHEST:  # also for NaN
+            scores.append(float(values[token] - np.logaddexp.reduce(values)))
+        total = sum(scores)
+        if not -total / len(scores) < _HIGHEST:  # also for NaN
             return ArtifactError("has no finite perplexity", f"input {item.number}", "check the weights")
         return {
             "tokens": len(item.ids),
-            "perplexity": float(np.exp(-total / len(found))),
+            "perplexity": float(np.exp(-total / len(scores))),
             "log_probability": total,
             "scores": [
                 {"token": token, "text": self.decode([token]), "log_probability": value}
-                for token, value in zip(item.ids[1:], found, strict=True)
+                for token, value in zip(item.ids[1:], scores, strict=True)
             ],
         }
 
@@ -107,8 +107,10 @@ class NextToken(_Likelihood):
 
     def _next(self, item: Tokens, chances: Array) -> dict[str, Any]:
         best = np.argsort(-chances, kind="stable")[: self.chosen.top_k].tolist()
-        found = [{"token": token, "text": self.decode([token]), "probability": float(chances[token])} for token in best]
-        return {"tokens": len(item.ids), "next": found}
+        likeliest = [
+            {"token": token, "text": self.decode([token]), "probability": float(chances[token])} for token in best
+        ]
+        return {"tokens": len(item.ids), "next": likeliest}
 
     def show(self, answers: Sequence[Answer]) -> Iterator[str]:
         for answer in answers:

@@ -31,11 +31,11 @@ class PartsRunner(TextRunner):
     def compute_rows(self, items: Sequence[Any]) -> list[list[dict[str, Array]]]:
         """Return the outputs ``needs`` of each row of each item, in batches of at most ``batch_size`` rows."""
         rows = [replace(row, adapter=item.adapter) for item in items for row in item.rows]
-        found: list[dict[str, Array]] = [{} for _ in rows]
+        outputs_of: list[dict[str, Array]] = [{} for _ in rows]
         sizes = [(place, len(row.ids)) for place, row in enumerate(rows)]
         for batch in batches(sizes, self.batch_size, self.fits):
             outputs = self.compute([rows[place] for place in batch])
             for number, place in enumerate(batch):
-                found[place] = {name: outputs[name][number] for name in self.needs}
-        taken = iter(found)
+                outputs_of[place] = {name: outputs[name][number] for name in self.needs}
+        taken = iter(outputs_of)
         return [[next(taken) for _ in item.rows] for item in items]

@@ -84,11 +84,11 @@ class QuestionAnswering(PartsRunner):
 
     def __init__(self, session: Context, chosen: QuestionOptions) -> None:
         super().__init__(session, chosen)
-        positions, wanted = session.option("max_seq_len"), chosen.max_seq_len
-        if wanted is not None and positions is not None and wanted > positions:
-            raise UsageError(f"max_seq_len {wanted} exceeds the model's {positions} positions", session.path)
+        positions, limit = session.option("max_seq_len"), chosen.max_seq_len
+        if limit is not None and positions is not None and limit > positions:
+            raise UsageError(f"max_seq_len {limit} exceeds the model's {positions} positions", session.path)
         default = trained_length(session.stored) or LONGEST_WINDOW
-        self.longest = wanted or min(positions or default, default)
+        self.longest = limit or min(positions or default, default)
         self.candidates = 2 * chosen.top_k + 10 if chosen.align_to_words else chosen.top_k
 
     def samples(self) -> Sequence[Any]:
@@ -98,12 +98,12 @@ class QuestionAnswering(PartsRunner):
 
     def read(self, value: Any, number: int) -> Question:
         if len(texts := texts_of(value)) != 2:
-            what = "expected a question and a context, both texts"
-            raise ArtifactError(what, f"input {number}", "give --pair QUESTION CONTEXT")
+            problem = "expected a question and a context, both texts"
+            raise ArtifactError(problem, f"input {number}", "give --pair QUESTION CONTEXT")
         where = f"input {number}"
         if self.tokenizer.exceeds(texts[0], self.longest, where):
-            what = f"the question has more tokens than a window, {self.longest}"
-            raise LongInputError(what, where, "shorten the question, or set max_seq_len")
+            problem = f"the question has more tokens than a window, {self.longest}"
+            raise LongInputError(problem, where, "shorten the question, or set max_seq_len")
         encoded = self.tokenizer.encode(*texts, where=where)
         require_tokens(encoded, where, "question", "context")
         try:
@@ -112,7 +112,7 @@ class QuestionAnswering(PartsRunner):
             remedy = "shorten the question, or set max_seq_len or stride"
             raise ArtifactError(str(error), where, remedy) from error
         ids, types, offsets, words = encoded.ids, encoded.type_ids, encoded.offsets, encoded.word_ids
-        found = tuple(
+        windows = tuple(
             Window(
                 number,
                 [ids[place] for place in part.places],
@@ -123,34 +123,34 @@ class QuestionAnswering(PartsRunner):
             )
             for part in parts
         )
-        for window in found:
+        for window in windows:
             self._check(window)
-        return Question(number, found[0].ids, rows=found, context=texts[1])
+        return Question(number, windows[0].ids, rows=windows, context=texts[1])
 
     def answer(self, items: Sequence[Tokens]) -> Sequence[Any]:
         return [self._answers(item, rows) for item, rows in zip(items, self.compute_rows(items), strict=True)]
 
     def _answers(self, item: Any, outputs: Sequence[Any]) -> Any:
-        chosen, none = self.chosen, 1.0
-        found: dict[str, dict[str, Any]] = {}
+        options, none = self.chosen, 1.0
+        by_text: dict[str, dict[str, Any]] = {}
         for window, row in zip(item.rows, outputs, strict=True):
             start, end = (row[name][: len(window.ids)] for name in self.needs)
             if not (np.isfinite(start).all() and np.isfinite(end).all()):
                 return ArtifactError("output contains NaN or infinity", f"input {item.number}", "check the weights")
             spans, none_here = best_spans(
-                start, end, window.context, count=self.candidates, longest=chosen.max_answer_len
+                start, end, window.context, count=self.candidates, longest=options.max_answer_len
             )
             none = min(none, none_here)
             for span in spans:
                 begin, stop = self.characters(item, window, span.first, span.last)
                 text = item.context[begin:stop]
-                kept = found.setdefault(text.lower(), {"text": text, "score": 0.0, "start": begin, "end": stop})
-                kept["score"] += span.score
-        answers = list(found.values())
-        if chosen.handle_impossible:
+                candidate = by_text.setdefault(text.lower(), {"text": text, "score": 0.0, "start": begin, "end": stop})
+                candidate["score"] += span.score
+        answers = list(by_text.values())
+        if options.handle_impossible:
             answers.append({"text": "", "score": none, "start": 0, "end": 0})
         answers.sort(key=lambda answer: -answer["score"])
-        return {"tokens": item.tokens, "answers": answers[: chosen.top_k]}
+        return {"tokens": item.tokens, "answers": answers[: options.top_k]}
 
     def characters(self, item: Question, window: Window, first: int, last: int) -> tuple[int, int]:
         """Return the first character of a span of tokens and the one after its last."""
@@ -164,6 +164,6 @@ class QuestionAnswering(PartsRunner):
 
     def show(self, answers: Sequence[Answer]) -> Iterator[str]:
         for answer in answers:
-            for found in answer.result["answers"]:
-                place = f"{found['start']}:{found['end']}"
-                yield f"{texts_of(answer.input)[0]!r}: {found['text']!r} {found['score']:.4f} at {place}"
+            for candidate in answer.result["answers"]:
+                place = f"{candidate['start']}:{candidate['end']}"
+                yield f"{texts_of(answer.input)[0]!r}: {candidate['text']!r} {candidate['score']:.4f} at {place}"

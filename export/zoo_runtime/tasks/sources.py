@@ -52,12 +52,12 @@ def task_prefix(session: Context, chosen: PrefixOptions) -> str:
     """Return the text before each input. Raises :class:`UsageError` for an unknown task."""
     if chosen.task_prefix is None:
         return chosen.prefix or ""
-    known = read_prefixes(session.stored).texts
-    if chosen.task_prefix not in known:
+    prefixes = read_prefixes(session.stored).texts
+    if chosen.task_prefix not in prefixes:
         raise UsageError(
-            f"no prefix for the task {chosen.task_prefix!r}", session.path, nearest(chosen.task_prefix, known)
+            f"no prefix for the task {chosen.task_prefix!r}", session.path, nearest(chosen.task_prefix, prefixes)
         )
-    return known[chosen.task_prefix]
+    return prefixes[chosen.task_prefix]
 
 
 class Languages:

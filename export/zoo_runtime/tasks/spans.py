@@ -40,9 +40,9 @@ def best_spans(
     starts, ends = (_log_softmax(logits[[0, *context]]) for logits in (start, end))
     sums = starts[1:, None] + ends[None, 1:]  # (first, last)
     firsts, lasts = np.nonzero(np.triu(np.tril(np.ones_like(sums, dtype=bool), longest - 1)))
-    found = sums[firsts, lasts]
-    best = np.argsort(-found, kind="stable")[:count]
-    spans = [Span(context[firsts[at]], context[lasts[at]], float(np.exp(found[at]))) for at in best]
+    scores = sums[firsts, lasts]
+    best = np.argsort(-scores, kind="stable")[:count]
+    spans = [Span(context[firsts[at]], context[lasts[at]], float(np.exp(scores[at]))) for at in best]
     return spans, float(np.exp(starts[0] + ends[0]))
 
 

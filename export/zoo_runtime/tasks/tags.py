@@ -52,11 +52,11 @@ def scheme_of(names: Sequence[str]) -> Scheme | None:
     """
     if not are_tags(names):
         return None
-    found = set(prefixes_of(names))
-    order: tuple[Scheme, ...] = ("BILOU", "IOBES") if found & set("LU") else ("IOB2", "IOE2", "IOBES")
-    if found == {"I"}:
+    prefixes = set(prefixes_of(names))
+    order: tuple[Scheme, ...] = ("BILOU", "IOBES") if prefixes & set("LU") else ("IOB2", "IOE2", "IOBES")
+    if prefixes == {"I"}:
         order = ("IOB1",)
-    return next((scheme for scheme in order if found <= set(SCHEMES[scheme])), None)
+    return next((scheme for scheme in order if prefixes <= set(SCHEMES[scheme])), None)
 
 
 def entities_of(tags: Sequence[str], scheme: Scheme) -> list[Entity]:
@@ -70,16 +70,16 @@ def entities_of(tags: Sequence[str], scheme: Scheme) -> list[Entity]:
     parts = [(tag[0], tag[2:]) for tag in ("O", *tags, "O")]
     if scheme == "BILOU":
         parts = [({"L": "E", "U": "S"}.get(prefix, prefix), label) for prefix, label in parts]
-    found, first = list[Entity](), None
+    entities, first = list[Entity](), None
     for place, ((before, last), (prefix, label)) in enumerate(pairwise(parts)):
         is_same = last == label
         if first is not None and not _continues(scheme, before, prefix, is_same):
             if _ends(scheme, before, prefix, is_same):
-                found.append(Entity(last, first, place))
+                entities.append(Entity(last, first, place))
             first = None
         if first is None and _begins(scheme, before, prefix, is_same):
             first = place
-    return found
+    return entities
 
 
 def _continues(scheme: Scheme, before: str, prefix: str, is_same: bool) -> bool:

@@ -55,19 +55,19 @@ class VectorFeatures(Runner[Sequences]):
     def samples(self) -> Sequence[Any]:
         """Return random sequences of several lengths."""
         random = np.random.default_rng(0)
-        found = []
+        samples = []
         for length in _LENGTHS:
             arrays = [random.standard_normal((length + place, _width(tensor)))
                       for place, tensor in enumerate(self.inputs)]  # fmt: skip
-            found.append(Pair(*arrays) if len(arrays) > 1 else arrays[0])  # type: ignore[arg-type]
-        return found
+            samples.append(Pair(*arrays) if len(arrays) > 1 else arrays[0])  # type: ignore[arg-type]
+        return samples
 
     def read(self, value: Any, number: int) -> Sequences:
         parts = tuple(value) if isinstance(value, Pair) else (value,)
         where = f"input {number}"
         if len(parts) != len(self.inputs):
-            wanted = "a single sequence" if len(self.inputs) == 1 else "a pair: a source and a target"
-            raise ArtifactError(f"expected {wanted}", where)
+            expected = "a single sequence" if len(self.inputs) == 1 else "a pair: a source and a target"
+            raise ArtifactError(f"expected {expected}", where)
         arrays = [_vectors(part, _width(tensor), where) for part, tensor in zip(parts, self.inputs, strict=True)]
         return Sequences(number, tuple(array.astype(self.session.dtype) for array in arrays))
 
@@ -122,9 +122,9 @@ def _vectors(value: Any, width: int, where: str) -> Array:
 def _parse(text: str, where: str) -> Any:
     """Read the file of a path, or the JSON of a text that begins with a bracket."""
     try:
-        found = json.loads(text) if text.lstrip().startswith("[") else np.load(text, allow_pickle=False)
+        value = json.loads(text) if text.lstrip().startswith("[") else np.load(text, allow_pickle=False)
     except OSError as error:
         raise ArtifactError(f"cannot read {text!r} ({error.strerror})", where, _FORMATS) from error
     except (ValueError, EOFError, RecursionError) as error:
         raise ArtifactError(f"{text[:80]!r} holds no numbers", where, _FORMATS) from error
-    return found
+    return value

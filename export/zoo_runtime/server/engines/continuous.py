@@ -124,8 +124,8 @@ class RowEngine(Engine):
             constants = {name: encoded[name][0] for name in self.rows.constants}
         self.rows.start(place, constants)
         prompt = list(runner.prompt(work.item))
-        known = 0 if self.prefixes is None else self.prefixes.start(place, prompt)
-        self._texts[place] = _Text(work, runner, row, growing, prompt[known:])
+        cached = 0 if self.prefixes is None else self.prefixes.start(place, prompt)
+        self._texts[place] = _Text(work, runner, row, growing, prompt[cached:])
 
     def _step(self) -> None:
         for place in [place for place, text in self._texts.items() if text.work.cancelled]:
@@ -149,10 +149,10 @@ class RowEngine(Engine):
         """Read the next tokens of some rows, and choose the next token of those that have read all."""
         unread = {place: self._texts[place].unread for place in places}
         portions = {place: tokens[: self.rows.portion(place, len(tokens))] for place, tokens in unread.items()}
-        found = self.rows.extend(portions, every=False)
+        next_logits = self.rows.extend(portions, every=False)
         ready: dict[int, list[tuple[int, Array]]] = {}
         choosers: dict[int, Choices] = {}
-        for place, logits in found.items():
+        for place, logits in next_logits.items():
             text = self._texts[place]
             text.unread = text.unread[len(portions[place]) :]
             if isinstance(logits, ArtifactError):

@@ -73,13 +73,13 @@ class Prefixes:
         if self.rows.constants:  # a past depends on them, too
             return 0
         self._ends[row] = None
-        known = list(self._known(prompt))
-        if known:
-            self.rows.restore_parts(row, [self._chunks[key].arrays for key in known])
-            self._ends[row] = known[-1]
-            self._touch(known[-1])
-        self.reused += len(known) * self.rows.chunk
-        return len(known) * self.rows.chunk
+        matches = list(self._known(prompt))
+        if matches:
+            self.rows.restore_parts(row, [self._chunks[key].arrays for key in matches])
+            self._ends[row] = matches[-1]
+            self._touch(matches[-1])
+        self.reused += len(matches) * self.rows.chunk
+        return len(matches) * self.rows.chunk
 
     def add(self, row: int, tokens: Sequence[int]) -> None:
         """Keep what a row has just read in one call, if that was a whole chunk that follows a kept one."""

@@ -92,8 +92,8 @@ class QueueEngine(Engine):
         if isinstance(result, ZooError):
             return Event(error=result)
         if not isinstance(result, dict):
-            what = f"{work.runner.plugin} returned {type(result).__name__} as a result, which must be a dict"
-            raise PluginError(what)
+            problem = f"{work.runner.plugin} returned {type(result).__name__} as a result, which must be a dict"
+            raise PluginError(problem)
         return last_event(work, str(result.get("generated") or ""), result)
 
     def _generate(self, work: Work, runner: Generate) -> Event | None:

@@ -171,6 +171,6 @@ def as_error(error: Exception) -> ZooError:
     """Return an exception of a task as an error."""
     if isinstance(error, ZooError):
         return error
-    made = PluginError(f"cannot answer ({type(error).__name__}: {error})")
-    made.__cause__ = error
-    return made
+    wrapped = PluginError(f"cannot answer ({type(error).__name__}: {error})")
+    wrapped.__cause__ = error
+    return wrapped

@@ -55,8 +55,8 @@ class _OneLength:
         if b"transfer-encoding" not in names or b"content-length" not in names:
             await self.app(scope, receive, send)
             return
-        what = "a request must not have both content-length and transfer-encoding"
-        refusal = RequestError(400, what, "two_lengths", headers={"connection": "close"})
+        problem = "a request must not have both content-length and transfer-encoding"
+        refusal = RequestError(400, problem, "two_lengths", headers={"connection": "close"})
         await _errors(scope["path"])(refusal)(scope, receive, send)
 
 
@@ -83,7 +83,7 @@ def _errors(path: str) -> Failed:
 
 async def _unknown_route(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    what = {404: "there is no such route", 405: "the route has another method"}.get(error.status_code, error.detail)
+    problem = {404: "there is no such route", 405: "the route has another method"}.get(error.status_code, error.detail)
     code = {404: "unknown_route", 405: "wrong_method"}.get(error.status_code)
-    refusal = RequestError(error.status_code, what, code, headers=dict(error.headers or {}))
+    refusal = RequestError(error.status_code, problem, code, headers=dict(error.headers or {}))
     return _errors(request.url.path)(refusal)

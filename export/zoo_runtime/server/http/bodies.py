@@ -25,12 +25,12 @@ def parse_object(data: bytes) -> dict[str, Any]:
     Raises :class:`RequestError` unless it is a JSON object of Unicode texts and finite numbers without duplicate names.
     """
     try:
-        found = jiter.from_json(data, allow_inf_nan=False, cache_mode="none", catch_duplicate_keys=True)
+        value = jiter.from_json(data, allow_inf_nan=False, cache_mode="none", catch_duplicate_keys=True)
     except ValueError as error:
         raise RequestError(400, f"the body is not valid JSON ({error})", "invalid_json") from error
-    if not isinstance(found, dict):
-        raise RequestError(400, f"the body must be a JSON object, got {type(found).__name__}", "invalid_json")
-    return found
+    if not isinstance(value, dict):
+        raise RequestError(400, f"the body must be a JSON object, got {type(value).__name__}", "invalid_json")
+    return value
 
 
 class Part(BaseModel):
@@ -45,9 +45,9 @@ class Part(BaseModel):
     def _stop_at_first_unknown(cls, value: Any) -> Any:
         """Leave out all unknown fields but the first: each would be an error, and there can be very many."""
         if cls.model_config.get("extra") == "forbid" and isinstance(value, dict):
-            known = {field.alias or name for name, field in cls.model_fields.items()}
-            unknown = [name for name in value if name not in known]
-            value = {name: content for name, content in value.items() if name in known or name == unknown[0]}
+            names = {field.alias or name for name, field in cls.model_fields.items()}
+            unknown = [name for name in value if name not in names]
+            value = {name: content for name, content in value.items() if name in names or name == unknown[0]}
         return value
 
 
@@ -67,9 +67,9 @@ class Body(Part):
         except ValidationError as error:
             errors = error.errors(include_url=False, include_context=False, include_input=False)
             refusal = _as_request_error(errors, fields)
-            known = cls.model_fields.get(refusal.param or "")
-            if known is not None and (known.description or "").startswith(UNSUPPORTED):
-                remedy = str(known.description).removeprefix(UNSUPPORTED).replace("``", "'").rstrip(".")
+            declared = cls.model_fields.get(refusal.param or "")
+            if declared is not None and (declared.description or "").startswith(UNSUPPORTED):
+                remedy = str(declared.description).removeprefix(UNSUPPORTED).replace("``", "'").rstrip(".")
                 refusal.message = f"{refusal.param} is not supported{remedy}"
             raise refusal from error
 
@@ -84,8 +84,8 @@ def _as_request_error(errors: Sequence[ErrorDetails], fields: dict[str, Any]) ->
         code = "invalid_type" if all(kind.endswith(_TYPE_ERRORS) for kind in kinds) else "invalid_value"
     if code in _CODES.values():
         path = ".".join(map(str, _path(of_field[0]["loc"], fields)))
-        what = f"the field {path!r} is missing" if code == "missing_field" else f"unknown field {path!r}"
-        return RequestError(400, what[:200], code, param)
+        problem = f"the field {path!r} is missing" if code == "missing_field" else f"unknown field {path!r}"
+        return RequestError(400, problem[:200], code, param)
     reasons = dict.fromkeys(error["msg"].removeprefix("Value error, ") for error in of_field)
     prefix = f"{param}: " if param else ""
     return RequestError(400, prefix + "; or: ".join(reasons), code, param)
@@ -97,8 +97,8 @@ def _path(loc: Sequence[str | int], fields: Any) -> Sequence[str | int]:
         path = [*loc[:left_out], *loc[left_out + 1 :]]
         place = fields
         for step in path[:-1]:
-            known = isinstance(place, dict) or (isinstance(place, list) and isinstance(step, int))
-            place = place.get(step) if isinstance(place, dict) else place[step] if known else None
+            exists = isinstance(place, dict) or (isinstance(place, list) and isinstance(step, int))
+            place = place.get(step) if isinstance(place, dict) else place[step] if exists else None
         if isinstance(place, dict):
             return path
     return loc

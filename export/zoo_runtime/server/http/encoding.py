@@ -29,8 +29,8 @@ def encode_json(body: Mapping[str, Any], remedy: str | None = None) -> bytes:
         RequestError: it has more than :data:`MOST_NUMBERS` numbers, counted before they are encoded.
     """
     if remedy is not None and (count := _numbers(body)) > MOST_NUMBERS:
-        what = f"the answer has {count} numbers, and in JSON at most {MOST_NUMBERS} are allowed: {remedy}"
-        raise RequestError(400, what, "answer_too_large")
+        problem = f"the answer has {count} numbers, and in JSON at most {MOST_NUMBERS} are allowed: {remedy}"
+        raise RequestError(400, problem, "answer_too_large")
     return "".join(_parts(body)).encode()
 
 

@@ -167,4 +167,4 @@ class Observed:
         """Return the label of a path, of which there are few."""
         if path in self.routes:
             return path
-        return next((known for known, pattern in self.patterns if pattern.match(path)), "other")
+        return next((route for route, pattern in self.patterns if pattern.match(path)), "other")

@@ -50,13 +50,13 @@ _SCHEMAS: Mapping[str, Any] = {
 def document(operations: Sequence[Operation]) -> dict[str, Any]:
     """Return the OpenAPI document, of version 3.1, of operations."""
     bodies = list(dict.fromkeys(operation.body for operation in operations if operation.body is not None))
-    references, found = models_json_schema([(body, "validation") for body in bodies], ref_template=_REFERENCE)
+    references, components = models_json_schema([(body, "validation") for body in bodies], ref_template=_REFERENCE)
     by_body = {body: reference for (body, _), reference in references.items()}
     paths: dict[str, dict[str, Any]] = {}
     for operation in operations:
         reference = by_body[operation.body] if operation.body is not None else None
         paths.setdefault(operation.path, {})[operation.method.lower()] = _described(operation, reference)
-    schemas = {**found.get("$defs", {}), **_SCHEMAS}
+    schemas = {**components.get("$defs", {}), **_SCHEMAS}
     security = {"key": {"type": "http", "scheme": "bearer", "description": "Needed if the server has a key."}}
     return {
         "openapi": "3.1.0",
@@ -79,7 +79,7 @@ def document_operation(operations: Sequence[Operation]) -> Operation:
 def _described(operation: Operation, reference: Any) -> dict[str, Any]:
     answers = operation.answers or {"application/json": {"type": "object"}}
     error = _ERRORS.get(operation.path[:3], "Error")
-    found: dict[str, Any] = {
+    operation_object: dict[str, Any] = {
         "operationId": _identifier(operation),
         "summary": operation.summary,
         "responses": {
@@ -94,20 +94,20 @@ def _described(operation: Operation, reference: Any) -> dict[str, Any]:
         },
     }
     if operation.path.endswith(("/readyz", "/ready")):
-        found["responses"]["503"] = found["responses"]["200"] | {"description": "Not ready."}
+        operation_object["responses"]["503"] = operation_object["responses"]["200"] | {"description": "Not ready."}
     names = re.findall(r"\{(\w+)\}", operation.path)
     if names:
-        found["parameters"] = [
+        operation_object["parameters"] = [
             {"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names
         ]
     if reference is not None:
         content: dict[str, Any] = {"application/json": {"schema": reference}}
         if operation.binary:
             content["application/octet-stream"] = {}
-        found["requestBody"] = {"required": True, "content": content}
+        operation_object["requestBody"] = {"required": True, "content": content}
     if not operation.public:
-        found["security"] = [{}, {"key": []}]
-    return found
+        operation_object["security"] = [{}, {"key": []}]
+    return operation_object
 
 
 def _identifier(operation: Operation) -> str:

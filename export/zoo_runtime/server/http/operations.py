@@ -98,8 +98,8 @@ def _lacks_files(error: BaseException | None) -> bool:
 
 
 def _check_key(request: Request, keys: Sequence[bytes]) -> None:
-    scheme, _, given = request.headers.get("authorization", "").partition(" ")
-    same = [secrets.compare_digest(given.encode("latin-1"), key) for key in keys]
+    scheme, _, credentials = request.headers.get("authorization", "").partition(" ")
+    same = [secrets.compare_digest(credentials.encode("latin-1"), key) for key in keys]
     if keys and not (scheme.lower() == "bearer" and any(same)):
         headers = {"www-authenticate": "Bearer"}
         raise RequestError(401, "a valid API key is needed", "invalid_api_key", headers=headers)

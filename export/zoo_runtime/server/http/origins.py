@@ -37,10 +37,10 @@ class Origins:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         app, origin = self.app, dict(scope["headers"]).get(b"origin")
         if origin is not None:
-            known = "*" in self.allowed or origin.decode("latin-1") in self.allowed
-            app = self.sharing if known else self._refusal(scope["path"])
+            is_allowed = "*" in self.allowed or origin.decode("latin-1") in self.allowed
+            app = self.sharing if is_allowed else self._refusal(scope["path"])
         await app(scope, receive, send)
 
     def _refusal(self, path: str) -> Response:
-        what = "pages of this origin may not use the server: allow it with --cors-origin"
-        return self.errors(path)(RequestError(403, what, "origin_not_allowed"))
+        problem = "pages of this origin may not use the server: allow it with --cors-origin"
+        return self.errors(path)(RequestError(403, problem, "origin_not_allowed"))

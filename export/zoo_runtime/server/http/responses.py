@@ -98,18 +98,18 @@ class Stream(StreamingResponse):
 
 async def while_connected(request: Request, answer: Awaitable[T], seconds: float) -> T:
     """Await an answer while the client is connected. Raises :class:`LeftError` or :class:`RequestError`."""
-    found, left = asyncio.ensure_future(answer), asyncio.ensure_future(_until_left(request))
+    result, left = asyncio.ensure_future(answer), asyncio.ensure_future(_until_left(request))
     try:
-        await asyncio.wait({found, left}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-        if found.done():
-            return found.result()
+        await asyncio.wait({result, left}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        if result.done():
+            return result.result()
         if left.done():
             raise LeftError
         raise RequestError(504, f"no answer within {seconds:g} s", "timeout")
     finally:
-        for task in (found, left):
+        for task in (result, left):
             task.cancel()
-        await asyncio.gather(found, left, return_exceptions=True)
+        await asyncio.gather(result, left, return_exceptions=True)
 
 
 async def _until_left(request: Request) -> None:

@@ -178,8 +178,10 @@ def attention_maps(result: Mapping[str, Any], axis: FindAxis) -> list[AttentionM
         stacked = np.stack([weights[f"{layer}.{head}"] for head in numbers])
         first = f"{layer}.{numbers[0]}"
         queries, keys = (axis(first, place, stacked.shape[place]) for place in (-2, -1))
-        own = vectors.get(layer)
-        maps.append(AttentionMap(name=layer, weights=stacked, heads=numbers, queries=queries, keys=keys, vectors=own))
+        layer_vectors = vectors.get(layer)
+        maps.append(
+            AttentionMap(name=layer, weights=stacked, heads=numbers, queries=queries, keys=keys, vectors=layer_vectors)
+        )
     return maps
 
 
@@ -195,10 +197,10 @@ def _generate(session: Session, runner: Attentions, value: Any, count: int) -> _
     """Generate greedily, and return the input with the new tokens."""
     several = len(session.graphs) > 1
     if session.graphs[-1].past is None or isinstance(value, Pair):
-        what = "only a single text can be continued" if isinstance(value, Pair) else "the model generates no text"
-        raise UsageError(what, session.path, "leave out the number of tokens to generate")
+        problem = "only a single text can be continued" if isinstance(value, Pair) else "the model generates no text"
+        raise UsageError(problem, session.path, "leave out the number of tokens to generate")
     item = runner.read(value, 1)
-    found = session.run(
+    result = session.run(
         item.ids,
         task=session.stored.spec.task,
         max_new_tokens=count,
@@ -207,8 +209,8 @@ def _generate(session: Session, runner: Attentions, value: Any, count: int) -> _
         logprobs=CANDIDATES,
     )
     first = 0 if several else len(item.ids) - 1
-    steps = tuple(step_of(step, first + number) for number, step in enumerate(found["logprobs"]))
-    new = list(found["generated_ids"])
+    steps = tuple(step_of(step, first + number) for number, step in enumerate(result["logprobs"]))
+    new = list(result["generated_ids"])
     start = session.option("decoder_start_token_id")
     ids: Any = Pair(item.ids, new) if several else [*item.ids, *new]
     if several and start is None:

@@ -62,9 +62,9 @@ class SoundAttentions(Runner[Heard]):
 
     def __init__(self, session: Context, chosen: SoundAttentionOptions) -> None:
         super().__init__(session, chosen)
-        given = {"language": chosen.language, "translate": chosen.translate}
-        defaults = SpeechRecognition.defaults(session, given)
-        self.speech = SpeechRecognition(session, SpeechOptions.from_dict({**defaults, **given}))
+        shared = {"language": chosen.language, "translate": chosen.translate}
+        defaults = SpeechRecognition.defaults(session, shared)
+        self.speech = SpeechRecognition(session, SpeechOptions.from_dict({**defaults, **shared}))
         self.weights = ChosenAttentions(session, chosen)
 
     def read(self, value: Any, number: int) -> Heard:
@@ -97,21 +97,21 @@ class SoundAttentions(Runner[Heard]):
             feeds = self.speech.feed([item])
             sizes = {str(self.speech.sound.dims[-1]): feeds[self.speech.sound.name].shape[-1], "past_sequence": 0}
             outputs = {encoder.name: self.session.execute(encoder, feeds)}
-            found: dict[str, Any] = {"seconds": len(item.samples) / SAMPLING_RATE}
+            result: dict[str, Any] = {"seconds": len(item.samples) / SAMPLING_RATE}
             if item.target:
                 ids_name, mask_name = decoder_inputs(decoder)
                 ids = np.array([item.target], np.int64)
-                known = outputs[encoder.name] | {ids_name: ids} | ({mask_name: np.ones_like(ids)} if mask_name else {})
-                wanted = {tensor.name for tensor in decoder.input_tensors()}
+                values = outputs[encoder.name] | {ids_name: ids} | ({mask_name: np.ones_like(ids)} if mask_name else {})
+                names = {tensor.name for tensor in decoder.input_tensors()}
                 outputs[decoder.name] = self.session.execute(
-                    decoder, {key: known[key] for key in wanted & known.keys()}
+                    decoder, {key: values[key] for key in names & values.keys()}
                 )
                 sizes["sequence"] = len(item.target)
-                found["target_texts"] = [self.speech.decode([token]) for token in item.target]
-            found["attentions"] = self.weights.pick(outputs, 0, sizes)
+                result["target_texts"] = [self.speech.decode([token]) for token in item.target]
+            result["attentions"] = self.weights.pick(outputs, 0, sizes)
             if self.chosen.queries_keys:
-                found["vectors"] = self.weights.pick_vectors(outputs, 0, sizes)
-            results.append(found)
+                result["vectors"] = self.weights.pick_vectors(outputs, 0, sizes)
+            results.append(result)
         return checked(items, results)
 
     def show(self, answers: Sequence[Answer]) -> Iterator[str]:
@@ -152,7 +152,7 @@ def record_sound(
         value: Any = Pair(*inputs) if len(inputs) == 2 else inputs[0]
         steps: tuple[AttentionStep, ...] = ()
         if generate:
-            found = session.run(
+            transcript = session.run(
                 value,
                 task=session.stored.spec.task,
                 max_new_tokens=generate,
@@ -160,14 +160,14 @@ def record_sound(
                 num_beams=1,
                 logprobs=CANDIDATES,
             )
-            if found["language"] is not None:
-                options["language"] = found["language"]
-            value = Pair(value, list(found["generated_ids"]))
+            if transcript["language"] is not None:
+                options["language"] = transcript["language"]
+            value = Pair(value, list(transcript["generated_ids"]))
         runner = session.runner("sound-attentions", **options)
         assert isinstance(runner, SoundAttentions)
         item = runner.read(value, 1)
         if generate:
-            steps = tuple(step_of(step, len(item.ids) - 1 + place) for place, step in enumerate(found["logprobs"]))
+            steps = tuple(step_of(step, len(item.ids) - 1 + place) for place, step in enumerate(transcript["logprobs"]))
         result = only_answer(runner, item)
         texts = [text if text is not None else str(token) for text, token in
                  zip(result.get("target_texts", ()), item.target, strict=True)]  # fmt: skip

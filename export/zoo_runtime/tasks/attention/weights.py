@@ -53,10 +53,10 @@ class AttentionOptions(Settings):
             raise UsageError("this export returns no attention weights", where, remedy)
         layers = {output: int(tensor.name.rpartition(".")[2]) for output, tensor in specs.items()}
         heads = {output: range(int(tensor.dims[1])) for output, tensor in specs.items()}
-        known = {"layer": set(layers.values()), "head": {head for numbers in heads.values() for head in numbers}}
-        for kind, wanted in (("layer", self.layers), ("head", self.heads)):
-            if unknown := sorted(set(wanted) - known[kind]):
-                raise UsageError(f"no {kind} {unknown[0]}", where, f"there are 0 to {max(known[kind])}")
+        numbers_of = {"layer": set(layers.values()), "head": {head for numbers in heads.values() for head in numbers}}
+        for kind, requested in (("layer", self.layers), ("head", self.heads)):
+            if unknown := sorted(set(requested) - numbers_of[kind]):
+                raise UsageError(f"no {kind} {unknown[0]}", where, f"there are 0 to {max(numbers_of[kind])}")
         return {
             output: [head for head in heads[output] if not self.heads or head in self.heads]
             for output, layer in layers.items()
@@ -104,16 +104,16 @@ class ChosenAttentions:
             if graph in outputs and (heads := list(self.heads.get((graph, name), ()))):
                 lengths = [dim_size(dim, sizes) for dim in item.weights.dims[2:]]
                 group = int(item.weights.dims[1]) // item.num_kv_heads
-                own = sorted({head // group for head in heads})
-                given = outputs[graph]
+                key_heads = sorted({head // group for head in heads})
+                arrays = outputs[graph]
                 bias, seen = (
-                    None if tensor is None else _of_heads(given[tensor.name][row], heads, *lengths)
+                    None if tensor is None else _of_heads(arrays[tensor.name][row], heads, *lengths)
                     for tensor in (item.bias, item.seen)
                 )
                 picked[f"{self.prefixes[graph]}{name}"] = AttentionVectors(
-                    queries=given[item.query.name][row][heads, : lengths[0]],
-                    keys=given[item.key.name][row][own, : lengths[1]],
-                    key_heads=[own.index(head // group) for head in heads],
+                    queries=arrays[item.query.name][row][heads, : lengths[0]],
+                    keys=arrays[item.key.name][row][key_heads, : lengths[1]],
+                    key_heads=[key_heads.index(head // group) for head in heads],
                     scale=item.scale,
                     softcap=item.softcap,
                     bias=bias,
@@ -124,8 +124,8 @@ class ChosenAttentions:
 
 def _of_heads(array: Array, heads: Sequence[int], queries: int, keys: int) -> Array:
     """Return the part of some heads and positions of an array, (1 or all heads, T, S); of one head if all are equal."""
-    chosen = (array if len(array) == 1 else array[heads])[:, :queries, :keys]
-    return chosen[:1] if (chosen == chosen[:1]).all() else chosen
+    weights = (array if len(array) == 1 else array[heads])[:, :queries, :keys]
+    return weights[:1] if (weights == weights[:1]).all() else weights
 
 
 def checked(items: Sequence[Any], results: Sequence[dict[str, Any]]) -> list[Any]:
@@ -185,8 +185,8 @@ class Attentions(TextRunner):
             return Translated(number, item.ids, types=item.types)
         first = self.session.option("decoder_start_token_id")
         if first is None:
-            what = "the model has no decoder_start_token_id"
-            raise UsageError(what, self.session.path, "give a source alone")
+            problem = "the model has no decoder_start_token_id"
+            raise UsageError(problem, self.session.path, "give a source alone")
         target_ids = super().read(target, number).ids
         return Translated(number, item.ids, [first, *target_ids], types=item.types)
 
@@ -203,25 +203,25 @@ class Attentions(TextRunner):
             feeds = self.feed([item])
             outputs = {self.graph.name: self.session.execute(self.graph, feeds)}
             read = feeds[self.ids_input.name][0].tolist()  # with the padding that some models read
-            found: dict[str, Any] = {"tokens": len(item.ids), "texts": self._texts(read)}
+            result: dict[str, Any] = {"tokens": len(item.ids), "texts": self._texts(read)}
             if isinstance(item, Translated) and item.target:
                 sizes["sequence"] = len(item.target)
                 outputs |= self._decode(item, feeds | outputs[self.graph.name])
-                found |= {"target_tokens": len(item.target), "target_texts": self._texts(item.target)}
-            found["attentions"] = self.weights.pick(outputs, 0, sizes)
+                result |= {"target_tokens": len(item.target), "target_texts": self._texts(item.target)}
+            result["attentions"] = self.weights.pick(outputs, 0, sizes)
             if self.chosen.queries_keys:
-                found["vectors"] = self.weights.pick_vectors(outputs, 0, sizes)
-            results.append(found)
+                result["vectors"] = self.weights.pick_vectors(outputs, 0, sizes)
+            results.append(result)
         return checked(items, results)
 
-    def _decode(self, item: Translated, known: Mapping[str, Array]) -> dict[str, dict[str, Array]]:
+    def _decode(self, item: Translated, states: Mapping[str, Array]) -> dict[str, dict[str, Array]]:
         """Run the decoder on a target; return its outputs by graph name."""
         decoder = self.session.graphs[-1]
         ids_name, mask_name = decoder_inputs(decoder)
         ids = np.array([item.target], np.int64)
-        feeds = {**known, ids_name: ids} | ({mask_name: np.ones_like(ids)} if mask_name else {})
-        wanted = {tensor.name for tensor in decoder.input_tensors()}
-        return {decoder.name: self.session.execute(decoder, {key: feeds[key] for key in wanted & feeds.keys()})}
+        feeds = {**states, ids_name: ids} | ({mask_name: np.ones_like(ids)} if mask_name else {})
+        names = {tensor.name for tensor in decoder.input_tensors()}
+        return {decoder.name: self.session.execute(decoder, {key: feeds[key] for key in names & feeds.keys()})}
 
     def _texts(self, ids: Sequence[int]) -> list[str | None]:
         return [self.decode([token]) for token in ids]
@@ -234,8 +234,8 @@ class Attentions(TextRunner):
         """Label the positions along an axis: tokens by their texts, preceding non-token positions by numbers."""
         size, kind = np.shape(result["attentions"][name])[axis], self.tokens_along(name, axis)
         texts = result.get({"source": "texts", "target": "target_texts"}.get(str(kind), ""), [None])
-        known = [] if texts[0] is None else texts
-        return [*range(size - len(known)), *known]
+        pieces = [] if texts[0] is None else texts
+        return [*range(size - len(pieces)), *pieces]
 
     def tokens_along(self, name: str, axis: int) -> Literal["source", "target"] | None:
         """Return whose tokens are the last positions along an axis of the weights ``name``; None if none are."""

@@ -91,17 +91,17 @@ class Augment(TextRunner):
         size = self.ids_input.upper or 0
         for token in chosen.special_tokens:
             if not 0 <= token < size:
-                what = f"special token {token} is outside the vocabulary of {size}"
-                raise UsageError(what, session.path, "is this the model's tokenizer?")
+                problem = f"special token {token} is outside the vocabulary of {size}"
+                raise UsageError(problem, session.path, "is this the model's tokenizer?")
         named = (session.option(f"{name}_token_id") for name in ("pad", "bos", "eos"))
         self.special = {self.mask, *chosen.special_tokens, *(token for token in named if token is not None)}
-        known = set(range(size))
+        ordinary = set(range(size))
         if (tokenizer := session.tokenizer) is not None:
             self.special |= tokenizer.special_ids
-            known &= set(tokenizer.backend.get_vocab(with_added_tokens=True).values())
+            ordinary &= set(tokenizer.backend.get_vocab(with_added_tokens=True).values())
         self.allowed = np.zeros(size, dtype=bool)
         """Mask of the tokens that may be inserted, (V,)."""
-        self.allowed[sorted(known - self.special)] = True
+        self.allowed[sorted(ordinary - self.special)] = True
         self.sampling = Generation(temperature=chosen.temperature, top_k=chosen.top_k) if chosen.temperature else None
 
     def read(self, value: Any, number: int) -> Maskable:
@@ -123,11 +123,11 @@ class Augment(TextRunner):
     def answer(self, items: Sequence[Tokens]) -> Sequence[Any]:
         answers: list[Any] = [{"tokens": len(item.ids), "variants": []} for item in items]
         for variant in range(self.chosen.num_variants):  # one at a time, to keep to the batch size
-            for place, found in enumerate(self._vary(items, variant)):
-                if isinstance(found, ArtifactError):
-                    answers[place] = found
+            for place, varied in enumerate(self._vary(items, variant)):
+                if isinstance(varied, ArtifactError):
+                    answers[place] = varied
                 elif isinstance(answers[place], dict):
-                    answers[place]["variants"].append(found)
+                    answers[place]["variants"].append(varied)
         return answers
 
     def _vary(self, items: Sequence[Any], variant: int) -> list[Any]:
@@ -198,14 +198,14 @@ class _Draft:
 
 def _choose(words: Sequence[Sequence[int]], fraction: float, random: np.random.Generator) -> list[int]:
     """Choose random words that fit into a fraction of all positions, or the shortest word; return their positions."""
-    wanted = max(1, round(fraction * sum(map(len, words))))
+    target = max(1, round(fraction * sum(map(len, words))))
     shuffled = [words[place] for place in random.permutation(len(words))]
-    chosen: list[int] = []
+    places: list[int] = []
     for word in shuffled:
-        if len(chosen) + len(word) <= wanted:
-            chosen += word
+        if len(places) + len(word) <= target:
+            places += word
     shortest = min(shuffled, key=len)
-    return chosen or [*shortest]
+    return places or [*shortest]
 
 
 def _words(encoded: Any, free: Sequence[int], text: str) -> Iterator[list[int]]:

@@ -105,11 +105,11 @@ class AugmentByPrompt(Continue):
         answers: list[Any] = [{"tokens": len(item.ids), "variants": []} for item in items]
         for variant in range(self.chosen.num_variants):  # one at a time, to keep to the batch size
             prompts = [replace(item, variant=variant) if isinstance(item, Prompt) else item for item in items]
-            for place, found in enumerate(super().answer(prompts)):
-                if isinstance(found, ZooError):
-                    answers[place] = found
+            for place, result in enumerate(super().answer(prompts)):
+                if isinstance(result, ZooError):
+                    answers[place] = result
                 elif isinstance(answers[place], dict):
-                    answers[place]["variants"].append(_variant(found))
+                    answers[place]["variants"].append(_variant(result))
         return answers
 
     def show(self, answers: Sequence[Answer]) -> Iterator[str]:
@@ -125,10 +125,10 @@ class AugmentByPrompt(Continue):
         return row
 
 
-def _variant(found: Mapping[str, Any]) -> dict[str, Any]:
-    text = found["generated"]
+def _variant(result: Mapping[str, Any]) -> dict[str, Any]:
+    text = result["generated"]
     return {
         "text": None if text is None else text.strip(),
-        "ids": found["generated_ids"],
-        "finish_reason": found["finish_reason"],
+        "ids": result["generated_ids"],
+        "finish_reason": result["finish_reason"],
     }

@@ -79,8 +79,8 @@ def _require_same_tokens(draft: Context, session: Context) -> None:
     """Raise :class:`UsageError` unless both models have the same tokens, and are of the same kind."""
     if len(draft.graphs) != len(session.graphs):
         kinds = ("continues texts", "translates sources")
-        what = f"it {kinds[len(draft.graphs) > 1]}, but {session.path} {kinds[len(session.graphs) > 1]}"
-        raise UsageError(what, draft.path, "choose a model of the same task")
+        problem = f"it {kinds[len(draft.graphs) > 1]}, but {session.path} {kinds[len(session.graphs) > 1]}"
+        raise UsageError(problem, draft.path, "choose a model of the same task")
     one, other = (opened.tokenizer for opened in (draft, session))
     if one is None or other is None:
         same = one is other and vocabulary_of(draft) == vocabulary_of(session)
@@ -90,5 +90,5 @@ def _require_same_tokens(draft: Context, session: Context) -> None:
             for mine, theirs in ((one, other), (one.target, other.target))
         )
     if not same:
-        what = f"the model that drafts has other tokens than {session.path}"
-        raise UsageError(what, draft.path, "choose one with the same tokenizer")
+        problem = f"the model that drafts has other tokens than {session.path}"
+        raise UsageError(problem, draft.path, "choose one with the same tokenizer")

@@ -114,8 +114,8 @@ class Generate(TextRunner):
             generate = self._run_loop
         size = self.sizes.get("batch", len(items)) // (self.chosen.num_beams if self.sizes else 1)
         if not size:
-            what = f"the export has {self.sizes['batch']} rows for {self.chosen.num_beams} beams"
-            raise UsageError(what, self.session.path, "export with a larger --fix batch=N")
+            problem = f"the export has {self.sizes['batch']} rows for {self.chosen.num_beams} beams"
+            raise UsageError(problem, self.session.path, "export with a larger --fix batch=N")
         for start in range(0, len(places), size):
             some = places[start : start + size]
             for place, result in zip(some, generate([items[place] for place in some]), strict=True):
@@ -137,8 +137,8 @@ class Generate(TextRunner):
         """Generate the texts one by one, since each accepts another number of drafts."""
         results: list[Any] = []
         assert self.drafting is not None
-        for given in items:
-            item, reader = self.drafting.open(given)
+        for prompt in items:
+            item, reader = self.drafting.open(prompt)
             text = self.open_text(item) if self.chosen.stop else None
             row, counts = self.open_row(item, text), Counts()
             for _ in self.drafting.steps(item, reader, row, counts):
@@ -155,11 +155,11 @@ class Generate(TextRunner):
             longest = max(len(row.text) + row.limit for row in rows)
             size = beam_bytes(graph, self.session.dtype, longest, vocabulary_of(self.session))
             require_beam_memory(len(rows), self.chosen.num_beams, size)
-        found = dict(search_beams(stepper, ids, mask, rows, self.choose))
+        beams = dict(search_beams(stepper, ids, mask, rows, self.choose))
         results: list[Any] = []
         for item, row in zip(items, rows, strict=True):
             texts = []
-            for beam in found[row]:
+            for beam in beams[row]:
                 result = self.result(item, beam.ids, self._reason(beam), ranks=beam.ranks)
                 texts.append({**result, "score": beam.score})
             results.append(row.error or {**texts[0], "beams": texts[1:]})
@@ -172,9 +172,9 @@ class Generate(TextRunner):
                 "streaming needs a tokenizer", self.session.path, argument("tokenizer", text="attach one with {}")
             )
         if self.in_one_graph or self.chosen.num_beams > 1:
-            what = "the generation loop in one graph" if self.in_one_graph else "beam search"
+            problem = "the generation loop in one graph" if self.in_one_graph else "beam search"
             remedy = None if self.in_one_graph else "set num_beams to 1"
-            raise UsageError(f"{what} cannot stream", self.session.path, remedy)
+            raise UsageError(f"{problem} cannot stream", self.session.path, remedy)
         return self._pieces(item) if self.room(item) > 0 else iter(())
 
     def _pieces(self, item: Tokens) -> Iterator[str]:
@@ -279,8 +279,8 @@ class Generate(TextRunner):
                 self.prompt(item), ids if reason in ("length", "complete") else ids[:-1]
             )
         result = {"tokens": len(item.ids), "generated_ids": ids, "generated": shown, "finish_reason": reason}
-        if (found := self.describe(ranks)) is not None:
-            result["logprobs"] = found
+        if (logprobs := self.describe(ranks)) is not None:
+            result["logprobs"] = logprobs
         return result
 
     def describe(self, ranks: Sequence[Ranked]) -> list[dict[str, Any]] | None:
@@ -295,9 +295,9 @@ class Generate(TextRunner):
 
         feeds = self.feed(items, left=len(self.session.graphs) == 1)
         inputs = {name: feeds[name] for name in plan_loop(self.session.stored.spec).inputs}
-        chosen = run_loop(internals(self.session).sessions[LOOP], inputs, self.chosen.max_new_tokens).tolist()
+        rows = run_loop(internals(self.session).sessions[LOOP], inputs, self.chosen.max_new_tokens).tolist()
         results = []
-        for item, ids in zip(items, chosen, strict=True):
+        for item, ids in zip(items, rows, strict=True):
             stops = [place for place, token in enumerate(ids) if token in self.ends]
             results.append(self.result(item, ids[: stops[0] + 1] if stops else ids, "end" if stops else "length"))
         return results
@@ -330,8 +330,8 @@ class Continue(Generate):
             return None
         bounds = [bound for bound in (limit, self.chosen.max_length) if bound is not None]
         if (room := min(bounds) - self.chosen.max_new_tokens) < 1:
-            what = f"{self.chosen.max_new_tokens} new tokens leave no room for a prompt in {min(bounds)}"
-            raise UsageError(what, self.session.path, argument("max_new_tokens", text="lower {}"))
+            problem = f"{self.chosen.max_new_tokens} new tokens leave no room for a prompt in {min(bounds)}"
+            raise UsageError(problem, self.session.path, argument("max_new_tokens", text="lower {}"))
         return room
 
     def prompt(self, item: Tokens) -> list[int]:
@@ -366,8 +366,8 @@ class Translate(Generate):
         if target is not None and self.in_one_graph:
             raise UsageError("this variant writes no language", session.path, "choose another variant to set a target")
         if self.first is None:
-            what = "the model has no decoder_start_token_id"
-            raise UsageError(what, session.path, "set it when building the model, or a language with target=CODE")
+            problem = "the model has no decoder_start_token_id"
+            raise UsageError(problem, session.path, "set it when building the model, or a language with target=CODE")
 
     def read(self, value: Any, number: int) -> Tokens:
         """Put the prefix of the task before a text, and the token of its language where the model expects it."""

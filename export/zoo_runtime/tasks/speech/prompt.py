@@ -76,8 +76,8 @@ class SpeechPrompt:
         if none is not None and not _is_token(none):
             raise ArtifactError(f"no_timestamps_token_id must be a token id, got {none!r}", path)
         if timestamps and none is None:
-            what = "the model has no timestamps: its generation_config.json lacks no_timestamps_token_id"
-            raise UsageError(what, path, "leave out timestamps")
+            problem = "the model has no timestamps: its generation_config.json lacks no_timestamps_token_id"
+            raise UsageError(problem, path, "leave out timestamps")
         latest = stored.get("max_initial_timestamp_index")
         if latest is not None and not _is_token(latest):
             raise ArtifactError(f"max_initial_timestamp_index must be a number of steps, got {latest!r}", path)
@@ -95,19 +95,19 @@ class SpeechPrompt:
         Without a language, the first one takes its place, so that the length is right.
         """
         free = self.language is None and self.task is None
-        found: list[int | None] = [self.start, *(self.forced if free else ())]
+        tokens: list[int | None] = [self.start, *(self.forced if free else ())]
         code = language or self.language or (next(iter(self.languages)) if self.detects else None)
         if code is not None:
-            found[1:2] = [self.languages[code]]
+            tokens[1:2] = [self.languages[code]]
         if self.task is not None:
-            found.append(self.tasks[self.task])
+            tokens.append(self.tasks[self.task])
         elif self.language is not None and "transcribe" in self.tasks:
-            found.append(self.tasks["transcribe"])
-        if self.timestamps and found[-1] == self.no_timestamps:
-            found.pop()
-        if not self.timestamps and self.no_timestamps is not None and found[-1] != self.no_timestamps:
-            found.append(self.no_timestamps)
-        return [token for token in found if token is not None]
+            tokens.append(self.tasks["transcribe"])
+        if self.timestamps and tokens[-1] == self.no_timestamps:
+            tokens.pop()
+        if not self.timestamps and self.no_timestamps is not None and tokens[-1] != self.no_timestamps:
+            tokens.append(self.no_timestamps)
+        return [token for token in tokens if token is not None]
 
     def language_of(self, tokens: list[int]) -> str | None:
         """Return the language of a prompt, if it has one."""

@@ -74,11 +74,11 @@ class SpeechRecognition(Generate):
     @classmethod
     def defaults(cls, session: Context, given: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the options of generation_config.json, whose ``max_length`` does not count the prompt."""
-        found = {**super().defaults(session, given)}
+        options = {**super().defaults(session, given)}
         if not given.keys() & {"max_new_tokens", "max_length"}:
-            new = found.get("max_new_tokens")
-            found["max_new_tokens"] = session.option("max_seq_len") if new is None else new + 1
-        return found
+            new = options.get("max_new_tokens")
+            options["max_new_tokens"] = session.option("max_seq_len") if new is None else new + 1
+        return options
 
     def __init__(self, session: Context, chosen: SpeechOptions) -> None:
         super().__init__(session, chosen)
@@ -104,8 +104,8 @@ class SpeechRecognition(Generate):
         drafter = None if self.drafting is None else self.drafting.drafter
         if isinstance(drafter, SpeechRecognition) and drafter.longest != self.longest:
             lengths = f"{drafter.longest / SAMPLING_RATE:g} s of sound, not {self.longest / SAMPLING_RATE:g} s"
-            what = f"the model that drafts reads {lengths}"
-            raise UsageError(what, drafter.session.path, "choose one of the same length")
+            problem = f"the model that drafts reads {lengths}"
+            raise UsageError(problem, drafter.session.path, "choose one of the same length")
         self.reader = AudioReader()
 
     def _timestamps(self) -> Timestamps | None:
@@ -134,8 +134,8 @@ class SpeechRecognition(Generate):
     def _check_seconds(self, seconds: float, where: str | None) -> None:
         longest = self.longest / SAMPLING_RATE
         if seconds > longest and not (self.chosen.windows or self.chosen.timestamps):
-            what = f"{seconds:.1f} s of sound exceed the model's {longest:g} s"
-            raise ArtifactError(what, where, "cut it, or set windows=true or timestamps=true")
+            problem = f"{seconds:.1f} s of sound exceed the model's {longest:g} s"
+            raise ArtifactError(problem, where, "cut it, or set windows=true or timestamps=true")
 
     def size(self, item: Tokens) -> int:
         return 1  # all are padded to the same length
@@ -183,8 +183,8 @@ class SpeechRecognition(Generate):
         if self.times is not None:
             return self._timed(items, self.times)
         parts = [self.windows(item) for item in items]
-        found = iter(self._each(list(chain.from_iterable(parts))))
-        return [self._joined([next(found) for _ in part]) for part in parts]
+        results = iter(self._each(list(chain.from_iterable(parts))))
+        return [self._joined([next(results) for _ in part]) for part in parts]
 
     def _each(self, rows: Sequence[Tokens]) -> list[Any]:
         """Answer single windows, in batches."""
@@ -214,7 +214,7 @@ class SpeechRecognition(Generate):
                 elif result["language"] is not None:
                     tokens = self.speech.tokens(result["language"])
                     waiting[place] = replace(item, ids=tokens, has_language=True)
-        return [self._with_segments(*found) for found in zip(items, results, segments, strict=True)]
+        return [self._with_segments(*timed) for timed in zip(items, results, segments, strict=True)]
 
     def _segment(self, item: Tokens, segment: Segment, offset: int, times: Timestamps) -> dict[str, Any]:
         words = [token for token in segment.ids if token < times.first]

@@ -72,9 +72,9 @@ class GraphRunner(Runner[_Feeds]):
         for name, array in value.items():
             if name not in declared:
                 raise _wrong(f"unknown input {name!r:.100}, known: {', '.join(declared)}"[:900])
-            wanted = datatype_of(tensor_dtype(declared[name], self.served.session.dtype))
-            if datatype_of(array.dtype) != wanted:
-                raise _wrong(f"{name} must have the datatype {wanted}, not {datatype_of(array.dtype)}")
+            expected = datatype_of(tensor_dtype(declared[name], self.served.session.dtype))
+            if datatype_of(array.dtype) != expected:
+                raise _wrong(f"{name} must have the datatype {expected}, not {datatype_of(array.dtype)}")
         pasts = {tensor.name for tensor in self.graph.past_tensors()}
         absent = [name for name in declared if name not in value]
         if absent and not (set(absent) == pasts):
@@ -89,8 +89,8 @@ class GraphRunner(Runner[_Feeds]):
     def _answers(self, items: Sequence[_Feeds]) -> Iterator[dict[str, Any] | ZooError]:
         for item in items:
             try:
-                found = self.session.execute(self.graph, item.arrays)
-                yield {tensor.name: found[tensor.name] for tensor in self.graph.output_tensors()}
+                outputs = self.session.execute(self.graph, item.arrays)
+                yield {tensor.name: outputs[tensor.name] for tensor in self.graph.output_tensors()}
             except RunError as error:
                 yield ArtifactError(f"the graph {self.graph.name} refuses the inputs ({error.__cause__})")
             except ZooError as error:
@@ -132,5 +132,5 @@ def _known(tensor: TensorSpec, sizes: Mapping[str, int]) -> bool:
     return all(name in sizes for dim in tensor.dims for name in dim_names(dim))
 
 
-def _wrong(what: str) -> RequestError:
-    return RequestError(400, what, "invalid_value", "inputs")
+def _wrong(problem: str) -> RequestError:
+    return RequestError(400, problem, "invalid_value", "inputs")

@@ -42,7 +42,7 @@ class Inference:
 
     def operations(self) -> list[Operation]:
         """Return the routes."""
-        found = [
+        operations = [
             Operation(method="GET", path="/v2", handler=self.describe_server, summary="Describe the server."),
             Operation(method="GET", path="/v2/health/live", handler=self.live, summary="Whether the process answers.",
                       public=True),
@@ -50,14 +50,14 @@ class Inference:
                       public=True),
         ]  # fmt: skip
         for path in ("/v2/models/{name}", "/v2/models/{name}/versions/{version}"):
-            found += [
+            operations += [
                 Operation(method="GET", path=path, handler=self.describe, summary="Describe a graph."),
                 Operation(method="GET", path=f"{path}/ready", handler=self.model_ready,
                           summary="Whether a graph is ready."),
                 Operation(method="POST", path=f"{path}/infer", handler=self.infer, summary="Run a graph on tensors.",
                           body=InferBody, binary=True, answers=_BINARY),
             ]  # fmt: skip
-        return found
+        return operations
 
     async def describe_server(self, request: Request) -> Response:
         """``/v2``."""
@@ -84,28 +84,28 @@ class Inference:
     async def infer(self, request: Request) -> Response:
         """``/v2/models/NAME/infer``."""
         if content_type(request) not in ("application/json", "application/octet-stream", ""):
-            what = "the content type must be application/json or application/octet-stream"
-            raise RequestError(415, what, "invalid_content_type")
+            problem = "the content type must be application/json or application/octet-stream"
+            raise RequestError(415, problem, "invalid_content_type")
         served, name, graph = self._find(request)
         data = await self.service.read(request)
         lengths = request.headers.getlist(_HEADER)
         if len(lengths) > 1:
             raise RequestError(400, "Inference-Header-Content-Length is given twice", "invalid_value")
         body, arrays = await run_in_threadpool(_parse, data, lengths[0] if lengths else None)
-        known = [tensor.name for tensor in graph.output_tensors()]
-        chosen = {name: body.binary(None) for name in known}
+        names = [tensor.name for tensor in graph.output_tensors()]
+        requested = {name: body.binary(None) for name in names}
         if body.outputs:
-            chosen = {output.name: body.binary(output) for output in body.outputs}
-            if len(chosen) < len(body.outputs):
+            requested = {output.name: body.binary(output) for output in body.outputs}
+            if len(requested) < len(body.outputs):
                 raise RequestError(400, "an output is given twice", "invalid_value", "outputs")
-        for output in chosen:
-            if output not in known:
-                what = f"unknown output {output!r:.100}, known: {', '.join(known)}"
-                raise RequestError(400, what[:900], "invalid_value", "outputs")
+        for output in requested:
+            if output not in names:
+                problem = f"unknown output {output!r:.100}, known: {', '.join(names)}"
+                raise RequestError(400, problem[:900], "invalid_value", "outputs")
         runner = GraphRunner(served, graph)
         (result,) = await self.service.results(request, served, runner, [runner.read(arrays)], as_request_error)
         facts = {"model_name": name, "model_version": "1"} | ({} if body.id is None else {"id": body.id})
-        outputs = [(output, result[output], binary) for output, binary in chosen.items()]
+        outputs = [(output, result[output], binary) for output, binary in requested.items()]
         content, length = await run_in_threadpool(encode, facts, outputs)
         if length is None:
             return Response(content, media_type="application/json")

@@ -87,8 +87,8 @@ class InferBody(Body):
 
 def tensor_dtype(tensor: TensorSpec, real: np.dtype[Any]) -> np.dtype[Any]:
     """Return the dtype of a declared tensor, given that of the model. The protocol has bfloat16 as float32."""
-    found = dtype_of(tensor, real)
-    return np.dtype(np.float32) if found == BFLOAT16 else found
+    dtype = dtype_of(tensor, real)
+    return np.dtype(np.float32) if dtype == BFLOAT16 else dtype
 
 
 def datatype_of(dtype: np.dtype[Any]) -> str:
@@ -96,38 +96,38 @@ def datatype_of(dtype: np.dtype[Any]) -> str:
     return _NAMES[dtype.newbyteorder("<")]
 
 
-def decode(given: Sequence[RequestTensor], rest: bytes) -> dict[str, Array]:
+def decode(tensors: Sequence[RequestTensor], rest: bytes) -> dict[str, Array]:
     """Return the arrays of inputs, by name.
 
     Args:
-        given: the inputs.
+        tensors: the inputs.
         rest: the bytes after the JSON.
 
     Raises:
         RequestError: the numbers do not fit the shape or the datatype, or an input is given twice.
     """
-    found: dict[str, Array] = {}
+    arrays: dict[str, Array] = {}
     start = 0
-    for place, tensor in enumerate(given):
+    for place, tensor in enumerate(tensors):
         param = f"inputs[{place}]"
-        if tensor.name in found:
+        if tensor.name in arrays:
             raise RequestError(400, f"the input {tensor.name!r:.100} is given twice", "invalid_value", param)
         if (tensor.data is None) == (tensor.size is None):
-            what = f"{tensor.name!r:.100} needs either data or binary_data_size"
-            raise RequestError(400, what, "invalid_value", param)
+            problem = f"{tensor.name!r:.100} needs either data or binary_data_size"
+            raise RequestError(400, problem, "invalid_value", param)
         if tensor.size is None:
             array = _from_json(tensor, param)
         else:
             array = _from_bytes(tensor, rest[start : start + tensor.size], param)
             start += tensor.size
         try:
-            found[tensor.name] = array.reshape(tensor.shape)
+            arrays[tensor.name] = array.reshape(tensor.shape)
         except (ValueError, OverflowError) as error:
-            what = f"{tensor.name!r:.100} has {array.size} numbers, which do not fit the shape {tensor.shape}"
-            raise RequestError(400, what, "invalid_value", param) from error
+            problem = f"{tensor.name!r:.100} has {array.size} numbers, which do not fit the shape {tensor.shape}"
+            raise RequestError(400, problem, "invalid_value", param) from error
     if start != len(rest):
         raise RequestError(400, f"{len(rest)} bytes after the JSON, but the inputs have {start}", "invalid_value")
-    return found
+    return arrays
 
 
 def _from_json(tensor: RequestTensor, param: str) -> Array:
@@ -138,8 +138,8 @@ def _from_json(tensor: RequestTensor, param: str) -> Array:
         array = np.array(None)
     mixed = array.dtype.kind != "b" and _has_booleans(tensor.data)  # which numpy has made numbers
     if array.size and (mixed or array.dtype.kind not in _KINDS.get(tensor.datatype, "iuf")):
-        what = f"the data of {tensor.name!r:.100} are not numbers of the type {tensor.datatype}"
-        raise RequestError(400, what, "invalid_type", param)
+        problem = f"the data of {tensor.name!r:.100} are not numbers of the type {tensor.datatype}"
+        raise RequestError(400, problem, "invalid_type", param)
     with np.errstate(over="ignore"):
         converted = array.astype(dtype)
     exact = np.isfinite(converted).all() if dtype.kind == "f" else (converted == array).all()
@@ -156,8 +156,10 @@ def _has_booleans(data: Any) -> bool:
 def _from_bytes(tensor: RequestTensor, data: bytes, param: str) -> Array:
     dtype = np.dtype(_DTYPES[tensor.datatype])
     if len(data) != tensor.size or len(data) % dtype.itemsize:
-        what = f"{tensor.name!r:.100} has {len(data)} bytes instead of {tensor.size}, of {dtype.itemsize} each number"
-        raise RequestError(400, what, "invalid_value", param)
+        problem = (
+            f"{tensor.name!r:.100} has {len(data)} bytes instead of {tensor.size}, of {dtype.itemsize} each number"
+        )
+        raise RequestError(400, problem, "invalid_value", param)
     if tensor.datatype == "BOOL":
         return np.frombuffer(data, np.uint8) != 0
     return np.frombuffer(data, dtype)
@@ -176,15 +178,15 @@ def encode(facts: Mapping[str, Any], outputs: Sequence[tuple[str, Array, bool]])
     described: list[dict[str, Any]] = []
     parts: list[bytes] = []
     for name, array, binary in outputs:
-        known: dict[str, Any] = {"name": name, "datatype": datatype_of(array.dtype), "shape": list(array.shape)}
+        tensor: dict[str, Any] = {"name": name, "datatype": datatype_of(array.dtype), "shape": list(array.shape)}
         if binary:
             parts.append(array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes())
-            known["parameters"] = {"binary_data_size": len(parts[-1])}
+            tensor["parameters"] = {"binary_data_size": len(parts[-1])}
         else:
             if array.dtype.kind == "f" and not np.isfinite(array).all():
-                what = f"the output {name} has numbers that are not finite: ask for binary data"
-                raise RequestError(400, what, "not_finite")
-            known["data"] = array.ravel()
-        described.append(known)
+                problem = f"the output {name} has numbers that are not finite: ask for binary data"
+                raise RequestError(400, problem, "not_finite")
+            tensor["data"] = array.ravel()
+        described.append(tensor)
     text = encode_json({**facts, "outputs": described}, "ask for binary data")
     return b"".join([text, *parts]), len(text) if parts else None

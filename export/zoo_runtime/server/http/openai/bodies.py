@@ -166,18 +166,18 @@ class GenerationBody(ModelBody):
         Args:
             temperature: the temperature of a request that sets none.
         """
-        found: dict[str, Any] = {name: getattr(self, name) for name in _PLAIN}
-        found["stop"] = (self.stop,) if isinstance(self.stop, str) else self.stop
+        options: dict[str, Any] = {name: getattr(self, name) for name in _PLAIN}
+        options["stop"] = (self.stop,) if isinstance(self.stop, str) else self.stop
         if self.logit_bias is not None:
-            found["logit_bias"] = {int(key): value for key, value in self.logit_bias.items()}
+            options["logit_bias"] = {int(key): value for key, value in self.logit_bias.items()}
         if isinstance(self.response_format, JsonObject):
-            found["json_schema"] = json.dumps({"type": "object"})
+            options["json_schema"] = json.dumps({"type": "object"})
         elif isinstance(self.response_format, JsonSchema):
-            found["json_schema"] = json.dumps(self.response_format.json_schema.schema_)
+            options["json_schema"] = json.dumps(self.response_format.json_schema.schema_)
         if not (temperature if self.temperature is None else self.temperature):
             # the likeliest token is in every nucleus
-            found |= dict.fromkeys(("top_p", "top_k", "min_p"))
-        return {name: value for name, value in found.items() if value is not None}
+            options |= dict.fromkeys(("top_p", "top_k", "min_p"))
+        return {name: value for name, value in options.items() if value is not None}
 
     def field_of(self, message: str) -> str | None:
         """Return the field of the option that an error of the task names first; None without one."""
@@ -237,10 +237,10 @@ class Message(Part):
 
     def plain(self) -> dict[str, Any]:
         """Return the message with the texts of its parts joined."""
-        found = self.model_dump(exclude_unset=True)
+        content = self.model_dump(exclude_unset=True)
         if isinstance(self.content, list):
-            found["content"] = "".join(part.text for part in self.content)
-        return found
+            content["content"] = "".join(part.text for part in self.content)
+        return content
 
 
 class Chat(GenerationBody):
@@ -319,16 +319,16 @@ def task_input(runner: Runner[Any], value: str | PairInput | FileInput | list[An
             return Pair(*value.pair)
     elif isinstance(value, list):
         return value
-    what = 'an input must be a text, token ids, {"pair": [...]} or {"base64": "..."}, as the task reads it'
-    raise RequestError(400, what, "invalid_type", param)
+    problem = 'an input must be a text, token ids, {"pair": [...]} or {"base64": "..."}, as the task reads it'
+    raise RequestError(400, problem, "invalid_type", param)
 
 
-def _shortened(given: Any, count: int) -> Any:
+def _shortened(value: Any, count: int) -> Any:
     """Return a dictionary with its first items only."""
-    return dict(islice(given.items(), count)) if isinstance(given, dict) else given
+    return dict(islice(value.items(), count)) if isinstance(value, dict) else value
 
 
-def _inputs(given: Prompt) -> list[str | list[int]]:
-    if isinstance(given, str) or isinstance(given[0], int):
-        return [given]
-    return list(given)
+def _inputs(prompt: Prompt) -> list[str | list[int]]:
+    if isinstance(prompt, str) or isinstance(prompt[0], int):
+        return [prompt]
+    return list(prompt)

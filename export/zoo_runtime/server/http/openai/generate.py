@@ -49,8 +49,8 @@ async def generate(
         raise RequestError(400, f"the model {served.name!r} generates no text", "wrong_task", "model")
     most = service.limits.tokens if body.most_tokens is None else body.most_tokens
     if most > service.limits.tokens:
-        what = f"at most {service.limits.tokens} tokens can be generated, not {most}"
-        raise RequestError(400, what, "invalid_value", "max_tokens")
+        problem = f"at most {service.limits.tokens} tokens can be generated, not {most}"
+        raise RequestError(400, problem, "invalid_value", "max_tokens")
     events = Events(service.mailbox)
 
     def prepare() -> tuple[list[Work], int]:
@@ -63,15 +63,15 @@ async def generate(
             raise as_request_error(error, body.field_of(str(error))) from error
         assert isinstance(runner.chosen, Generation)
         seed = secrets.randbits(31) if body.seed is None and runner.chosen.temperature else body.seed
-        given = prompts()
-        service.check_count(served, runner, len(given) * body.n, param)
+        inputs = prompts()
+        service.check_count(served, runner, len(inputs) * body.n, param)
         ranked = 0 if body.stream or body.ranks is None else body.ranks + 1
-        if len(given) * body.n * most * ranked > MOST_NUMBERS:
-            what = f"the answer could have more than {MOST_NUMBERS} probabilities: ask for fewer, or for a stream"
-            raise RequestError(400, what, "answer_too_large", "max_tokens")
+        if len(inputs) * body.n * most * ranked > MOST_NUMBERS:
+            problem = f"the answer could have more than {MOST_NUMBERS} probabilities: ask for fewer, or for a stream"
+            raise RequestError(400, problem, "answer_too_large", "max_tokens")
         works = []
-        for place in range(len(given) * body.n):
-            item = served.read(runner, given[place // body.n], place + 1, param)
+        for place in range(len(inputs) * body.n):
+            item = served.read(runner, inputs[place // body.n], place + 1, param)
             works.append(Work(runner, item, events.deliver(place), seed, body.stream))
         return works, sum(len(work.item.ids) for work in works[:: body.n])
 
@@ -165,5 +165,5 @@ class _Streamed:
 
 
 def _usage(facts: Mapping[str, Any]) -> dict[str, int]:
-    read, made = facts["prompt_tokens"], facts["tokens"]
-    return {"prompt_tokens": read, "completion_tokens": made, "total_tokens": read + made}
+    read, written = facts["prompt_tokens"], facts["tokens"]
+    return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}

@@ -82,16 +82,16 @@ class Answer:
             return None
         if self.is_chat:
             return {"content": [self._token(rank) for rank in ranks], "refusal": None}
-        found = _columns(ranks, self._offsets[index])
-        self._offsets[index] += sum(map(len, found["tokens"]))
-        return found
+        columns = _columns(ranks, self._offsets[index])
+        self._offsets[index] += sum(map(len, columns["tokens"]))
+        return columns
 
     def _token(self, ranked: Mapping[str, Any]) -> dict[str, Any]:
         """Return a token of a chat with its log-probability, and those of the likeliest ones in its place."""
         content = self.token_bytes(ranked["token"])
-        found: dict[str, Any] = {"token": ranked["text"] or "", "logprob": ranked["log_probability"]}
-        found["bytes"] = None if content is None else list(content)
-        return found | {"top_logprobs": [self._token(top) for top in ranked["top"]]} if "top" in ranked else found
+        facts: dict[str, Any] = {"token": ranked["text"] or "", "logprob": ranked["log_probability"]}
+        facts["bytes"] = None if content is None else list(content)
+        return facts | {"top_logprobs": [self._token(top) for top in ranked["top"]]} if "top" in ranked else facts
 
 
 def _columns(ranks: Sequence[Mapping[str, Any]], start: int) -> dict[str, Any]:
