@@ -9,7 +9,8 @@ ZOO_API = 1
 
 @zoo.hookimpl
 def zoo_tasks() -> Sequence[zoo.Task]:
-    home, encoders = "zoo_runtime.tasks", ("feature-extraction", "sentence-embedding")
+    home = "zoo_runtime.tasks"
+    encoders = ("feature-extraction", "sentence-embedding")
     records, weights = f"{home}.attention.record", f"{home}.attention.weights"
     formulas = f"{home}.formulas"
     texts = (
@@ -17,7 +18,8 @@ def zoo_tasks() -> Sequence[zoo.Task]:
         "text-generation", "text2text-generation", "token-classification",
     )  # fmt: skip
     images = ("image-classification", "image-feature-extraction")
-    masked, pairs = ("fill-mask", "pretraining"), ("zero-shot-image-classification",)
+    masked = ("fill-mask", "pretraining")
+    pairs = ("zero-shot-image-classification",)
     return [
         zoo.Task(
             name="attentions",

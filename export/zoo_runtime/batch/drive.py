@@ -96,7 +96,8 @@ def run_batch(
                     tell(_named(text, shard))
                 if done.failure is None:
                     manifest.add(shard, done)
-                    summary.rows, summary.failed = summary.rows + done.rows, summary.failed + done.failed
+                    summary.rows = summary.rows + done.rows
+                    summary.failed = summary.failed + done.failed
                 else:
                     summary.lost.append(done)
                     tell(_named(done.failure.text, shard))
@@ -116,7 +117,8 @@ def _named(text: str, shard: Shard) -> str:
 def _count(summary: Summary, manifest: Manifest, shard: Shard, warn: Callable[[str], None]) -> None:
     """Count a shard of an earlier run."""
     entry = manifest.entries[shard.target]
-    summary.rows, summary.failed = summary.rows + entry["rows"], summary.failed + entry["failed"]
+    summary.rows = summary.rows + entry["rows"]
+    summary.failed = summary.failed + entry["failed"]
     if entry["failed"]:
         warn(f"{shard.source}: {entry['failed']} of {entry['rows']} inputs failed in an earlier run")
 

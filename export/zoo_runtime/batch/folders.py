@@ -204,11 +204,13 @@ class RemoteFolder:
             return b"".join(self.fs.cat_file(f"{self.place}/{name}") for name in self._parts())
 
     def write_manifest(self, content: bytes) -> None:
-        self._part, self._lines = len(self._parts()), []
+        self._part = len(self._parts())
+        self._lines = []
 
     def append_manifest(self, line: bytes) -> None:
         if len(self._lines) == _PART:
-            self._part, self._lines = self._part + 1, []
+            self._part = self._part + 1
+            self._lines = []
         self._lines.append(line)
         with scratch_folder() as folder:
             path = folder / "part"

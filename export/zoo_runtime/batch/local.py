@@ -48,7 +48,8 @@ def run(plan: Plan, shards: Sequence[Shard], workers: int | None) -> Iterator[Do
                 if worker.shard is None and waiting:
                     worker.give(waiting.popleft())
             worker, line = events.get()
-            shard, worker.shard = worker.shard, None
+            shard = worker.shard
+            worker.shard = None
             if line is not None:
                 yield outcome(json.loads(line))
                 continue

@@ -28,7 +28,9 @@ class Manifest:
     """
 
     def __init__(self, folder: OutputFolder, plan: Plan, output: str, *, resume: bool) -> None:
-        self._folder, self._plan, self._digest = folder, plan, plan.digest()
+        self._folder = folder
+        self._plan = plan
+        self._digest = plan.digest()
         self._output = f"--output {output}"
         self.entries: dict[str, dict[str, Any]] = {}
         """The line of each shard that is done, by the name of its results."""

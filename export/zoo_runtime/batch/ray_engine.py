@@ -134,13 +134,15 @@ class _Worker:
 
     def give(self, plan: str, shard: Shard) -> None:
         """Have a shard run."""
-        self.shard, self.result = shard, self.actor.run.remote(plan, asdict(shard))
+        self.shard = shard
+        self.result = self.actor.run.remote(plan, asdict(shard))
 
     def answer(self, answered: Sequence[Any]) -> dict[str, Any] | None:
         """Return the answer about the shard, if it is among the answered calls. Raises the error of a call."""
         answer = None
         if self.result in answered:
-            answer, self.result = self._ray.get(self.result), None
+            answer = self._ray.get(self.result)
+            self.result = None
         if self.alive in answered:
             self._ray.get(self.alive)
             self.alive = None
@@ -161,7 +163,9 @@ class _Cluster:
     """The workers of a run, and the shards that wait for one."""
 
     def __init__(self, ray: Any, plan: Plan, shards: Sequence[Shard], workers: int | None) -> None:
-        self._ray, self._plan, self._text = ray, plan, plan.to_json()
+        self._ray = ray
+        self._plan = plan
+        self._text = plan.to_json()
         self._waiting = deque(sorted(shards, key=lambda shard: -shard.size))
         self._deaths: Counter[str] = Counter()
         self._unanswered = 0.0

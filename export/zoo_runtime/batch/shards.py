@@ -72,7 +72,8 @@ def run_shard(plan: Plan, shard: Shard) -> Done:
     with warnings.catch_warnings(record=True) as caught, fetched(shard.source) as path:
         warnings.simplefilter("ignore")
         warnings.simplefilter("always", ZooWarning)
-        rows, failures = 0, list[ZooError]()
+        rows = 0
+        failures = list[ZooError]()
         try:
             with folder.writing(shard.target) as temporary:
                 results = Results(temporary, types=column_types(str(path)), temporary=True)

@@ -32,7 +32,8 @@ class AnswerFigure:
         if not 0 < count <= MOST:
             problem = f"a figure shows 1 to {MOST} inputs of the command line, got {count}"
             raise UsageError(problem, f"--figure {target}", "give them as TEXT")
-        self._target, self._force = target, force
+        self._target = target
+        self._force = force
         self._answers: list[Answer] = []
 
     def watch(self, answers: Iterator[Answer]) -> Iterator[Answer]:

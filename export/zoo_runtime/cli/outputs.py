@@ -22,7 +22,8 @@ __all__ = ["check_outputs", "open_results", "show_summary", "write_answers"]
 
 def check_outputs(flags: OutputFlags, input_file: str | None) -> None:
     """Raise :class:`UsageError` for outputs that exclude each other, or would replace the input."""
-    output, rows = flags.output, flags.training_data
+    output = flags.output
+    rows = flags.training_data
     if rows is not None and (output is not None or flags.as_json or flags.resume):
         raise UsageError("gives the only output", "--training-data", "leave out --output, --json and --resume")
     target = rows or output

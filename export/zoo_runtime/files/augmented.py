@@ -38,7 +38,10 @@ class AugmentedRows:
     def __init__(
         self, path: Path, column: str, *, force: bool = False, types: Mapping[str, Any] = MappingProxyType({})
     ) -> None:
-        self.path, self.column, self.types, self.force = path, column, types, force
+        self.path = path
+        self.column = column
+        self.types = types
+        self.force = force
         self.suffix = path.suffix.lower()
         if self.suffix not in (*LINES, *TABLES, PARQUET):
             raise UsageError("unknown file type", path, f"name it *{', *'.join((*LINES, *TABLES, PARQUET))}")
@@ -75,7 +78,8 @@ class AugmentedRows:
             self._flush()
 
     def _flush(self) -> None:
-        rows, self._waiting = self._waiting, []
+        rows = self._waiting
+        self._waiting = []
         self.rows += len(rows)
         if self.suffix in LINES:
             lines = (json.dumps(plain(row), ensure_ascii=False) + "\n" for row in rows)

@@ -62,7 +62,9 @@ class Results:
         types: Mapping[str, Any] = MappingProxyType({}),
         temporary: bool = False,
     ) -> None:
-        self.path, self.types, self._temporary = path, types, temporary
+        self.path = path
+        self.types = types
+        self._temporary = temporary
         self.metadata: dict[str, str] = {}
         """Key-value metadata for a parquet file."""
         self.parquet = path.suffix.lower() == PARQUET

@@ -74,7 +74,9 @@ class _Search:
     """The beams of one row."""
 
     def __init__(self, row: Continuation, choose: Choices) -> None:
-        self.row, self.choose, self.options = row, choose, choose.options
+        self.row = row
+        self.choose = choose
+        self.options = choose.options
         beams = self.options.num_beams
         self.running: list[list[int]] = [[] for _ in range(beams)]
         self.scores = np.full(beams, -np.inf)
@@ -96,7 +98,8 @@ class _Search:
         Args:
             logits: (K, V).
         """
-        options, beams = self.options, self.options.num_beams
+        options = self.options
+        beams = self.options.num_beams
         best = logits.max(-1)
         if not np.isfinite(best[np.isfinite(self.scores)]).all():
             self.row.fail(len(self.running[0]) + 1, float(best[~np.isfinite(best)][0]))

@@ -97,7 +97,8 @@ def make_bias(settings: Sequence[str], tokenizer: Tokenizer | None, vocabulary: 
     Raises:
         UsageError: a token is outside the vocabulary, or a text has no tokens or there is no tokenizer.
     """
-    where, values = argument("logit_bias"), {}
+    where = argument("logit_bias")
+    values = {}
     for key, value in read_bias(settings).items():
         ids = key if isinstance(key, tuple) else _encode(key, tokenizer, where)
         if outside := [token for token in ids if token >= vocabulary]:

@@ -73,8 +73,11 @@ class Continuation:
         """Token ids of the prompt and the continuation."""
         self.seed: tuple[int, ...] = (options.seed, number)
         """Seed of the text's random numbers."""
-        self.limit, self._ends, self._on_token = min(room, options.max_new_tokens or room), ends, text
-        self._stops, self._forced = frozenset(options.stop_token_ids), options.forced_bos_token_id
+        self.limit = min(room, options.max_new_tokens or room)
+        self._ends = ends
+        self._on_token = text
+        self._stops = frozenset(options.stop_token_ids)
+        self._forced = options.forced_bos_token_id
         self.ranks: list[Ranked] = []
         """The probabilities of each new token, if the options ask for them."""
         self.matcher = matcher
@@ -83,7 +86,9 @@ class Continuation:
     def fork(self) -> Self:
         """Return a copy that goes on independently, without stop strings and streaming."""
         other = copy(self)
-        other.ids, other.text, other._on_token = list(self.ids), list(self.text), None
+        other.ids = list(self.ids)
+        other.text = list(self.text)
+        other._on_token = None
         other.ranks = []
         other.matcher = None if self.matcher is None else self.matcher.copy()
         return other
@@ -155,7 +160,9 @@ class Choices:
         bias: Bias | None = None,
         timestamps: Timestamps | None = None,
     ) -> None:
-        self.options, self.bias, self.timestamps = options, bias, timestamps
+        self.options = options
+        self.bias = bias
+        self.timestamps = timestamps
         self.held = sorted(ends.union(options.stop_token_ids))
         default = Generation()
         self._penalises = any(getattr(options, name) != getattr(default, name) for name in _PENALTIES)
@@ -194,10 +201,13 @@ class Choices:
         """
         if not self._penalises:
             return logits
-        options, logits, tokens = self.options, logits.copy(), np.array(text)
+        options = self.options
+        logits = logits.copy()
+        tokens = np.array(text)
         if self.bias is not None:
             self.bias.add(logits, text)
-        values, size = logits[tokens], options.no_repeat_ngram_size
+        values = logits[tokens]
+        size = options.no_repeat_ngram_size
         logits[tokens] = np.where(values < 0, values * options.repetition_penalty, values / options.repetition_penalty)
         if 0 < size <= len(text):
             runs = np.lib.stride_tricks.sliding_window_view(tokens, size)
@@ -224,7 +234,8 @@ class Choices:
             row.block(len(row.ids) + 1)
         if row.error is not None:
             return best
-        token, chances = best, None
+        token = best
+        chances = None
         if self.options.temperature:
             chances = probabilities(scores, self.options)
             token = draw(chances, row.uniform())

@@ -87,7 +87,8 @@ class Matcher:
     """The state of a constraint after a part of a text."""
 
     def __init__(self, matcher: Any, ends: frozenset[int]) -> None:
-        self._matcher, self._ends = matcher, ends
+        self._matcher = matcher
+        self._ends = ends
 
     @property
     def is_complete(self) -> bool:

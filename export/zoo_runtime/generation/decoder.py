@@ -78,7 +78,10 @@ class Decoder:
         *,
         positions: int | None = None,
     ) -> None:
-        self.session, self.graph, self.dtype, self.positions = session, graph, dtype, positions
+        self.session = session
+        self.graph = graph
+        self.dtype = dtype
+        self.positions = positions
         self.length = 0
         """Number of tokens in the past."""
         self.closed = False
@@ -96,7 +99,8 @@ class Decoder:
         unknown = sorted(inputs - handled - set(self.constants))
         if unknown:
             raise UsageError(f"unsupported graph inputs {', '.join(unknown)}", f"graph {graph.name}")
-        self.in_place, self.cuts_logits = PAST_LENGTH in inputs, LOGITS_TO_KEEP in inputs
+        self.in_place = PAST_LENGTH in inputs
+        self.cuts_logits = LOGITS_TO_KEEP in inputs
         logits = next(tensor for tensor in graph.output_tensors() if tensor.name == "logits")
         self.vocabulary = dim_size(logits.dims[-1], {})
         self.binding = session.io_binding()
@@ -223,8 +227,11 @@ class Decoder:
         """Return to a saved past and its rows."""
         self._check_open()
         check_saved(saved, self.owner, self._where)
-        self.length, self.mask, self.origins = saved.length, saved.mask.copy(), saved.origins
-        self.constants, self.values = dict(saved.constants), list(saved.values)
+        self.length = saved.length
+        self.mask = saved.mask.copy()
+        self.origins = saved.origins
+        self.constants = dict(saved.constants)
+        self.values = list(saved.values)
         if self.buffers is not None:
             room = max(_ROOM, self.length // 8)
             self.buffers = Buffers(saved.filled, self.length, self.buffers.axis, self.device, room=room)
@@ -235,7 +242,9 @@ class Decoder:
         self.closed = True
         self.binding.clear_binding_inputs()
         self.binding.clear_binding_outputs()
-        self.buffers, self.values, self.constants = None, [], {}
+        self.buffers = None
+        self.values = []
+        self.constants = {}
 
     def __enter__(self) -> Self:
         return self
@@ -254,7 +263,9 @@ class Decoder:
     def _check(self, tokens: Array, mask: Array | None) -> tuple[Array, Array | None]:
         """Return the tokens and the mask of a step. Raises :class:`UsageError` if it cannot read them."""
         self._check_open()
-        width, upper, where = self.embedding_size, self.upper, self._where
+        width = self.embedding_size
+        upper = self.upper
+        where = self._where
         tokens = check_tokens(tokens, self.rows, name=self.input_name, width=width, upper=upper, where=where)
         if self.room is not None and tokens.shape[1] > self.room:
             problem = f"{tokens.shape[1]} tokens do not fit in the {self.room} positions left of {self.positions}"

@@ -31,7 +31,8 @@ def beam_bytes(graph: Graph, dtype: np.dtype[Any], tokens: int, vocabulary: int)
 
 def require_beam_memory(rows: int, beams: int, size: int) -> None:
     """Raise :class:`UsageError` if the beams of a batch, each of a number of bytes, do not fit in the free memory."""
-    needed, free = rows * beams * size, system.free_memory()
+    needed = rows * beams * size
+    free = system.free_memory()
     if needed > free:
         problem = f"{beams} beams of {rows} texts need about {needed / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free"
         raise UsageError(problem, argument("num_beams"), "lower it, or the batch size")

@@ -58,10 +58,12 @@ class Reader:
     """
 
     def __init__(self, stepper: Stepper, prompt: Sequence[int], ids: Array, mask: Array, undone: int) -> None:
-        self.stepper, self.undone = stepper, undone
+        self.stepper = stepper
+        self.undone = undone
         self.calls = 1
         self._after_prompt = stepper.step(ids, mask).copy()
-        self._prompt, self._seen = list(prompt), list(prompt)
+        self._prompt = list(prompt)
+        self._seen = list(prompt)
         self._exact = len(prompt)
         """Number of tokens in the past that were read as in plain decoding: the prompt at once, then one at a time."""
         self._saved: list[tuple[int, Any]] = []
@@ -200,11 +202,15 @@ class ModelDrafts:
     """
 
     def __init__(self, reader: Reader, choose: Choices, count: int, vocabulary: int) -> None:
-        self.reader, self.choose, self.count, self.vocabulary = reader, choose, count, vocabulary
+        self.reader = reader
+        self.choose = choose
+        self.count = count
+        self.vocabulary = vocabulary
 
     def __call__(self, row: Continuation) -> list[int]:
         """Return drafted tokens; fewer where the smaller model's positions end, or a token is not in common."""
-        room, ahead = self.reader.stepper.room, row.fork()
+        room = self.reader.stepper.room
+        ahead = row.fork()
         last = self.count if room is None else min(self.count, self.reader.stepper.length + room - len(row.text))
         drafted: list[int] = []
         while ahead.open and len(drafted) < last and max(ahead.text) < self.vocabulary:

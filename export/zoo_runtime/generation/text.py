@@ -37,7 +37,8 @@ class GrowingText:
     """
 
     def __init__(self, tokenizer: Any, prompt: Sequence[int] = (), stop: Sequence[str] = ()) -> None:
-        self._pieces, self._stop = TextStream(tokenizer, prompt), tuple(stop)
+        self._pieces = TextStream(tokenizer, prompt)
+        self._stop = tuple(stop)
         self._text = ""
         self._shown = 0
         self._cut: int | None = None

@@ -45,7 +45,8 @@ def _draws_alike(scores: Array, options: Generation, uniform: float, error: floa
         return False
     change = error  # of a share F of the total, which changes by 2 error F (1 - F) at most, to first order
     shifted = (scores - scores.max()) / options.temperature
-    whole, doubtful = np.exp(shifted), np.zeros(len(scores), bool)
+    whole = np.exp(shifted)
+    doubtful = np.zeros(len(scores), bool)
     if options.top_k is not None and options.top_k < len(scores):
         high, low = np.partition(shifted, (-options.top_k - 1, -options.top_k))[[-options.top_k - 1, -options.top_k]]
         doubtful |= _contested(shifted, low, high, error)

@@ -119,7 +119,8 @@ def check_feeds(graph: Graph, feeds: Feeds) -> None:
         ArtifactError: an input has sizes or values that the graph excludes, such as ids outside the vocabulary.
     """
     check_past(graph, feeds)
-    where, past = f"graph {graph.name}", graph.past_tensors()
+    where = f"graph {graph.name}"
+    past = graph.past_tensors()
     begins = bool(past) and past[0].name not in feeds
     sizes = {graph.past_length: 0} if begins and graph.past_length is not None else {}
     shapes: dict[TensorSpec, tuple[int, ...]] = {}
@@ -184,12 +185,14 @@ def check_past(graph: Graph, feeds: Feeds) -> None:
     first = next((tensor for tensor in tensors if tensor.dtype == "int8"), None)
     if first is None or first.name not in feeds:
         return
-    shape, where = np.shape(feeds[first.name]), f"graph {graph.name}"
+    shape = np.shape(feeds[first.name])
+    where = f"graph {graph.name}"
     sizes = {"batch": shape[0], str(graph.past_length): shape[2]} if len(shape) == len(first.dims) else {}
     for tensor in tensors:
         if tensor.name not in feeds:
             raise UsageError(f"missing input {tensor.name}", where, "give all outputs of a call as its past")
-        value, kind = np.asarray(feeds[tensor.name]), "int8" if tensor.dtype == "int8" else "floats"
+        value = np.asarray(feeds[tensor.name])
+        kind = "int8" if tensor.dtype == "int8" else "floats"
         if (value.dtype == np.int8) != (kind == "int8") or not sizes or value.shape != tensor.shape(sizes):
             problem = f"{tensor.name} must be {kind} {tensor.dims}, got {value.dtype} {value.shape}"
             raise UsageError(problem, where, "give the outputs of a call with this export")

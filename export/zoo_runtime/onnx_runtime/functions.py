@@ -89,7 +89,9 @@ class _Expansion:
         return total
 
     def _count_called(self, node: memoryview, depth: int) -> int:
-        total, name, domain = 0, b"", b""
+        total = 0
+        name = b""
+        domain = b""
         for number, value in _fields(node):
             if number == _ATTRIBUTE:
                 for kind, graph in _fields(value):

@@ -74,7 +74,8 @@ def encode_rows(session: Internals, feeds: Mapping[str, Array], sizes: Mapping[s
         for tensor in graph.input_tensors():
             if tensor.name not in values:
                 raise UsageError(f"missing input {tensor.name}", f"graph {graph.name}")
-        opened, tensors = session.sessions[graph.name], graph.input_tensors()
+        opened = session.sessions[graph.name]
+        tensors = graph.input_tensors()
         check_shapes(opened, graph, {**sizes, "batch": 1})
         count = len(values[tensors[0].name])
         whole = {tensor.name: fit(tensor, values[tensor.name], {**sizes, "batch": count}) for tensor in tensors}

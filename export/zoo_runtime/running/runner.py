@@ -41,7 +41,8 @@ class Runner(ABC, Generic[Item]):
     """The plugin that provides the task. Set by the session."""
 
     def __init__(self, session: Context, chosen: Any) -> None:
-        self.session, self.chosen = session, chosen
+        self.session = session
+        self.chosen = chosen
 
     @classmethod
     def defaults(cls, session: Context, given: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -109,7 +109,8 @@ def load_session(
     threads = check_count("threads", threads, system.MAX_THREADS)
     check_texts("provider_options", provider_options)
     special_tokens = check_flag("special_tokens", special_tokens)
-    chat, unverified = check_flag("chat", chat), check_flag("unverified", unverified)
+    chat = check_flag("chat", chat)
+    unverified = check_flag("unverified", unverified)
     for name, value in {"provider": provider, "variant": variant, "task": task, "memory": memory}.items():
         check_text(name, value)
     stored = ModelDirectory.open(directory)
@@ -253,7 +254,8 @@ class Session:
         """Sizes of an export for serving that limit the tokens of an input, by dimension; empty for other exports."""
         if self.export.variant != SERVING:
             return {}
-        graph, sizes = self.graphs[0], sizes_of_session(self.sessions[PREFILL])
+        graph = self.graphs[0]
+        sizes = sizes_of_session(self.sessions[PREFILL])
         names = {CAPACITY} if graph.growing_pairs() else {str(tensor.dims[1]) for tensor in graph.input_tensors()}
         return {name: sizes[name] for name in sorted(names - {"sequence"}) if name in sizes}
 

@@ -176,7 +176,8 @@ class TextRunner(Runner[Tokens]):
 
     def _check(self, item: Tokens) -> None:
         """Raise :class:`ArtifactError` unless the model can read an item."""
-        where, limits = f"input {item.number}", internals(self.session).input_limits
+        where = f"input {item.number}"
+        limits = internals(self.session).input_limits
         self.inputs.check(item.ids, item.types, where, is_text=item.encoding is not None and self.can_truncate)
         for name, limit in limits.items():
             if len(item.ids) > limit:

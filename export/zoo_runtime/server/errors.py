@@ -33,7 +33,10 @@ class RequestError(Exception):
         headers: dict[str, str] | None = None,
     ) -> None:
         super().__init__(message)
-        self.status, self.message, self.code, self.param = status, message[:1000], code, param
+        self.status = status
+        self.message = message[:1000]
+        self.code = code
+        self.param = param
         self.headers = headers or {}
 
     @property

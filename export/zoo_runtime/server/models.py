@@ -117,7 +117,8 @@ class Models(Mapping[str, "Served"]):
                 for served in opened:
                     served.close()
                 raise
-            before, self._models = self._models, models
+            before = self._models
+            self._models = models
         for name, served in before.items():
             if models.get(name) is not served:
                 served.retire()
@@ -129,7 +130,8 @@ class Models(Mapping[str, "Served"]):
 
     def close(self) -> None:
         """Close all models. No request may hold one."""
-        before, self._models = self._models, {}
+        before = self._models
+        self._models = {}
         for served in before.values():
             served.close()
 
@@ -162,8 +164,11 @@ class Served:
     """
 
     def __init__(self, place: Place, settings: ModelSettings) -> None:
-        self.place, self.name, self.version = place, place.name, place.version
-        directory, options = place.directory, dict(place.options)
+        self.place = place
+        self.name = place.name
+        self.version = place.version
+        directory = place.directory
+        options = dict(place.options)
         stored = ModelDirectory.open(directory)
         is_own = options.get("dtype") in (None, stored.dtype)
         if options.get("variant") is None and is_own and Export(stored, SERVING).exists:
@@ -172,9 +177,11 @@ class Served:
         self.created = int(time.time())
         self._runners: dict[Any, Runner[Any]] = {}
         self._lock = threading.Lock()
-        self._holders, self._retired = 0, False
+        self._holders = 0
+        self._retired = False
         self.task = self.session.task
-        self.generates, self.embeds = self.task in _GENERATION, False
+        self.generates = self.task in _GENERATION
+        self.embeds = False
         self.temperature = 0.0
         """Temperature of texts for which a request sets none."""
         with suppress(ZooError):

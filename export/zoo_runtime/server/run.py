@@ -55,7 +55,8 @@ def serve(
         UsageError: the address cannot be used.
         ZooError: a model cannot be opened.
     """
-    listener, models = _listen(host, port), Models(settings)
+    listener = _listen(host, port)
+    models = Models(settings)
     try:
         models.replace(places())
     except ZooError:
@@ -99,7 +100,10 @@ class _Server(uvicorn.Server):
         drain_seconds: int,
     ) -> None:
         super().__init__(config)
-        self._url, self._service, self._places, self._drain_seconds = url, service, places, drain_seconds
+        self._url = url
+        self._service = service
+        self._places = places
+        self._drain_seconds = drain_seconds
         self._models = service.models
         self._reloads = set[asyncio.Task[None]]()
 

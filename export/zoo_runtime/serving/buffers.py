@@ -29,7 +29,10 @@ class Buffer:
     """
 
     def __init__(self, name: str, shape: Sequence[int], dtype: np.dtype[Any], device: str) -> None:
-        self.name, self.shape, self.dtype, self.device = name, tuple(shape), dtype, device
+        self.name = name
+        self.shape = tuple(shape)
+        self.dtype = dtype
+        self.device = device
         zeros = np.zeros(self.shape, dtype)
         self.value = to_value(zeros, device)
         self.array = zeros if device == "cpu" else None
@@ -93,7 +96,11 @@ class Call:
         dtype: np.dtype[Any],
         options: ort.RunOptions,
     ) -> None:
-        self.session, self.graph, self.rows, self.size, self.options = session, graph, rows, size, options
+        self.session = session
+        self.graph = graph
+        self.rows = rows
+        self.size = size
+        self.options = options
         self.device = device = device_of(session)
         logits = next(tensor for tensor in graph.output_tensors() if tensor.name == "logits")
         whole = np.dtype(np.int64)
@@ -116,7 +123,8 @@ class Call:
             lengths: lengths of all rows before the call, (B,).
             tokens: new tokens by row. The others take no part.
         """
-        ids, new = np.zeros((self.rows, self.size), np.int64), np.zeros(self.rows, np.int64)
+        ids = np.zeros((self.rows, self.size), np.int64)
+        new = np.zeros(self.rows, np.int64)
         for row, some in tokens.items():
             ids[row - first, : len(some)], new[row - first] = some, len(some)
         if first not in self._bindings:

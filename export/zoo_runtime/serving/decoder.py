@@ -48,7 +48,8 @@ class RowDecoder:
     """
 
     def __init__(self, rows: Rows, free: list[Rows], count: int, constants: Mapping[str, Array]) -> None:
-        self._rows, self._release = rows, weakref.finalize(self, free.append, rows)
+        self._rows = rows
+        self._release = weakref.finalize(self, free.append, rows)
         self._check_count(count)
         self.positions = rows.limit
         """Maximum length of a row, or None."""
@@ -90,7 +91,9 @@ class RowDecoder:
             ArtifactError: a token is not in the vocabulary.
         """
         self._check_open()
-        name, upper, where = self._rows.ids_name, self._rows.upper, self._where
+        name = self._rows.ids_name
+        upper = self._rows.upper
+        where = self._where
         tokens = check_tokens(tokens, self.rows, name=name, width=None, upper=upper, where=where)
         shape = (self.rows, tokens.shape[1])
         seen = np.ones(shape, bool) if mask is None else check_mask(mask, shape) > 0
@@ -148,7 +151,8 @@ class RowDecoder:
         """Return to a saved past and its rows."""
         self._check_open()
         check_saved(saved, self._owner, self._where)
-        self._read, self._places = saved.read, list(range(len(saved.states)))
+        self._read = saved.read
+        self._places = list(range(len(saved.states)))
         for place, state in zip(self._places, saved.states, strict=True):
             self._rows.restore(place, state)
 

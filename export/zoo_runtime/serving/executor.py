@@ -36,7 +36,8 @@ class ServingExecutor:
     """
 
     def __init__(self, sessions: Mapping[str, ort.InferenceSession], dtype: np.dtype[Any]) -> None:
-        self.sessions, self.dtype = sessions, dtype
+        self.sessions = sessions
+        self.dtype = dtype
         self.sizes = sizes_of_session(sessions[PREFILL])
         self._rows: dict[str, Rows] = {}
         self._turn = 0

@@ -98,7 +98,8 @@ class Rows:
         dtype: np.dtype[Any],
         positions: int | None = None,
     ) -> None:
-        self.graph, self.device = graph, device_of(step)
+        self.graph = graph
+        self.device = device_of(step)
         sizes = sizes_of_session(prefill)
         self.sizes = {**sizes, str(graph.past_length): sizes[CAPACITY]}
         check_shapes(step, graph, {**self.sizes, "sequence": 1})
@@ -125,7 +126,8 @@ class Rows:
         self.upper = next(tensor.upper for tensor in graph.input_tensors() if tensor.name == ids)
         """Number of token ids, if the graph declares one."""
         self._specs = {tensor.name: tensor for tensor in graph.input_tensors()}
-        pasts, inputs = {tensor.name for tensor in graph.past_tensors()}, {item.name for item in step.get_inputs()}
+        pasts = {tensor.name for tensor in graph.past_tensors()}
+        inputs = {item.name for item in step.get_inputs()}
 
         def buffer(tensor: TensorSpec) -> Buffer:
             kind = np.dtype(np.int64) if tensor.dtype == "int64" else dtype
@@ -216,7 +218,8 @@ class Rows:
 
     def save_part(self, row: int, start: int) -> list[Array]:
         """Return copies of the keys and values of a row's tokens from ``start`` on, and of its states."""
-        growing, end = {past.name for past, _ in self.graph.growing_pairs()}, int(self.lengths[row])
+        growing = {past.name for past, _ in self.graph.growing_pairs()}
+        end = int(self.lengths[row])
         return [
             (buffer.read()[row][:, start:end] if name in growing else buffer.read()[row]).copy()
             for name, buffer in self._pasts.items()
@@ -323,7 +326,8 @@ class Rows:
 
     def _refuse(self, row: int, tokens: Array) -> ArtifactError | None:
         """Return why new tokens of a row cannot be read, or None."""
-        room, upper = self.room(row), self.upper
+        room = self.room(row)
+        upper = self.upper
         if room is not None and len(tokens) > room:
             held = f"the caches hold {self.lengths[row]} of {self.limit}"
             remedy = f"export with a larger --fix {CAPACITY}=N"

@@ -47,7 +47,8 @@ class _PairsRunner(PartsRunner):
     def __init__(self, session: Context, chosen: Any) -> None:
         super().__init__(session, chosen)
         logits = next(tensor for tensor in self.graph.output_tensors() if tensor.name == "logits")
-        count, problem = dim_size(logits.dims[-1], {}), session.option("problem_type")
+        count = dim_size(logits.dims[-1], {})
+        problem = session.option("problem_type")
         self.names = class_names(session.option("labels"), count, problem)
 
     def class_number(self, name: str) -> int:

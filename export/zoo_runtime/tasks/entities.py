@@ -154,7 +154,8 @@ class TokenClassification(TextRunner):
 
     def _words_result(self, item: Text, chances: Array) -> dict[str, Any]:
         """Return the classes of words, each that of its first token, and the entities that they make up."""
-        names, firsts = class_names(self.session.option("labels"), chances.shape[-1], self.problem), dict[int, int]()
+        names = class_names(self.session.option("labels"), chances.shape[-1], self.problem)
+        firsts = dict[int, int]()
         assert item.encoding is not None
         for place, owner in enumerate(places_in_words(item.words, item.encoding.offsets)):
             if owner is not None:
@@ -165,7 +166,8 @@ class TokenClassification(TextRunner):
         result = {"tokens": len(item.ids), "words": words}
         if self.scheme is None:
             return result
-        pieces, start = list[_Piece](), 0
+        pieces = list[_Piece]()
+        start = 0
         for word in words:
             stop = start + len(word["word"])
             pieces.append(_Piece(word["label"] or "O", word["probability"] or 0.0, start, stop))

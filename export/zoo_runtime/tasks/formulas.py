@@ -66,7 +66,8 @@ def token_classes(runner: Any, item: Any, result: Result, model: Model) -> Expec
     name, scores = _scores(runner, model(runner.feed([item]))["logits"][0, : len(item.ids)])
     if "entities" in result:
         return _entities(runner, item, result["entities"], scores)
-    parts, names = result["classes"], runner.session.option("labels")
+    parts = result["classes"]
+    names = runner.session.option("labels")
     expected: Expected = {"tokens": Same([part["token"] for part in parts], item.ids)}
     if runner.problem != "single_label_classification":
         return expected | {name: Numbers([part.get(name) for part in parts], scores)}
@@ -84,9 +85,12 @@ def _entities(runner: Any, item: Any, entities: Any, scores: Array) -> Expected:
     same tag. All other tokens have an ignored label. Of the classes that are thus possible for a token, the likeliest
     must be the likeliest of all.
     """
-    names, offsets = runner.session.option("labels"), item.encoding.offsets
+    names = runner.session.option("labels")
+    offsets = item.encoding.offsets
     places = [place for place, special in enumerate(item.encoding.special_tokens_mask) if not special]
-    owners, members, previous = dict[int, int](), [], ""
+    owners = dict[int, int]()
+    members = []
+    previous = ""
     for number, entity in enumerate(entities):
         inside = [at for at in places if entity["start"] <= offsets[at][0] and offsets[at][1] <= entity["end"]]
         owners |= dict.fromkeys(inside, number)
@@ -118,7 +122,8 @@ def masks(runner: Any, item: Any, result: Result, model: Model) -> Expected:
     """For each mask, the probabilities of the listed tokens, and those of the likeliest ones, in order."""
     logits = model(runner.feed([item]))["logits"][0]
     places = [place for place, token in enumerate(item.ids) if token == runner.target]
-    chances, listed = _softmax(logits[places]), result["masks"]
+    chances = _softmax(logits[places])
+    listed = result["masks"]
     tokens = np.array([[choice["token"] for choice in choices] for choices in listed])
     reported = [[choice["probability"] for choice in choices] for choices in listed]
     count = min(runner.chosen.top_k, chances.shape[-1])
@@ -186,9 +191,12 @@ def spans(runner: Any, item: Any, result: Result, model: Model) -> Expected:
     A text has the sum of its candidates, the likeliest spans of each window. Spans nearly as likely as the last
     candidate may be among them or not, which bounds the sum.
     """
-    least, most, none = defaultdict[str, float](float), defaultdict[str, float](float), 1.0
+    least = defaultdict[str, float](float)
+    most = defaultdict[str, float](float)
+    none = 1.0
     for window in item.rows:
-        outputs, places = model(runner.feed([window])), [0, *window.context]
+        outputs = model(runner.feed([window]))
+        places = [0, *window.context]
         first, last = (_softmax(outputs[f"{name}_logits"][0, places]) for name in ("start", "end"))
         none = min(none, first[0] * last[0])
         scores = {
@@ -262,7 +270,8 @@ def vector_features(runner: Any, item: Any, result: Result, model: Model) -> Exp
 
 def greedy(runner: Any, item: Any, result: Result, model: Model) -> Expected:
     """The likeliest tokens, and their text. The model reads the prompt and all generated tokens in one pass."""
-    prompt, ids = runner.prompt(item), result["generated_ids"]
+    prompt = runner.prompt(item)
+    ids = result["generated_ids"]
     whole = [*prompt, *ids[:-1]]
     if len(runner.session.graphs) == 1:
         feeds = runner.feed([Tokens(item.number, whole)])
@@ -273,7 +282,8 @@ def greedy(runner: Any, item: Any, result: Result, model: Model) -> Expected:
 
 def transcript(runner: Any, item: Any, result: Result, model: Model) -> Expected:
     """The language, the likeliest tokens, and their text."""
-    speech, expected = runner.speech, Expected()
+    speech = runner.speech
+    expected = Expected()
     if speech.detects:
         codes, tokens = zip(*speech.languages.items(), strict=True)
         first = model(_with_target(runner, item, [speech.start]))["logits"][0, 0]

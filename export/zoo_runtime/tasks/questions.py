@@ -84,7 +84,8 @@ class QuestionAnswering(PartsRunner):
 
     def __init__(self, session: Context, chosen: QuestionOptions) -> None:
         super().__init__(session, chosen)
-        positions, limit = session.option("max_seq_len"), chosen.max_seq_len
+        positions = session.option("max_seq_len")
+        limit = chosen.max_seq_len
         if limit is not None and positions is not None and limit > positions:
             raise UsageError(f"max_seq_len {limit} exceeds the model's {positions} positions", session.path)
         default = trained_length(session.stored) or LONGEST_WINDOW
@@ -111,7 +112,10 @@ class QuestionAnswering(PartsRunner):
         except ValueError as error:
             remedy = "shorten the question, or set max_seq_len or stride"
             raise ArtifactError(str(error), where, remedy) from error
-        ids, types, offsets, words = encoded.ids, encoded.type_ids, encoded.offsets, encoded.word_ids
+        ids = encoded.ids
+        types = encoded.type_ids
+        offsets = encoded.offsets
+        words = encoded.word_ids
         windows = tuple(
             Window(
                 number,
@@ -131,7 +135,8 @@ class QuestionAnswering(PartsRunner):
         return [self._answers(item, rows) for item, rows in zip(items, self.compute_rows(items), strict=True)]
 
     def _answers(self, item: Any, outputs: Sequence[Any]) -> Any:
-        options, none = self.chosen, 1.0
+        options = self.chosen
+        none = 1.0
         by_text: dict[str, dict[str, Any]] = {}
         for window, row in zip(item.rows, outputs, strict=True):
             start, end = (row[name][: len(window.ids)] for name in self.needs)

@@ -88,7 +88,8 @@ class Languages:
             raise UsageError("source is a special token, but these are disabled", session.path, "leave out one of them")
         vocabulary = session.tokenizer.backend.get_vocab(with_added_tokens=True)
         self.known = {text: token for text, token in vocabulary.items() if _LANGUAGE.fullmatch(text)}
-        self.source, self.target = self._token(session, chosen.source), self._token(session, chosen.target)
+        self.source = self._token(session, chosen.source)
+        self.target = self._token(session, chosen.target)
 
     def _token(self, session: Context, name: str | None) -> int | None:
         if name is None:
@@ -104,7 +105,8 @@ class Languages:
 
     def _places(self, encoding: Any) -> list[int]:
         """Return the places of the languages that the tokenizer put around a text."""
-        special, tokens = encoding.special_tokens_mask, set(self.known.values())
+        special = encoding.special_tokens_mask
+        tokens = set(self.known.values())
         return [place for place, token in enumerate(encoding.ids) if special[place] and token in tokens]
 
     def put(self, item: Tokens) -> Tokens:

@@ -70,7 +70,8 @@ def entities_of(tags: Sequence[str], scheme: Scheme) -> list[Entity]:
     parts = [(tag[0], tag[2:]) for tag in ("O", *tags, "O")]
     if scheme == "BILOU":
         parts = [({"L": "E", "U": "S"}.get(prefix, prefix), label) for prefix, label in parts]
-    entities, first = list[Entity](), None
+    entities = list[Entity]()
+    first = None
     for place, ((before, last), (prefix, label)) in enumerate(pairwise(parts)):
         is_same = last == label
         if first is not None and not _continues(scheme, before, prefix, is_same):

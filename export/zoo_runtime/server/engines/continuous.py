@@ -71,7 +71,8 @@ class RowEngine(Engine):
 
     def __init__(self, session: Session, limit: int, prefix_bytes: int = 0) -> None:
         super().__init__(f"rows of {session.path.name}", limit)
-        self.session, self.sizes = session, serving_sizes(session)
+        self.session = session
+        self.sizes = serving_sizes(session)
         self.rows = session.open_rows()
         self.rows.warm()
         self.prefixes = Prefixes(self.rows, prefix_bytes) if prefix_bytes else None
@@ -184,7 +185,8 @@ class RowEngine(Engine):
 
     def _append(self, place: int, text: _Text, token: int) -> None:
         """Add a token to a text, and deliver what is new."""
-        row, growing = text.row, text.growing
+        row = text.row
+        growing = text.growing
         if row.open:
             row.append(token)
         if row.open:

@@ -53,7 +53,8 @@ class Prefixes:
             raise UsageError(
                 f"prefixes cannot be kept for rows on {rows.device}", None, "leave out --prefix-cache-bytes"
             )
-        self.rows, self.limit = rows, limit
+        self.rows = rows
+        self.limit = limit
         self.used = 0
         """Bytes of the arrays."""
         self.reused = 0
@@ -109,7 +110,8 @@ class Prefixes:
 
     def _known(self, prompt: Sequence[int]) -> Iterator[_Key]:
         """Yield the keys of the kept chunks with which a prompt begins."""
-        size, number = self.rows.chunk, _ROOT
+        size = self.rows.chunk
+        number = _ROOT
         for start in range(0, len(prompt) - size, size):
             key = (number, _packed(prompt[start : start + size]))
             if key not in self._chunks:

@@ -28,7 +28,8 @@ class QueueEngine(Engine):
 
     def __init__(self, session: Session, limit: int) -> None:
         super().__init__(f"queue of {session.path.name}", limit)
-        self._session, self._batches = session, Batches(session)
+        self._session = session
+        self._batches = Batches(session)
         self._current: list[Work] = []
 
     @property

@@ -33,7 +33,8 @@ def make_app(service: Service, api_keys: Sequence[str] = (), origins: Sequence[s
         api_keys: keys of which requests must have one as a bearer token, if there are any, except those of operators.
         origins: origins of pages in browsers that may use the server; ``*`` for all.
     """
-    metrics, keys = Metrics(service.models), [key.encode() for key in api_keys]
+    metrics = Metrics(service.models)
+    keys = [key.encode() for key in api_keys]
     protocols = (OpenAI(service), Inference(service), Operator(service, metrics))
     operations = [operation for protocol in protocols for operation in protocol.operations()]
     operations.append(document_operation(operations))

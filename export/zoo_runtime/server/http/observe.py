@@ -126,7 +126,8 @@ class Observed:
     """
 
     def __init__(self, app: ASGIApp, metrics: Metrics, routes: Sequence[str]) -> None:
-        self.app, self.metrics = app, metrics
+        self.app = app
+        self.metrics = metrics
         self.routes = {path for path in routes if "{" not in path}
         self.patterns = [(path, compile_path(path)[0]) for path in routes if "{" in path]
 
@@ -136,8 +137,10 @@ class Observed:
             return
         facts: dict[str, Any] = {}
         held: list[Served] = []
-        scope[FACTS], scope[HELD] = facts, held
-        begun, status = time.monotonic(), 500
+        scope[FACTS] = facts
+        scope[HELD] = held
+        begun = time.monotonic()
+        status = 500
 
         async def observing(message: Message) -> None:
             nonlocal status

@@ -22,7 +22,8 @@ class Operator:
     """
 
     def __init__(self, service: Service, metrics: Metrics) -> None:
-        self.service, self.metrics = service, metrics
+        self.service = service
+        self.metrics = metrics
 
     def operations(self) -> list[Operation]:
         """Return the routes."""

@@ -29,13 +29,16 @@ class Origins:
     """
 
     def __init__(self, app: ASGIApp, allowed: Sequence[str], errors: Callable[[str], Failed]) -> None:
-        self.app, self.allowed, self.errors = app, allowed, errors
+        self.app = app
+        self.allowed = allowed
+        self.errors = errors
         self.sharing = CORSMiddleware(
             app, allow_origins=allowed, allow_methods=("GET", "POST"), allow_headers=("*",), expose_headers=_EXPOSED
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        app, origin = self.app, dict(scope["headers"]).get(b"origin")
+        app = self.app
+        origin = dict(scope["headers"]).get(b"origin")
         if origin is not None:
             is_allowed = "*" in self.allowed or origin.decode("latin-1") in self.allowed
             app = self.sharing if is_allowed else self._refusal(scope["path"])

@@ -63,7 +63,8 @@ class Events:
     """
 
     def __init__(self, mailbox: Mailbox) -> None:
-        self._mailbox, self._loop = mailbox, asyncio.get_running_loop()
+        self._mailbox = mailbox
+        self._loop = asyncio.get_running_loop()
         self._queue = asyncio.Queue[tuple[int, Event]]()
 
     def deliver(self, index: int) -> Callable[[Event], None]:

@@ -168,7 +168,8 @@ def _record(session: Session, maps: Sequence[AttentionMap]) -> AttentionRecord:
 
 def attention_maps(result: Mapping[str, Any], axis: FindAxis) -> list[AttentionMap]:
     """Group the weights of a result by layer. ``axis`` is called with a name, a place and a size."""
-    weights, vectors = result["attentions"], result.get("vectors", {})
+    weights = result["attentions"]
+    vectors = result.get("vectors", {})
     heads: dict[str, list[int]] = {}
     for name in weights:
         layer, _, head = name.rpartition(".")

@@ -82,7 +82,8 @@ class SoundAttentions(Runner[Heard]):
             ids = [int(token) for token in text]
         else:
             raise ArtifactError(f"expected a text or token ids, got {type(text).__name__}", where)
-        target, longest = [*item.ids, *ids], int(self.session.option("max_seq_len"))
+        target = [*item.ids, *ids]
+        longest = int(self.session.option("max_seq_len"))
         if len(target) > longest:
             raise ArtifactError(f"{len(target)} tokens, with the prompt, exceed the model's {longest}", where)
         vocabulary = int(self.session.option("vocab_size"))
@@ -213,7 +214,8 @@ def _cropped(item: AttentionMap, sound: AttentionAxis, heard: AttentionAxis) -> 
     """Leave out the queries in the silence."""
     if item.queries is not sound or heard is sound:
         return item
-    count, vectors = len(heard.labels), item.vectors
+    count = len(heard.labels)
+    vectors = item.vectors
     if vectors is not None:
         vectors = replace(
             vectors,

@@ -232,7 +232,8 @@ class Attentions(TextRunner):
 
     def _along(self, result: Mapping[str, Any], name: str, axis: int) -> Sequence[Any]:
         """Label the positions along an axis: tokens by their texts, preceding non-token positions by numbers."""
-        size, kind = np.shape(result["attentions"][name])[axis], self.tokens_along(name, axis)
+        size = np.shape(result["attentions"][name])[axis]
+        kind = self.tokens_along(name, axis)
         texts = result.get({"source": "texts", "target": "target_texts"}.get(str(kind), ""), [None])
         pieces = [] if texts[0] is None else texts
         return [*range(size - len(pieces)), *pieces]

@@ -106,7 +106,8 @@ class Augment(TextRunner):
 
     def read(self, value: Any, number: int) -> Maskable:
         """Convert an input to token ids, and find the replaceable ones."""
-        item, where = super().read(value, number), f"input {number}"
+        item = super().read(value, number)
+        where = f"input {number}"
         if self.mask in item.ids:
             raise ArtifactError("already contains a mask", where, "fill it first, with the task fill-mask")
         encoded = item.encoding
@@ -187,7 +188,8 @@ class _Draft:
     """A variant in progress, whose masks are filled one by one."""
 
     def __init__(self, item: Maskable, mask: int, options: AugmentOptions, variant: int) -> None:
-        self.item, self.ids = item, list(item.ids)
+        self.item = item
+        self.ids = list(item.ids)
         self.random = np.random.default_rng((options.seed, item.number, variant))
         self.places = sorted(_choose(item.words, options.fraction, self.random))
         self.changes: list[dict[str, Any]] = []

@@ -42,7 +42,8 @@ class Drafting:
     """
 
     def __init__(self, task: GenerationTask) -> None:
-        self.task, self.drafter = task, None
+        self.task = task
+        self.drafter = None
         self.count = task.chosen.prompt_lookup or task.chosen.draft_tokens
         if task.chosen.draft is not None:
             session = internals(task.session).draft(task.chosen.draft)

@@ -140,7 +140,8 @@ class Generate(TextRunner):
         for prompt in items:
             item, reader = self.drafting.open(prompt)
             text = self.open_text(item) if self.chosen.stop else None
-            row, counts = self.open_row(item, text), Counts()
+            row = self.open_row(item, text)
+            counts = Counts()
             for _ in self.drafting.steps(item, reader, row, counts):
                 pass
             result = self.result(item, row.ids, row.finish, text, row.ranks)

@@ -166,7 +166,8 @@ class SpeechRecognition(Generate):
         """Encode sounds, and detect the languages that are neither chosen nor detected yet."""
         stepper = self.session.stepper(self.feed(items))
         if self.speech.detects and not all(isinstance(item, Sound) and item.has_language for item in items):
-            codes, tokens = [*self.speech.languages], [*self.speech.languages.values()]
+            codes = [*self.speech.languages]
+            tokens = [*self.speech.languages.values()]
             first = np.full((len(items), 1), self.speech.start, np.int64)
             best = stepper.step(first)[:, tokens].argmax(-1)
             stepper.roll_back(1)
@@ -194,7 +195,9 @@ class SpeechRecognition(Generate):
     def _timed(self, items: Sequence[Tokens], times: Timestamps) -> list[Any]:
         """Answer sounds with segments. All sounds that are not finished advance by a window at a time."""
         waiting = {place: item for place, item in enumerate(items) if isinstance(item, Sound)}
-        starts, results, segments = [0] * len(items), [[] for _ in items], [[] for _ in items]  # type: ignore[var-annotated]
+        starts = [0] * len(items)
+        results: list[list[Any]] = [[] for _ in items]
+        segments: list[list[Any]] = [[] for _ in items]
         while waiting:
             rows = [
                 replace(item, samples=item.samples[starts[place] : starts[place] + self.longest])
@@ -285,5 +288,6 @@ class SpeechRecognition(Generate):
     def show(self, answers: Sequence[Answer]) -> Iterator[str]:
         """Yield the texts, without the space that begins a text after a prompt."""
         for answer in answers:
-            text, ids = answer.result["generated"], answer.result["generated_ids"]
+            text = answer.result["generated"]
+            ids = answer.result["generated_ids"]
             yield printable(text.lstrip(" ") if text is not None else ",".join(map(str, ids)))

@@ -63,7 +63,8 @@ class GraphRunner(Runner[_Feeds]):
 
     def __init__(self, served: Served, graph: Graph) -> None:
         super().__init__(served.session, None)
-        self.graph, self.served = graph, served
+        self.graph = graph
+        self.served = served
         self.plugin = served.session.stored.spec.plugin
 
     def read(self, value: Mapping[str, Array], number: int = 1) -> _Feeds:
@@ -117,7 +118,8 @@ class GraphRunner(Runner[_Feeds]):
                 raise _wrong(f"{name} must have the shape {list(tensor.shape(sizes))}, not {list(array.shape)}")
             if tensor.upper is not None and array.size and not 0 <= array.min() <= array.max() < tensor.upper:
                 raise _wrong(f"{name} must have integers from 0 to {tensor.upper - 1}")
-        positions, ids = self.served.positions, token_input(self.graph)
+        positions = self.served.positions
+        ids = token_input(self.graph)
         length = arrays[ids].shape[1] if ids is not None and arrays[ids].ndim == 2 else 0
         past = sizes.get(self.graph.past_length or "", 0)
         if positions is not None and length + past > positions:

@@ -116,7 +116,8 @@ class Inference:
 
         Raises :class:`RequestError` if there is no such graph or version.
         """
-        name, version = request.path_params["name"], request.path_params.get("version", "1")
+        name = request.path_params["name"]
+        version = request.path_params.get("version", "1")
         found = {known: served.name for served in self.service.models.values() for known in graph_names(served)}
         if name not in found:
             raise RequestError(404, f"no model {name!r:.100}: {nearest(name[:100], found)}", "model_not_found")

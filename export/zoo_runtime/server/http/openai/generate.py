@@ -110,7 +110,8 @@ class _Streamed:
     done: list[bool] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.tokens, self.done = [0] * len(self.works), [False] * len(self.works)
+        self.tokens = [0] * len(self.works)
+        self.done = [False] * len(self.works)
         self.facts["tokens"] = 0
 
     async def respond(self, request: Request, *, wants_usage: bool) -> Response:
@@ -145,7 +146,8 @@ class _Streamed:
             except (RequestError, TimeoutError) as error:
                 late = RequestError(504, f"no answer within {seconds:g} s", "timeout")
                 failure = error if isinstance(error, RequestError) else late
-                self.done, self.facts["status"] = [True], failure.status
+                self.done = [True]
+                self.facts["status"] = failure.status
                 yield sent(failure.body)
                 return
             if wants_usage:

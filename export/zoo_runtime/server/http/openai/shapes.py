@@ -69,7 +69,8 @@ class Answer:
         return {"id": f"{prefix}-{self.id}", "object": kind, "created": self.created, "model": self.model}
 
     def _choice(self, index: int, result: Mapping[str, Any]) -> dict[str, Any]:
-        text, reason = result["generated"] or "", _REASONS[result["finish_reason"]]
+        text = result["generated"] or ""
+        reason = _REASONS[result["finish_reason"]]
         content: dict[str, Any] = {"text": text}
         if self.is_chat:
             content = {"message": {"role": "assistant", "content": text, "refusal": None}}
