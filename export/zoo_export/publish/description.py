@@ -20,7 +20,7 @@ from zoo_runtime.onnx_runtime.executor import LOGITS_TO_KEEP
 from zoo_runtime.running.runner import Runner
 from zoo_runtime.running.text_runner import TextRunner
 from zoo_runtime.tasks.classification import problem_type
-from zoo_runtime.tasks.generate.tasks import Generate
+from zoo_runtime.tasks.generate.base import Generate
 from zoo_runtime.tasks.generate.vocabulary import vocabulary_of
 from zoo_runtime.tasks.images import ImageRunner
 from zoo_runtime.tasks.text import Embed, mask_token

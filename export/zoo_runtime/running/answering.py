@@ -20,7 +20,7 @@ from zoo_runtime.running.context import Internals
 from zoo_runtime.running.inputs import Answer
 from zoo_runtime.running.opened import OpenExport
 from zoo_runtime.running.runner import Runner
-from zoo_runtime.serving.rows import sizes_of_session
+from zoo_runtime.serving.sizes import sizes_of_session
 
 __all__ = ["Answering", "blame_runner", "fixed_batch"]
 

@@ -48,7 +48,8 @@ from zoo_runtime.running.opening import open_stepper
 from zoo_runtime.running.runner import Runner
 from zoo_runtime.serving.executor import ServingExecutor
 from zoo_runtime.serving.names import CAPACITY
-from zoo_runtime.serving.rows import Rows, sizes_of_session
+from zoo_runtime.serving.rows import Rows
+from zoo_runtime.serving.sizes import sizes_of_session
 
 if TYPE_CHECKING:
     import torch

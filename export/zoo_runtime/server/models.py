@@ -24,7 +24,7 @@ from zoo_runtime.server.engines.prefixes import Prefixes
 from zoo_runtime.server.engines.queued import QueueEngine
 from zoo_runtime.server.engines.work import Engine
 from zoo_runtime.server.errors import RequestError, as_request_error
-from zoo_runtime.tasks.generate.tasks import Generate
+from zoo_runtime.tasks.generate.base import Generate
 
 __all__ = ["Changes", "ModelSettings", "Models", "Place", "Served", "find_model"]
 

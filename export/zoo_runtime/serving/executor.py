@@ -15,7 +15,8 @@ from zoo.probe.inputs import Feeds
 from zoo.probe.pipeline import Arrays, token_input, typed_feeds
 from zoo_runtime.onnx_runtime.ort import ort
 from zoo_runtime.onnx_runtime.values import run_session
-from zoo_runtime.serving.rows import Rows, check_shapes, fit, sizes_of_session
+from zoo_runtime.serving.rows import Rows
+from zoo_runtime.serving.sizes import check_shapes, fit, sizes_of_session
 
 __all__ = ["ServingExecutor"]
 

@@ -21,7 +21,7 @@ from zoo_export.trace import cache
 from zoo_export.trace.make import Options, make_graphs
 from zoo_runtime.onnx_runtime.providers import open_session
 from zoo_runtime.serving.names import NEW_LENGTHS, PAST_LENGTHS
-from zoo_runtime.serving.rows import sizes_of_session
+from zoo_runtime.serving.sizes import sizes_of_session
 
 Exported = Callable[..., Path]
 Zoo = Callable[..., Any]

@@ -22,7 +22,8 @@ from zoo_runtime.running.runner import Runner
 from zoo_runtime.running.session import Session
 from zoo_runtime.server.engines.prefixes import Prefixes
 from zoo_runtime.server.engines.work import Engine, Event, Work, as_error, last_event
-from zoo_runtime.tasks.generate.tasks import Continue, Generate, Translate
+from zoo_runtime.tasks.generate.base import Generate
+from zoo_runtime.tasks.generate.tasks import Continue, Translate
 
 __all__ = ["RowEngine", "batches_rows"]
 

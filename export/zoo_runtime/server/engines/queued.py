@@ -11,7 +11,7 @@ from zoo.errors import ArtifactError, PluginError, ZooError
 from zoo_runtime.running.session import Session
 from zoo_runtime.server.engines.batches import MOST, Batches
 from zoo_runtime.server.engines.work import Engine, Event, Work, as_error, last_event
-from zoo_runtime.tasks.generate.tasks import Generate
+from zoo_runtime.tasks.generate.base import Generate
 
 __all__ = ["QueueEngine"]
 

@@ -23,7 +23,7 @@ from zoo_runtime.generation.timestamps import Segment, Timestamps
 from zoo_runtime.running.context import Context
 from zoo_runtime.running.inputs import Answer
 from zoo_runtime.running.text_runner import Tokens, chosen_adapters
-from zoo_runtime.tasks.generate.tasks import Generate
+from zoo_runtime.tasks.generate.base import Generate
 from zoo_runtime.tasks.speech.prompt import SpeechPrompt
 
 __all__ = ["Sound", "SpeechOptions", "SpeechRecognition"]
