@@ -26,7 +26,7 @@ from zoo.checkpoints.source import Checkpoint
 from zoo.errors import ArtifactError
 from zoo.reading import parse_toml, read_bytes
 from zoo.tokenizers.train import Lines, train_tokenizer
-from zoo_runtime.server.models import Place
+from zoo_runtime.server.models import ModelPlace
 
 __all__ = ["exported_build", "exported_model", "exported_with", "one_thread"]
 
@@ -262,7 +262,7 @@ def test_link_to_a_device_in_place_of_a_manifest(exported_model: Exported, tmp_p
     model = Path(shutil.copytree(exported_model("gpt-tiny"), tmp_path / "model"))
     (model / "manifest.json").unlink()
     (model / "manifest.json").symlink_to("/dev/zero")
-    assert Place("model", model).version == ""
+    assert ModelPlace("model", model).version == ""
 
 
 def test_arrays_of_a_small_file(tmp_path: Path) -> None:

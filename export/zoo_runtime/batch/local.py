@@ -37,13 +37,13 @@ def run(plan: Plan, shards: Sequence[Shard], workers: int | None) -> Iterator[Do
     cores = allowed_cores() or system.usable_cores()
     waiting = deque(sorted(shards, key=lambda shard: -shard.size))
     deaths: Counter[str] = Counter()
-    events: queue.Queue[tuple[_Worker, str | None]] = queue.Queue()
+    events: queue.Queue[tuple[_LocalWorker, str | None]] = queue.Queue()
     count = min(workers or max(1, cores // plan.threads), len(shards))
-    living: set[_Worker] = set()
+    living: set[_LocalWorker] = set()
     try:
         while waiting or any(worker.shard is not None for worker in living):
             while len(waiting) > sum(worker.shard is None for worker in living) and len(living) < count:
-                living.add(_Worker(plan, events))
+                living.add(_LocalWorker(plan, events))
             for worker in living:
                 if worker.shard is None and waiting:
                     worker.give(waiting.popleft())
@@ -85,13 +85,13 @@ def outcome(answer: dict[str, Any]) -> Done:
     return Done.from_dict(answer["done"])
 
 
-class _Worker:
+class _LocalWorker:
     """A process, and the shard that it is running.
 
     It has a session of its own, so that an interrupt from the keyboard reaches this process alone, which ends it.
     """
 
-    def __init__(self, plan: Plan, events: queue.Queue[tuple[_Worker, str | None]]) -> None:
+    def __init__(self, plan: Plan, events: queue.Queue[tuple[_LocalWorker, str | None]]) -> None:
         self.shard: Shard | None = None
         self._process = subprocess.Popen(
             [*system.interpreter(), "-c", _START, json.dumps(sys.path)],
@@ -105,7 +105,7 @@ class _Worker:
         threading.Thread(target=self._listen, args=(events,), daemon=True).start()
         self._send(plan.to_json())
 
-    def _listen(self, events: queue.Queue[tuple[_Worker, str | None]]) -> None:
+    def _listen(self, events: queue.Queue[tuple[_LocalWorker, str | None]]) -> None:
         assert self._process.stdout is not None
         for line in self._process.stdout:
             if line.endswith("\n"):

@@ -110,7 +110,7 @@ class _Actor:
         return answer_request(plan, request)
 
 
-class _Worker:
+class _RayWorker:
     """An actor, its shard, and the calls that it has not answered."""
 
     def __init__(self, ray: Any, plan: Plan) -> None:
@@ -170,7 +170,7 @@ class _Cluster:
         self._deaths: Counter[str] = Counter()
         self._unanswered = 0.0
         """Seconds since any worker answered a call."""
-        self._workers: list[_Worker] = []
+        self._workers: list[_RayWorker] = []
         self._servers = [child for child in psutil.Process().children() if child.name() in _SERVERS]
         """Processes of a cluster that was started here. Soon after one has ended, Ray ends this process."""
         room = self._room()
@@ -202,7 +202,7 @@ class _Cluster:
     def _distribute(self) -> None:
         idle = [worker for worker in self._workers if worker.shard is None]
         for _ in range(min(len(self._waiting) - len(idle), self._count - len(self._workers))):
-            self._workers.append(_Worker(self._ray, self._plan))
+            self._workers.append(_RayWorker(self._ray, self._plan))
         for worker in self._workers:
             if worker.shard is None and worker.has_started and self._waiting:
                 worker.give(self._text, self._waiting.popleft())
@@ -240,7 +240,7 @@ class _Cluster:
                 worker.shard = None
                 yield outcome(answer)
 
-    def _bury(self, worker: _Worker, error: BaseException) -> Iterator[Done]:
+    def _bury(self, worker: _RayWorker, error: BaseException) -> Iterator[Done]:
         """Have the shard of an actor that died run again, unless too many have died on it."""
         self._workers.remove(worker)
         worker.end()

@@ -16,7 +16,15 @@ from zoo.errors import UsageError, ZooError
 if TYPE_CHECKING:
     from zoo_runtime import Answer, Runner, Session
 
-__all__ = ["Report", "described", "open_stream", "print_answers", "print_stream", "show_counts", "stdout_to_stderr"]
+__all__ = [
+    "AnswerCounts",
+    "described",
+    "open_stream",
+    "print_answers",
+    "print_stream",
+    "show_counts",
+    "stdout_to_stderr",
+]
 
 Item = TypeVar("Item")
 _NUMBER = re.compile(r"\d[\d,.]*")
@@ -24,7 +32,7 @@ _SHOWN = 3
 """Errors that differ in numbers only, of which each has a warning."""
 
 
-class Report:
+class AnswerCounts:
     """Counts answers and collects their errors, printing warnings of them unless ``quiet``.
 
     Of the errors that differ in numbers only, the first three have a warning each, and the others one together.

@@ -16,7 +16,7 @@ from zoo.cli.report import emit_json
 from zoo.errors import ArtifactError, UsageError
 from zoo.reading import read_text
 from zoo.tables import PARQUET
-from zoo_runtime.cli.answers import Report, described, open_stream, print_answers, print_stream, show_counts
+from zoo_runtime.cli.answers import AnswerCounts, described, open_stream, print_answers, print_stream, show_counts
 from zoo_runtime.cli.batches import check_batch, run_batches
 from zoo_runtime.cli.figures import AnswerFigure
 from zoo_runtime.cli.flags import BatchFlags, InputFlags, OutputFlags, TaskFlags, take
@@ -190,7 +190,7 @@ def _run_inputs(
         if (pieces := _stream(session, runner, values, outputs, inputs, alone=alone)) is not None:
             print_stream(session, runner, inputs.texts[0], pieces)
             return
-        report = Report(quiet=len(values) == 1)
+        report = AnswerCounts(quiet=len(values) == 1)
         done = results.done if results is not None else set()
         earlier = len(done)
         written = 0

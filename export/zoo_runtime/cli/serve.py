@@ -60,8 +60,8 @@ def command(context: click.Context, /, directories: tuple[Path, ...], config: Pa
     """
     try:
         from zoo_runtime.server.http.observe import log_to
-        from zoo_runtime.server.http.service import Limits
-        from zoo_runtime.server.models import ModelSettings, Place
+        from zoo_runtime.server.http.service import RequestLimits
+        from zoo_runtime.server.models import ModelPlace, ModelSettings
         from zoo_runtime.server.run import serve
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] not in _PACKAGES:
@@ -73,18 +73,18 @@ def command(context: click.Context, /, directories: tuple[Path, ...], config: Pa
         raise UsageError("no models are given", None, "name their directories, or a file with --config")
     stated_flags = {name: value for name, value in flags.items() if _is_given(context, name)}
 
-    def read() -> tuple[ServeConfig, list[Place]]:
+    def read() -> tuple[ServeConfig, list[ModelPlace]]:
         """Read the configuration anew."""
         stated, models = ({}, {}) if config is None else read_config(config)
         settings = ServeConfig.from_dict(stated | stated_flags, config)
         if directories:
             options = settings.options()
-            return settings, [Place(folder.resolve().name, folder, options) for folder in directories]
+            return settings, [ModelPlace(folder.resolve().name, folder, options) for folder in directories]
         if not models:
             raise UsageError("no models are given", config, "write [models.NAME] tables")
         overrides = {name: value for name, value in stated_flags.items() if name in OPTIONS}
         return settings, [
-            Place(name, Path(model.path), settings.options(model) | overrides) for name, model in models.items()
+            ModelPlace(name, Path(model.path), settings.options(model) | overrides) for name, model in models.items()
         ]  # fmt: skip
 
     settings, _ = read()
@@ -100,7 +100,7 @@ def command(context: click.Context, /, directories: tuple[Path, ...], config: Pa
         api_keys=keys,
         origins=settings.cors_origins,
         drain_seconds=settings.drain_seconds,
-        limits=Limits(body=settings.max_body, tokens=settings.max_tokens, seconds=settings.timeout),
+        limits=RequestLimits(body=settings.max_body, tokens=settings.max_tokens, seconds=settings.timeout),
         logs_texts=settings.log_texts,
         settings=ModelSettings(queue=settings.queue, prefix_bytes=settings.prefix_cache_bytes),
     )

@@ -56,7 +56,7 @@ def search_beams(
         choose: provides the options and the penalties.
     """
     beams = choose.options.num_beams
-    live = [_Search(row, choose) for row in rows]
+    live = [_BeamSearch(row, choose) for row in rows]
     logits = np.repeat(stepper.step(ids, mask), beams, axis=0)
     stepper.take(np.repeat(np.arange(len(rows)), beams))
     while True:
@@ -70,7 +70,7 @@ def search_beams(
         logits = stepper.step(np.array([token for search in live for token in search.last])[:, None])
 
 
-class _Search:
+class _BeamSearch:
     """The beams of one row."""
 
     def __init__(self, row: Continuation, choose: Choices) -> None:

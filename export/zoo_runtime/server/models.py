@@ -20,13 +20,13 @@ from zoo.tokenizers.tokenizer import model_tokenizer
 from zoo_runtime.running.runner import Runner
 from zoo_runtime.running.session import Session, load_session
 from zoo_runtime.server.engines.continuous import RowEngine, batches_rows
-from zoo_runtime.server.engines.prefixes import Prefixes
+from zoo_runtime.server.engines.prefixes import PrefixCache
 from zoo_runtime.server.engines.queued import QueueEngine
-from zoo_runtime.server.engines.work import Engine
+from zoo_runtime.server.engines.work import ModelEngine
 from zoo_runtime.server.errors import RequestError, as_request_error
 from zoo_runtime.tasks.generate.base import Generate
 
-__all__ = ["Changes", "ModelSettings", "Models", "Place", "Served", "find_model"]
+__all__ = ["ModelChanges", "ModelPlace", "ModelSettings", "Served", "ServedModels", "find_model"]
 
 _GENERATION = ("text-generation", "text2text-generation")
 _EMBEDDING = "sentence-embedding"
@@ -35,7 +35,7 @@ _RUNNERS = 64
 
 
 @dataclass(frozen=True)
-class Place:
+class ModelPlace:
     """A model to serve.
 
     Args:
@@ -61,7 +61,7 @@ class Place:
         return digest.hexdigest()
 
 
-class Models(Mapping[str, "Served"]):
+class ServedModels(Mapping[str, "Served"]):
     """Open models by name, which can be exchanged while they answer requests.
 
     A request holds its model. One that is exchanged or no longer served is closed once no request holds it.
@@ -91,7 +91,7 @@ class Models(Mapping[str, "Served"]):
             pass  # exchanged since it was found
         return served
 
-    def replace(self, places: Sequence[Place]) -> Changes:
+    def replace(self, places: Sequence[ModelPlace]) -> ModelChanges:
         """Serve these models instead of the present ones. Those that have not changed stay open.
 
         New models are opened first: if one cannot be opened, all stays as it was.
@@ -122,7 +122,7 @@ class Models(Mapping[str, "Served"]):
         for name, served in before.items():
             if models.get(name) is not served:
                 served.retire()
-        return Changes(
+        return ModelChanges(
             loaded=[served.name for served in opened if served.name not in before],
             exchanged=[served.name for served in opened if served.name in before],
             unloaded=[name for name in before if name not in models],
@@ -137,7 +137,7 @@ class Models(Mapping[str, "Served"]):
 
 
 @dataclass(frozen=True)
-class Changes:
+class ModelChanges:
     """Names of models that have changed."""
 
     loaded: Sequence[str]
@@ -163,7 +163,7 @@ class Served:
         settings: settings of all models.
     """
 
-    def __init__(self, place: Place, settings: ModelSettings) -> None:
+    def __init__(self, place: ModelPlace, settings: ModelSettings) -> None:
         self.place = place
         self.name = place.name
         self.version = place.version
@@ -199,7 +199,7 @@ class Served:
             engine.start()
 
     @property
-    def prefixes(self) -> Prefixes | None:
+    def prefixes(self) -> PrefixCache | None:
         """Common beginnings of prompts, if they are kept."""
         return self._rows.prefixes if self._rows is not None else None
 
@@ -253,11 +253,11 @@ class Served:
         return min((limit for limit in limits if limit is not None), default=None)
 
     @property
-    def engines(self) -> list[Engine]:
+    def engines(self) -> list[ModelEngine]:
         """The engines of the model."""
         return [engine for engine in (self._rows, self._queue) if engine is not None]
 
-    def engine(self, runner: Runner[Any]) -> Engine:
+    def engine(self, runner: Runner[Any]) -> ModelEngine:
         """Return the engine for the inputs of a runner."""
         return self._rows if self._rows is not None and batches_rows(runner) else self._queue
 

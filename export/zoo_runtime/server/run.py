@@ -14,8 +14,8 @@ from zoo.errors import UsageError, ZooError
 from zoo_runtime.server.http.app import make_app
 from zoo_runtime.server.http.connections import Connection
 from zoo_runtime.server.http.observe import log
-from zoo_runtime.server.http.service import Limits, Service
-from zoo_runtime.server.models import Models, ModelSettings, Place
+from zoo_runtime.server.http.service import RequestLimits, Service
+from zoo_runtime.server.models import ModelPlace, ModelSettings, ServedModels
 
 __all__ = ["serve"]
 
@@ -25,14 +25,14 @@ _LAST_SECONDS = 2
 
 
 def serve(
-    places: Callable[[], Sequence[Place]],
+    places: Callable[[], Sequence[ModelPlace]],
     *,
     host: str,
     port: int,
     api_keys: Sequence[str],
     origins: Sequence[str],
     drain_seconds: int,
-    limits: Limits,
+    limits: RequestLimits,
     logs_texts: bool,
     settings: ModelSettings,
 ) -> None:
@@ -56,7 +56,7 @@ def serve(
         ZooError: a model cannot be opened.
     """
     listener = _listen(host, port)
-    models = Models(settings)
+    models = ServedModels(settings)
     try:
         models.replace(places())
     except ZooError:
@@ -96,7 +96,7 @@ class _Server(uvicorn.Server):
         config: uvicorn.Config,
         url: str,
         service: Service,
-        places: Callable[[], Sequence[Place]],
+        places: Callable[[], Sequence[ModelPlace]],
         drain_seconds: int,
     ) -> None:
         super().__init__(config)

@@ -19,7 +19,7 @@ from zoo_runtime.onnx_runtime.stopping import running
 from zoo_runtime.onnx_runtime.values import element_type, to_array, to_value
 from zoo_runtime.serving.names import NEW_LENGTHS, PAST_LENGTHS
 
-__all__ = ["Array", "Buffer", "Call"]
+__all__ = ["Array", "BoundCall", "Buffer"]
 
 
 class Buffer:
@@ -71,7 +71,7 @@ class Buffer:
         return self.device, 0, element_type(self.dtype), shape, self.value.data_ptr() + first * size
 
 
-class Call:
+class BoundCall:
     """A graph for some consecutive rows, with all its inputs and outputs bound to buffers.
 
     Args:

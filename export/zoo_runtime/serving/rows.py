@@ -17,7 +17,7 @@ from zoo.errors import ArtifactError, UsageError
 from zoo.probe.pipeline import token_input
 from zoo_runtime.onnx_runtime.ort import ort
 from zoo_runtime.onnx_runtime.providers import device_of
-from zoo_runtime.serving.buffers import Buffer, Call
+from zoo_runtime.serving.buffers import BoundCall, Buffer
 from zoo_runtime.serving.capture import run_options
 from zoo_runtime.serving.names import CAPACITY
 from zoo_runtime.serving.sizes import check_shapes, fit, sizes_of_session
@@ -98,9 +98,11 @@ class Rows:
         }
         """Inputs that stay the same while a row grows, such as the keys and values of its source."""
         shared = {**self._pasts, **self.constants}
-        self._step = Call(step, graph, ids, self.count, 1, shared, dtype, run_options(self.device, recorded=True))
+        self._step = BoundCall(step, graph, ids, self.count, 1, shared, dtype, run_options(self.device, recorded=True))
         chunk = sizes["sequence"]
-        self._prefill = Call(prefill, graph, ids, 1, chunk, shared, dtype, run_options(self.device, recorded=False))
+        self._prefill = BoundCall(
+            prefill, graph, ids, 1, chunk, shared, dtype, run_options(self.device, recorded=False)
+        )
         if self.device == "cuda":
             # A first call, which may run twice while it is recorded, leaves the states as they are.
             self._step(0, self.lengths, {})
@@ -256,7 +258,7 @@ class Rows:
                 waiting[row] = tokens
         parts: dict[int, list[Array]] = {row: [] for row in waiting}
 
-        def read(call: Call, first: int, counts: Mapping[int, int]) -> None:
+        def read(call: BoundCall, first: int, counts: Mapping[int, int]) -> None:
             logits = call(first, self.lengths, {row: waiting[row][:count] for row, count in counts.items()})
             for row, count in counts.items():
                 row_logits = logits[row - first, :count]

@@ -21,7 +21,7 @@ from zoo_runtime.running.text_runner import Tokens
 from zoo_runtime.tasks.parts import Parts, PartsRunner
 from zoo_runtime.tasks.spans import best_spans
 
-__all__ = ["Question", "QuestionAnswering", "QuestionOptions", "Window"]
+__all__ = ["ContextWindow", "Question", "QuestionAnswering", "QuestionOptions"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +50,7 @@ class QuestionOptions(Settings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Window(Tokens):
+class ContextWindow(Tokens):
     """A question with a part of the context."""
 
     context: Sequence[int]
@@ -117,7 +117,7 @@ class QuestionAnswering(PartsRunner):
         offsets = encoded.offsets
         words = encoded.word_ids
         windows = tuple(
-            Window(
+            ContextWindow(
                 number,
                 [ids[place] for place in part.places],
                 types=[types[place] for place in part.places],
@@ -157,7 +157,7 @@ class QuestionAnswering(PartsRunner):
         answers.sort(key=lambda answer: -answer["score"])
         return {"tokens": item.tokens, "answers": answers[: options.top_k]}
 
-    def characters(self, item: Question, window: Window, first: int, last: int) -> tuple[int, int]:
+    def characters(self, item: Question, window: ContextWindow, first: int, last: int) -> tuple[int, int]:
         """Return the first character of a span of tokens and the one after its last."""
         words = window.words[first], window.words[last]
         if self.chosen.align_to_words and None not in words:

@@ -35,8 +35,8 @@ from zoo_runtime.files.rows import read_rows as rows_of
 from zoo_runtime.files.vectors import search_vectors
 from zoo_runtime.server.config import read_config
 from zoo_runtime.server.http.app import make_app
-from zoo_runtime.server.http.service import Limits, Service
-from zoo_runtime.server.models import Models, ModelSettings, Place
+from zoo_runtime.server.http.service import RequestLimits, Service
+from zoo_runtime.server.models import ModelPlace, ModelSettings, ServedModels
 
 _ANSWER = 400_000
 """Largest response of the server in bytes."""
@@ -164,9 +164,9 @@ class _Server:
     """The application of ``zoo serve``, called in this process."""
 
     def __init__(self) -> None:
-        models = Models(ModelSettings())
-        models.replace([Place("model", Path("model"), {"threads": 1})])
-        self._app = make_app(Service(models, Limits(tokens=8, seconds=20.0)))
+        models = ServedModels(ModelSettings())
+        models.replace([ModelPlace("model", Path("model"), {"threads": 1})])
+        self._app = make_app(Service(models, RequestLimits(tokens=8, seconds=20.0)))
         self._runner = asyncio.Runner()
 
     def post(self, path: str, body: bytes) -> httpx.Response:

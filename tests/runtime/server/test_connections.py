@@ -18,8 +18,8 @@ import uvicorn
 from tests.runtime.server.conftest import SECONDS, Server
 from zoo_runtime.server.http.app import make_app
 from zoo_runtime.server.http.connections import Connection
-from zoo_runtime.server.http.service import Limits, Service
-from zoo_runtime.server.models import Models, ModelSettings, Place
+from zoo_runtime.server.http.service import RequestLimits, Service
+from zoo_runtime.server.models import ModelPlace, ModelSettings, ServedModels
 
 COMPLETIONS = "/v1/completions"
 HEAD = f"POST {COMPLETIONS} HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\n".encode()
@@ -33,15 +33,15 @@ class Impatient(Connection):
 
 
 @pytest.fixture(scope="module")
-def models(writer: Path) -> Iterator[Models]:
-    opened = Models(ModelSettings())
-    opened.replace([Place("writer", writer, {"unverified": True, "threads": 1})])
+def models(writer: Path) -> Iterator[ServedModels]:
+    opened = ServedModels(ModelSettings())
+    opened.replace([ModelPlace("writer", writer, {"unverified": True, "threads": 1})])
     yield opened
     opened.close()
 
 
 @contextmanager
-def listening(models: Models, limits: Limits) -> Iterator[tuple[str, int]]:
+def listening(models: ServedModels, limits: RequestLimits) -> Iterator[tuple[str, int]]:
     """Run a server in this process, with short limits for connections."""
     app = make_app(Service(models, limits))
     server = uvicorn.Server(uvicorn.Config(app, http=Impatient, ws="none", lifespan="off", log_config=None))
@@ -57,8 +57,8 @@ def listening(models: Models, limits: Limits) -> Iterator[tuple[str, int]]:
 
 
 @pytest.fixture(scope="module")
-def address(models: Models) -> Iterator[tuple[str, int]]:
-    with listening(models, Limits(body_seconds=0.5)) as found:
+def address(models: ServedModels) -> Iterator[tuple[str, int]]:
+    with listening(models, RequestLimits(body_seconds=0.5)) as found:
         yield found
 
 
@@ -139,9 +139,9 @@ def test_reader_that_does_not_read_is_disconnected(address: tuple[str, int]) -> 
         assert not everything(raw).endswith(b"0\r\n\r\n")  # what the system had taken, without an end
 
 
-def test_answer_that_is_not_read_within_the_time_limit(models: Models) -> None:
+def test_answer_that_is_not_read_within_the_time_limit(models: ServedModels) -> None:
     """Its status tells that the time was over, not that the client left."""
-    with listening(models, Limits(seconds=0.5)) as address, connected(address, receive_bytes=2048) as raw:
+    with listening(models, RequestLimits(seconds=0.5)) as address, connected(address, receive_bytes=2048) as raw:
         long_stream(raw)
         wait_for(address, f'zoo_requests_total{{route="{COMPLETIONS}",status="504"}} 1.0')
         wait_for(address, 'zoo_running{model="writer"} 0.0')

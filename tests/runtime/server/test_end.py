@@ -15,8 +15,8 @@ import pytest
 
 from tests.runtime.server.conftest import SECONDS, serving
 from zoo_runtime.server import run
-from zoo_runtime.server.http.service import Limits
-from zoo_runtime.server.models import ModelSettings, Place
+from zoo_runtime.server.http.service import RequestLimits
+from zoo_runtime.server.models import ModelPlace, ModelSettings
 
 
 def test_sigterm_drains(writer: Path) -> None:
@@ -62,7 +62,7 @@ def test_requests_that_do_not_end_in_time(writer: Path) -> None:
 
 def test_signal_before_the_first_request(writer: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that comes after the models are open, and before the server handles signals, is not lost."""
-    place = Place("writer", writer, {"unverified": True, "threads": 1})
+    place = ModelPlace("writer", writer, {"unverified": True, "threads": 1})
     original = asyncio.run
 
     def late(coroutine: Any) -> Any:
@@ -74,7 +74,7 @@ def test_signal_before_the_first_request(writer: Path, monkeypatch: pytest.Monke
     again.start()
     before = signal.getsignal(signal.SIGTERM)
     run.serve(
-        lambda: [place], host="127.0.0.1", port=0, api_keys=(), origins=(), drain_seconds=1, limits=Limits(),
+        lambda: [place], host="127.0.0.1", port=0, api_keys=(), origins=(), drain_seconds=1, limits=RequestLimits(),
         logs_texts=False, settings=ModelSettings(),
     )  # fmt: skip
     assert again.is_alive()

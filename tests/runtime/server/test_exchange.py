@@ -21,7 +21,7 @@ from zoo_export.export import export_graphs_only
 from zoo_export.trace.make import Options
 from zoo_runtime import load_session
 from zoo_runtime.server.errors import RequestError
-from zoo_runtime.server.models import Models, ModelSettings, Place
+from zoo_runtime.server.models import ModelPlace, ModelSettings, ServedModels
 
 Exported = Callable[..., Path]
 OPTIONS = {"unverified": True, "threads": 1}
@@ -37,18 +37,18 @@ def other(exported_build: Exported) -> Path:
 
 def test_a_held_model_stays_open(writer: Path, other: Path) -> None:
     """Until it is released; what is asked for by its name meanwhile is the new one."""
-    models = Models(ModelSettings())
+    models = ServedModels(ModelSettings())
     try:
-        models.replace([Place("a", writer, OPTIONS)])
+        models.replace([ModelPlace("a", writer, OPTIONS)])
         first = models.hold("a")
-        changes = models.replace([Place("a", other, OPTIONS), Place("b", writer, OPTIONS)])
+        changes = models.replace([ModelPlace("a", other, OPTIONS), ModelPlace("b", writer, OPTIONS)])
         assert (changes.loaded, changes.exchanged, changes.unloaded) == (["b"], ["a"], [])
         second = models.hold("a")
         assert second is not first
         assert first.is_alive
-        assert not models.replace([Place("a", other, OPTIONS), Place("b", writer, OPTIONS)]).exchanged
+        assert not models.replace([ModelPlace("a", other, OPTIONS), ModelPlace("b", writer, OPTIONS)]).exchanged
         with pytest.raises(ZooError):
-            models.replace([Place("c", writer, OPTIONS), Place("a", writer / "absent", OPTIONS)])
+            models.replace([ModelPlace("c", writer, OPTIONS), ModelPlace("a", writer / "absent", OPTIONS)])
         assert list(models) == ["a", "b"]
         assert models["a"] is second
         ends = [thread for thread in threading.enumerate() if thread.name == "end of a"]
@@ -160,16 +160,16 @@ def test_changed_weights_are_noticed(writer: Path, tmp_path: Path) -> None:
     """The manifest alone does not show them."""
     folder = tmp_path / "copy"
     shutil.copytree(writer, folder)
-    models = Models(ModelSettings())
+    models = ServedModels(ModelSettings())
     try:
-        models.replace([Place("a", folder, OPTIONS)])
-        assert not models.replace([Place("a", folder, OPTIONS)]).exchanged
+        models.replace([ModelPlace("a", folder, OPTIONS)])
+        assert not models.replace([ModelPlace("a", folder, OPTIONS)]).exchanged
         data = bytearray((folder / "model.safetensors").read_bytes())
         data[-1] ^= 1
         (folder / "model.safetensors").unlink()
         (folder / "model.safetensors").write_bytes(data)
         with pytest.raises(ZooError, match="SHA-256"):
-            models.replace([Place("a", folder, OPTIONS)])
+            models.replace([ModelPlace("a", folder, OPTIONS)])
         assert models["a"].is_alive
     finally:
         models.close()

@@ -19,7 +19,7 @@ from zoo_runtime import load_session
 from zoo_runtime.running.session import Session
 from zoo_runtime.server.http.inference.graphs import GraphRunner
 from zoo_runtime.server.http.inference.tensors import RequestTensor, decode, encode
-from zoo_runtime.server.models import ModelSettings, Place, Served
+from zoo_runtime.server.models import ModelPlace, ModelSettings, Served
 
 Exported = Callable[..., Path]
 Arrays = Mapping[str, np.ndarray[Any, Any]]
@@ -281,7 +281,7 @@ def test_datatypes_survive_both_forms(datatype: str, values: list[Any]) -> None:
 def test_graphs_need_no_options_of_a_task(exported_copy: Exported) -> None:
     """Zero-shot classification needs labels, and tensors do not."""
     folder = exported_copy("clip-tiny")
-    served = Served(Place("clip", folder, {"unverified": True}), ModelSettings())
+    served = Served(ModelPlace("clip", folder, {"unverified": True}), ModelSettings())
     try:
         for graph in served.session.graphs:
             GraphRunner(served, graph)

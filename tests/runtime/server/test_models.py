@@ -12,12 +12,12 @@ import pytest
 
 from tests.runtime.server.conftest import SECONDS, serving
 from zoo.errors import UsageError
-from zoo_runtime.server.models import ModelSettings, Place, Served
+from zoo_runtime.server.models import ModelPlace, ModelSettings, Served
 
 
 def test_model_is_not_locked_while_a_constraint_is_compiled(translator: Path) -> None:
     """The event loop holds and releases models."""
-    served = Served(Place("t5", translator, {"unverified": True}), ModelSettings())
+    served = Served(ModelPlace("t5", translator, {"unverified": True}), ModelSettings())
     grammar = "start: A\nA: " + " & ".join(f"/(a|b)*a(a|b){{{count}}}/" for count in range(10, 22))
     refusals: list[UsageError] = []
 

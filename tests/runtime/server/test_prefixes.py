@@ -19,7 +19,7 @@ from zoo_export.trace.make import Options
 from zoo_runtime import load_session
 from zoo_runtime.running.session import Session
 from zoo_runtime.server.engines.continuous import RowEngine
-from zoo_runtime.server.engines.prefixes import Prefixes
+from zoo_runtime.server.engines.prefixes import PrefixCache
 
 Exported = Callable[..., Path]
 CHUNK = 7
@@ -86,7 +86,7 @@ def test_answers_of_other_models_do_not_depend_on_the_cache(exported_build: Expo
         check_law(session, 150, 32)
 
 
-def read(session: Session, prefixes: Prefixes, row: int, prompt: list[int]) -> tuple[int, Any]:
+def read(session: Session, prefixes: PrefixCache, row: int, prompt: list[int]) -> tuple[int, Any]:
     """Read a prompt in a row as the engine does; return the number of tokens reused, and the row's contents."""
     rows = prefixes.rows
     rows.start(row)
@@ -105,8 +105,8 @@ def read(session: Session, prefixes: Prefixes, row: int, prompt: list[int]) -> t
 def test_restored_rows_have_the_same_bits(session: Session) -> None:
     """The past of a row that was restored equals that of one which has read all, whatever lay in the row before."""
     tokens = np.random.default_rng(0).integers(1, 250, 60).tolist()
-    prefixes = Prefixes(session.open_rows(), 2**30)
-    plain = Prefixes(session.open_rows(), 1)
+    prefixes = PrefixCache(session.open_rows(), 2**30)
+    plain = PrefixCache(session.open_rows(), 1)
     read(session, prefixes, 1, [*range(1, 80)])
     for length, reused in ((60, 0), (60, 56), (59, 56), (57, 56), (56, 49), (8, 7), (7, 0), (1, 0)):
         known, contents = read(session, prefixes, 1, tokens[:length])
@@ -121,7 +121,7 @@ def test_least_recently_used_make_room(session: Session) -> None:
     """Chunks leave from the end of the text that was used least recently, and never before those that follow them."""
     first, second, third = ([base] * (CHUNK * 3) + [1] for base in (5, 6, 7))
     rows = session.open_rows()
-    prefixes = Prefixes(rows, 2**30)
+    prefixes = PrefixCache(rows, 2**30)
     read(session, prefixes, 0, first)
     prefixes.limit = 2 * prefixes.used  # for two prompts
     read(session, prefixes, 0, second)

@@ -20,8 +20,8 @@ from zoo_runtime.generation.text import GrowingText
 from zoo_runtime.running.opening import encode_rows, serving_sizes
 from zoo_runtime.running.runner import Runner
 from zoo_runtime.running.session import Session
-from zoo_runtime.server.engines.prefixes import Prefixes
-from zoo_runtime.server.engines.work import Engine, Event, Work, as_error, last_event
+from zoo_runtime.server.engines.prefixes import PrefixCache
+from zoo_runtime.server.engines.work import Event, ModelEngine, Work, as_error, last_event
 from zoo_runtime.tasks.generate.base import Generate
 from zoo_runtime.tasks.generate.tasks import Continue, Translate
 
@@ -42,7 +42,7 @@ def batches_rows(runner: Runner[Any]) -> bool:
 
 
 @dataclass(eq=False)
-class _Text:
+class _RowText:
     """A text in a row."""
 
     work: Work
@@ -55,7 +55,7 @@ class _Text:
     """Number of tokens at the last event."""
 
 
-class RowEngine(Engine):
+class RowEngine(ModelEngine):
     """Generates texts in the rows of an export for serving.
 
     Each step reads chunks of some prompts, one row at a time, and then one token of every other row in one call. There
@@ -76,9 +76,9 @@ class RowEngine(Engine):
         self.sizes = serving_sizes(session)
         self.rows = session.open_rows()
         self.rows.warm()
-        self.prefixes = Prefixes(self.rows, prefix_bytes) if prefix_bytes else None
+        self.prefixes = PrefixCache(self.rows, prefix_bytes) if prefix_bytes else None
         """Common beginnings of prompts, if they are kept."""
-        self._texts: dict[int, _Text] = {}
+        self._texts: dict[int, _RowText] = {}
         self.steps = 0
         """Number of steps so far."""
 
@@ -127,7 +127,7 @@ class RowEngine(Engine):
         self.rows.start(place, constants)
         prompt = list(runner.prompt(work.item))
         cached = 0 if self.prefixes is None else self.prefixes.start(place, prompt)
-        self._texts[place] = _Text(work, runner, row, growing, prompt[cached:])
+        self._texts[place] = _RowText(work, runner, row, growing, prompt[cached:])
 
     def _step(self) -> None:
         for place in [place for place, text in self._texts.items() if text.work.cancelled]:
@@ -184,7 +184,7 @@ class RowEngine(Engine):
             except Exception as error:
                 self._leave(place, Event(error=as_error(error)))
 
-    def _append(self, place: int, text: _Text, token: int) -> None:
+    def _append(self, place: int, text: _RowText, token: int) -> None:
         """Add a token to a text, and deliver what is new."""
         row = text.row
         growing = text.growing

@@ -19,7 +19,7 @@ from zoo.arrays import Array
 from zoo.errors import UsageError
 from zoo_runtime.serving.rows import Rows
 
-__all__ = ["Prefixes"]
+__all__ = ["PrefixCache"]
 
 _Key = tuple[int, bytes]
 """Number of the preceding chunk, and the tokens of this one."""
@@ -37,7 +37,7 @@ class _Chunk:
         return sum(array.nbytes for array in self.arrays)
 
 
-class Prefixes:
+class PrefixCache:
     """Whole chunks of prompts, of which the least recently used make room for new ones.
 
     Args:

@@ -10,13 +10,13 @@ from zoo import plugins
 from zoo.errors import ArtifactError, PluginError, ZooError
 from zoo_runtime.running.session import Session
 from zoo_runtime.server.engines.batches import MOST, Batches
-from zoo_runtime.server.engines.work import Engine, Event, Work, as_error, last_event
+from zoo_runtime.server.engines.work import Event, ModelEngine, Work, as_error, last_event
 from zoo_runtime.tasks.generate.base import Generate
 
 __all__ = ["QueueEngine"]
 
 
-class QueueEngine(Engine):
+class QueueEngine(ModelEngine):
     """Answers one input at a time, with those that wait and can be answered together with it.
 
     No input waits for others to come: while a batch is computed, the next one gathers.

@@ -13,7 +13,7 @@ from typing import Any
 from zoo.errors import PluginError, ZooError
 from zoo_runtime.running.runner import Runner
 
-__all__ = ["Engine", "Event", "FullError", "Work", "as_error", "last_event"]
+__all__ = ["Event", "FullError", "ModelEngine", "Work", "as_error", "last_event"]
 
 
 class FullError(Exception):
@@ -72,7 +72,7 @@ class Work:
         self.cancelled = True
 
 
-class Engine(ABC):
+class ModelEngine(ABC):
     """Answers inputs in a thread of its own, in the order in which they came.
 
     Args:

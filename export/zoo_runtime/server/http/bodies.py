@@ -11,7 +11,7 @@ from pydantic_core import ErrorDetails
 
 from zoo_runtime.server.errors import RequestError
 
-__all__ = ["UNSUPPORTED", "Body", "Part", "parse_object"]
+__all__ = ["UNSUPPORTED", "Body", "BodyPart", "parse_object"]
 
 _CODES = {"missing": "missing_field", "extra_forbidden": "unknown_field"}
 UNSUPPORTED = "Not supported"
@@ -33,7 +33,7 @@ def parse_object(data: bytes) -> dict[str, Any]:
     return value
 
 
-class Part(BaseModel):
+class BodyPart(BaseModel):
     """An object in a body. Unknown fields and conversions between types are errors."""
 
     model_config = ConfigDict(
@@ -51,7 +51,7 @@ class Part(BaseModel):
         return value
 
 
-class Body(Part):
+class Body(BodyPart):
     """The fields of a request. A field that is null is not set."""
 
     @classmethod

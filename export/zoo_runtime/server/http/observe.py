@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from zoo_runtime.server.models import Served
 
-__all__ = ["FACTS", "HELD", "LEFT", "Lines", "Metrics", "Observed", "log", "log_to"]
+__all__ = ["FACTS", "HELD", "LEFT", "JsonLines", "Metrics", "Observed", "log", "log_to"]
 
 FACTS = "zoo.facts"
 """Key of the scope of a request, for what its handler adds to the log."""
@@ -35,7 +35,7 @@ def log(event: str, **facts: Any) -> None:
     _LOGGER.info(event, extra={"facts": facts})
 
 
-class Lines(logging.Formatter):
+class JsonLines(logging.Formatter):
     """Formats a record as one line of JSON. Messages of exceptions are left out, since they could have texts."""
 
     def format(self, record: logging.LogRecord) -> str:
@@ -53,7 +53,7 @@ def log_to(stream: TextIO) -> None:
     asyncio also warns of each write to a client that has left.
     """
     handler = logging.StreamHandler(stream)
-    handler.setFormatter(Lines())
+    handler.setFormatter(JsonLines())
     for name, level in (
         ("zoo.server", logging.INFO),
         ("uvicorn.error", logging.WARNING),

@@ -18,9 +18,9 @@ from zoo_runtime.server.errors import RequestError, server_error
 from zoo_runtime.server.http.bodies import Body
 from zoo_runtime.server.http.observe import FACTS, HELD
 from zoo_runtime.server.http.responses import Events, Mailbox, while_connected
-from zoo_runtime.server.models import Models, Served
+from zoo_runtime.server.models import Served, ServedModels
 
-__all__ = ["Limits", "Service", "content_type"]
+__all__ = ["RequestLimits", "Service", "content_type"]
 
 B = TypeVar("B", bound=Body)
 _LONG = 2**16
@@ -28,7 +28,7 @@ _LONG = 2**16
 
 
 @dataclass(frozen=True, kw_only=True)
-class Limits:
+class RequestLimits:
     """Limits of a request."""
 
     body: int = 4 * 2**20
@@ -55,8 +55,8 @@ def content_type(request: Request) -> str:
 class Service:
     """The open models, the limits of a request, what is logged of it, and the requests that wait for results."""
 
-    models: Models
-    limits: Limits
+    models: ServedModels
+    limits: RequestLimits
     mailbox: Mailbox = field(default_factory=Mailbox)
     logs_texts: bool = False
     """Whether the log has the texts of requests and answers."""

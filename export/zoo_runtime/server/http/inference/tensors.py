@@ -12,7 +12,7 @@ from zoo.arrays import Array
 from zoo.contract import TensorSpec
 from zoo.probe.dtypes import BFLOAT16, dtype_of
 from zoo_runtime.server.errors import RequestError
-from zoo_runtime.server.http.bodies import Body, Part
+from zoo_runtime.server.http.bodies import Body, BodyPart
 from zoo_runtime.server.http.encoding import encode_json
 
 __all__ = ["Array", "InferBody", "RequestTensor", "datatype_of", "decode", "encode", "tensor_dtype"]
@@ -24,14 +24,14 @@ _KINDS = {"BOOL": "b", "INT8": "iu", "INT32": "iu", "INT64": "iu"}
 """Kinds of numbers in JSON that a datatype can have; floating-point ones can have any but booleans."""
 
 
-class InputParameters(Part):
+class InputParameters(BodyPart):
     """Parameters of an input."""
 
     binary_data_size: Natural | None = None
     """Number of bytes of the tensor after the JSON, in place of ``data``."""
 
 
-class RequestTensor(Part):
+class RequestTensor(BodyPart):
     """An input."""
 
     name: str
@@ -47,21 +47,21 @@ class RequestTensor(Part):
         return self.parameters.binary_data_size if self.parameters is not None else None
 
 
-class OutputParameters(Part):
+class OutputParameters(BodyPart):
     """Parameters of an output."""
 
     binary_data: bool | None = None
     """Return the tensor as bytes after the JSON."""
 
 
-class RequestOutput(Part):
+class RequestOutput(BodyPart):
     """An output to return."""
 
     name: str
     parameters: OutputParameters | None = None
 
 
-class InferParameters(Part):
+class InferParameters(BodyPart):
     """Parameters of a request."""
 
     binary_data_output: bool = False

@@ -16,7 +16,7 @@ from zoo_runtime.running.inputs import Pair, are_ids, is_pair
 from zoo_runtime.running.runner import Runner
 from zoo_runtime.running.text_runner import TextRunner
 from zoo_runtime.server.errors import RequestError
-from zoo_runtime.server.http.bodies import Body, Part
+from zoo_runtime.server.http.bodies import Body, BodyPart
 from zoo_runtime.tasks.speech.recognition import SpeechRecognition
 
 __all__ = ["Chat", "Completion", "Embeddings", "GenerationBody", "Message", "TaskInputs", "task_input"]
@@ -58,7 +58,7 @@ class ModelBody(Body):
     """Ignored."""
 
 
-class StreamOptions(Part):
+class StreamOptions(BodyPart):
     """Options of a stream."""
 
     include_usage: bool = False
@@ -67,19 +67,19 @@ class StreamOptions(Part):
     """Ignored."""
 
 
-class PlainText(Part):
+class PlainText(BodyPart):
     """The text is free."""
 
     type: Literal["text"]
 
 
-class JsonObject(Part):
+class JsonObject(BodyPart):
     """The text is a JSON object."""
 
     type: Literal["json_object"]
 
 
-class NamedSchema(Part):
+class NamedSchema(BodyPart):
     """A JSON schema."""
 
     schema_: dict[str, Any] = Field(alias="schema")
@@ -91,7 +91,7 @@ class NamedSchema(Part):
     """Ignored: texts always match the schema."""
 
 
-class JsonSchema(Part):
+class JsonSchema(BodyPart):
     """The text matches a JSON schema."""
 
     type: Literal["json_schema"]
@@ -220,14 +220,14 @@ class Completion(GenerationBody):
         return _inputs(self.prompt)
 
 
-class TextPart(Part):
+class TextPart(BodyPart):
     """A part of a message."""
 
     type: Literal["text"]
     text: str
 
 
-class Message(Part):
+class Message(BodyPart):
     """A message of a chat. The model's chat template may read further fields."""
 
     model_config = ConfigDict(extra="allow")
@@ -283,13 +283,13 @@ class Embeddings(ModelBody):
         return _inputs(self.input)
 
 
-class PairInput(Part):
+class PairInput(BodyPart):
     """Two texts, or two lists of token ids."""
 
     pair: list[Any]
 
 
-class FileInput(Part):
+class FileInput(BodyPart):
     """The content of a file: an image or a sound."""
 
     base64: str

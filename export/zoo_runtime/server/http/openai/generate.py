@@ -19,7 +19,7 @@ from zoo_runtime.server.errors import RequestError, as_request_error, server_err
 from zoo_runtime.server.http.encoding import MOST_NUMBERS
 from zoo_runtime.server.http.observe import FACTS, LEFT
 from zoo_runtime.server.http.openai.bodies import Chat, GenerationBody
-from zoo_runtime.server.http.openai.shapes import Answer
+from zoo_runtime.server.http.openai.shapes import AnswerShapes
 from zoo_runtime.server.http.responses import Events, Stream, as_json, as_long_json, sent, while_connected
 from zoo_runtime.server.http.service import Service
 from zoo_runtime.server.models import Served
@@ -79,7 +79,7 @@ async def generate(
     works, prompt_tokens = await run_in_threadpool(prepare)
     facts = request.scope[FACTS]
     facts["prompt_tokens"] = prompt_tokens
-    answer = Answer(served.name, isinstance(body, Chat), served.token_bytes)
+    answer = AnswerShapes(served.name, isinstance(body, Chat), served.token_bytes)
     service.note_texts(request, output=answer.texts)
     served.engine(works[0].runner).submit(works)
     if body.stream:
@@ -100,7 +100,7 @@ class _Streamed:
     service: Service
     works: Sequence[Work]
     events: Events
-    answer: Answer
+    answer: AnswerShapes
     begun: float
     end: float
     """The time at which the request fails."""

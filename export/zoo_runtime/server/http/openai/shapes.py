@@ -12,13 +12,13 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["Answer", "embeddings_answer"]
+__all__ = ["AnswerShapes", "embeddings_answer"]
 
 _REASONS = {"end": "stop", "stop": "stop", "complete": "stop", "length": "length"}
 
 
 @dataclass
-class Answer:
+class AnswerShapes:
     """The shapes of one answer: whole, or in chunks.
 
     Args:
