@@ -17,7 +17,7 @@ import transformers
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 import zoo as library
-from zoo.checkpoints.importing import find_layout
+from zoo.checkpoints.configuration import find_layout
 from zoo.errors import UsageError, ZooError
 from zoo.tokenizers.given import given_tokenizer, write_given
 from zoo.tokenizers.load import parse_tokenizer, read_tokenizer, tokenizer_json

@@ -48,7 +48,7 @@ from transformers import (
 import zoo as library
 from zoo import plugins
 from zoo.checkpoints import Checkpoint, Exact, export_checkpoint, import_checkpoint
-from zoo.checkpoints.importing import find_layout, read_configuration
+from zoo.checkpoints.configuration import find_layout, read_configuration
 from zoo.errors import ArtifactError, UsageError
 from zoo.models.count import parameter_count
 from zoo.registry import config_class

@@ -12,7 +12,7 @@ import pytest
 from transformers import AutoConfig, AutoModel
 
 from zoo.checkpoints import Checkpoint, import_checkpoint
-from zoo.checkpoints.importing import find_layout
+from zoo.checkpoints.configuration import find_layout
 from zoo.checkpoints.layout import INERT, INERT_AT
 from zoo.errors import UsageError
 

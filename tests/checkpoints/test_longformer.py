@@ -14,7 +14,7 @@ from torch.testing import assert_close
 
 import zoo as library
 from zoo.checkpoints import Checkpoint, export_checkpoint, import_checkpoint
-from zoo.checkpoints.importing import read_configuration
+from zoo.checkpoints.configuration import read_configuration
 from zoo.checkpoints.original import Exact
 from zoo.errors import UsageError
 from zoo.registry import registry

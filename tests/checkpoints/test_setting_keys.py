@@ -16,7 +16,7 @@ from transformers.models.auto import tokenization_auto
 
 from tests.conftest import ROOT
 from zoo import plugins
-from zoo.checkpoints.importing import find_layout
+from zoo.checkpoints.configuration import find_layout
 from zoo.tokenizers.classes import CLASSES, GENERIC, class_of
 from zoo.tokenizers.declared import ROLES
 from zoo.tokenizers.keys import SETTINGS

@@ -29,7 +29,7 @@ from transformers import (
 
 import zoo as library
 from zoo.checkpoints import Checkpoint, Layout, export_checkpoint, import_checkpoint
-from zoo.checkpoints.importing import read_configuration
+from zoo.checkpoints.configuration import read_configuration
 from zoo.errors import ArtifactError, UsageError
 from zoo.nn import sinusoids
 from zoo.registry import registry

@@ -19,7 +19,7 @@ from zoo.artifact.card import model_card
 from zoo.artifact.outputs import new_output
 from zoo.artifact.weights import SINGLE, load_json
 from zoo.checkpoints.common import write_common, write_token_files
-from zoo.checkpoints.importing import find_layout, read_configuration
+from zoo.checkpoints.configuration import find_layout, read_configuration
 from zoo.checkpoints.layout import Layout, Place
 from zoo.checkpoints.original import Comparison, compare
 from zoo.checkpoints.reader import TensorReader

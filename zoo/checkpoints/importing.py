@@ -13,52 +13,35 @@ from typing import Any
 import torch
 
 from zoo import plugins
-from zoo.artifact import (
-    CARD,
-    COMPANIONS,
-    GENERATION,
-    PREFIXES,
-    PROMPTS,
-    SENTENCES,
-    TARGET_TOKENIZER,
-    TOKENIZER,
-    TOKENIZER_CONFIG,
-    describe,
-    new_model,
-    write_json,
-)
+from zoo.artifact import CARD, PROMPTS, describe, new_model
 from zoo.artifact.card import model_card
 from zoo.artifact.prefixes import read_prompts
 from zoo.artifact.provenance import Origin, base_name
 from zoo.artifact.weights import DTYPES, dtype_name
 from zoo.checkpoints.answers import AnswerComparison, Answers
-from zoo.checkpoints.common import generation_config, read_common, require_tokens, task_prefixes
+from zoo.checkpoints.common import require_tokens
+from zoo.checkpoints.companions import write_companions
+from zoo.checkpoints.configuration import find_layout, read_configurations
 from zoo.checkpoints.files import require_own_files
 from zoo.checkpoints.layout import Layout
 from zoo.checkpoints.original import Comparison, compare
 from zoo.checkpoints.quantized import require_plain_weights
 from zoo.checkpoints.reader import TensorReader
-from zoo.checkpoints.sentences import encoder_settings, require_supported
+from zoo.checkpoints.sentences import require_supported
 from zoo.checkpoints.source import Checkpoint
 from zoo.checkpoints.tokens import CheckpointTokenizer
-from zoo.classes import ClassifierConfig
 from zoo.config import Config
-from zoo.contract import standard_fields
-from zoo.errors import ArtifactError, PluginError, UsageError, Wording, argument
+from zoo.contract import Architecture
+from zoo.errors import ArtifactError, UsageError, argument
 from zoo.models import create, persist
 from zoo.models.count import parameter_count
 from zoo.models.heads import HeadChange
 from zoo.models.tensors import stored_tensors
 from zoo.plugins import Plugin
-from zoo.reading import read_bytes
-from zoo.registry import ModelSpec, config_class, load_reference
-from zoo.tokenizers.inputs import segments_of
-from zoo.tokenizers.load import write_tokenizer
-from zoo.tokenizers.sentencepiece import MARIAN
+from zoo.registry import ModelSpec, config_class
 from zoo.tokenizers.special import check_ids
-from zoo.tokenizers.surplus import without_tokens
 
-__all__ = ["Imported", "find_layout", "import_checkpoint", "read_configuration"]
+__all__ = ["Imported", "import_checkpoint"]
 
 _MAX_RATIO = 100
 """Parameters of a configuration per element of the files, beyond which the two cannot belong together."""
@@ -135,82 +118,40 @@ def import_checkpoint(
     plugin, becomes, layout = find_layout(model_type, checkpoint.config_file)
     owner, architecture = plugins.active().architecture(becomes)
     cls = config_class(owner, architecture)
-    chosen = cls.parse_settings(settings, "--set")
+    request = _Request(
+        name=base_name(target),
+        importer=plugin,
+        layout=layout,
+        owner=owner,
+        architecture=architecture,
+        config_class=cls,
+        values=cls.parse_settings(settings, "--set"),
+        task=task,
+        dtype=dtype,
+        seed=seed,
+        allow_missing=allow_missing,
+        allow_keys=allow_keys,
+    )
     require_plain_weights(checkpoint, allow_keys)
-
-    def fit(checkpoint: Checkpoint) -> tuple[ModelSpec, Config | None, TensorReader]:
-        """Return the description of the model, its configuration for another task, and the reader of its tensors."""
-        blamed = plugins.blame(plugin, f"cannot import {source.name}", fault=ArtifactError)
-        with blamed, _reading(checkpoint.config_file):
-            config, moved = _configurations(layout, checkpoint, cls, chosen, task, allow_keys)
-        has_tokenizer = CheckpointTokenizer.find(checkpoint, layout) is not None
-        own = ModelSpec(base_name(target), owner, architecture, config, tokenizer="file" if has_tokenizer else None)
-        _check_size(own, checkpoint)
-        require_tokens(checkpoint, config)
-        model = create.build_on_meta(own, dtype or _dtype(checkpoint))
-        return own, moved, TensorReader(own, model, layout, checkpoint, allow_missing, seed=seed)
-
-    own, moved, whole = _without_wrapper(checkpoint, fit)
-    notes = [whole.checkpoint.removed] if whole.checkpoint.removed else []
-    notes += layout.notes(own.config) if layout.notes is not None else []
-    checkpoint, config, original, read = whole.checkpoint, own.config, whole.model, whole
-    if (checkpoint.path / PROMPTS).exists():
-        read_prompts(checkpoint.path / PROMPTS)
-    require_supported(checkpoint, (moved or config).task, is_chosen=task is not None)
-    tokenizer = CheckpointTokenizer.find(checkpoint, layout)
-    if tokenizer is not None and chosen:
-        check_ids(config, tokenizer.backend, tokenizer.path, chosen)
-    spec, model = own, original
-    if moved is not None:
-        spec = replace(own, config=moved)
-        model = create.build_on_meta(spec, read.dtype)
-        read = TensorReader(spec, model, layout, checkpoint, of=whole, seed=seed)
-    head = HeadChange(tuple(read.initialised), read.dropped)
+    fitted = _without_wrapper(checkpoint, request.fit)
+    checkpoint = fitted.reader.checkpoint
+    tokenizer = _checked_tokenizer(checkpoint, request, fitted)
+    spec, reader = _of_task(fitted, layout, seed)
+    head = HeadChange(tuple(reader.initialised), reader.dropped)
     if strict:
         head.require_none(checkpoint.where)
-    description = describe(spec, dtype=dtype_name(read.dtype))
+    description = describe(spec, dtype=dtype_name(reader.dtype))
+    notes = [checkpoint.removed] if checkpoint.removed else []
+    notes += layout.notes(fitted.spec.config) if layout.notes is not None else []
     with new_model(target, description, force=force) as stage:
-        tensors, aliases = stored_tensors(model)
-        digest = persist.write_weights(stage, tensors, read, aliases=aliases, progress=progress)
-        surplus = None
-        if tokenizer is not None:
-            size, segments = standard_fields(config).vocab_size, segments_of(own.graphs[0])
-            surplus = tokenizer.write(stage / TOKENIZER, size, segments=segments, drop_tokens=drop_tokens)
-            if tokenizer.path.name == MARIAN[0]:
-                size = standard_fields(config).target_vocab_size
-                write_tokenizer(tokenizer.path.with_name(MARIAN[1]), stage / TARGET_TOKENIZER, size)
-        for companion in COMPANIONS:
-            if _has(checkpoint, companion):
-                (stage / companion).write_bytes(read_bytes(checkpoint.path / companion))
-        if not (stage / SENTENCES).exists() and (sentences := encoder_settings(checkpoint)[0]):
-            write_json(stage / SENTENCES, sentences)  # from a file of an older name
+        tensors, aliases = stored_tensors(reader.model)
+        digest = persist.write_weights(stage, tensors, reader, aliases=aliases, progress=progress)
+        surplus = write_companions(stage, checkpoint, fitted.spec, tokenizer, drop_tokens=drop_tokens)
         if surplus is not None:
             notes.append(f"without {len(surplus.tokens)} tokens of the tokenizer that the model lacks: {surplus}")
-            for companion in (TOKENIZER_CONFIG, "special_tokens_map.json"):
-                if (stage / companion).exists():
-                    write_json(stage / companion, without_tokens(checkpoint.json(companion), surplus.tokens))
-        if generation := generation_config(checkpoint, config):
-            write_json(stage / GENERATION, generation)
-        if not (stage / PREFIXES).exists() and (prefixes := task_prefixes(checkpoint)):
-            write_json(stage / PREFIXES, prefixes)
         dropped = () if surplus is None else surplus.tokens
-        answers = AnswerComparison(stage, description, own, checkpoint, verify, dropped)
-        answers.compare_tokens()
-        missing = f"{len(whole.initialised)} tensors were missing and initialised" if whole.initialised else None
-        weights = ((name, whole(name)) for name in whole.groups)
-        comparison = compare(
-            weights,
-            own,
-            original,
-            checkpoint,
-            layout,
-            wanted=verify,
-            hindrance=missing,
-            chosen=chosen,
-            then=answers.compare_classes,
-        )
-        if comparison.reason is None:
-            answers.compare_library(original)
+        answers = AnswerComparison(stage, description, fitted.spec, checkpoint, verify, dropped)
+        comparison = _compare(fitted, request, answers, verify)
         origin = Origin(
             kind="imported",
             source=name or base_name(source),
@@ -225,16 +166,103 @@ def import_checkpoint(
             weights=digest,
         )
         description["origin"] = origin.to_dict()
-        (stage / CARD).write_text(
-            model_card(spec, description["dtype"], origin, parameter_count(spec)), encoding="utf-8"
-        )
+        card = model_card(spec, description["dtype"], origin, parameter_count(spec))
+        (stage / CARD).write_text(card, encoding="utf-8")
     return Imported(spec, head, comparison, answers.found, tuple(notes))
 
 
-Fitted = tuple[ModelSpec, Config | None, TensorReader]
+@dataclass(frozen=True)
+class _Fitted:
+    """A checkpoint as a model of zoo, with the checkpoint's own task."""
+
+    spec: ModelSpec
+    other: Config | None
+    """The configuration for another task that the user asks for."""
+    reader: TensorReader
 
 
-def _without_wrapper(checkpoint: Checkpoint, fit: Callable[[Checkpoint], Fitted]) -> Fitted:
+@dataclass(frozen=True, kw_only=True)
+class _Request:
+    """What the user and the files say about an import."""
+
+    name: str
+    """The name of the model."""
+    importer: Plugin
+    layout: Layout
+    owner: Plugin
+    """The plugin of the architecture."""
+    architecture: Architecture
+    config_class: type[Config]
+    values: Mapping[str, Any]
+    """Values of the configuration from the user."""
+    task: str | None
+    dtype: str | torch.dtype | None
+    seed: int
+    allow_missing: Sequence[str]
+    allow_keys: Sequence[str]
+
+    def fit(self, checkpoint: Checkpoint) -> _Fitted:
+        """Read the configuration, and account for every tensor. Raises as :func:`import_checkpoint`."""
+        blamed = plugins.blame(self.importer, f"cannot import {checkpoint.where.name}", fault=ArtifactError)
+        with blamed, _reading(checkpoint.config_file):
+            config, other = read_configurations(
+                self.layout, checkpoint, self.config_class, self.values, self.task, self.allow_keys
+            )
+        tokenizer = "file" if CheckpointTokenizer.find(checkpoint, self.layout) is not None else None
+        spec = ModelSpec(self.name, self.owner, self.architecture, config, tokenizer=tokenizer)
+        _check_size(spec, checkpoint)
+        require_tokens(checkpoint, config)
+        model = create.build_on_meta(spec, self.dtype or _dtype(checkpoint))
+        reader = TensorReader(spec, model, self.layout, checkpoint, self.allow_missing, seed=self.seed)
+        return _Fitted(spec, other, reader)
+
+
+def _checked_tokenizer(checkpoint: Checkpoint, request: _Request, fitted: _Fitted) -> CheckpointTokenizer | None:
+    """Return the tokenizer of a checkpoint, if it has one, after the checks of the files beside it."""
+    if (checkpoint.path / PROMPTS).exists():
+        read_prompts(checkpoint.path / PROMPTS)
+    task = (fitted.other or fitted.spec.config).task
+    require_supported(checkpoint, task, is_chosen=request.task is not None)
+    tokenizer = CheckpointTokenizer.find(checkpoint, request.layout)
+    if tokenizer is not None and request.values:
+        check_ids(fitted.spec.config, tokenizer.backend, tokenizer.path, request.values)
+    return tokenizer
+
+
+def _of_task(fitted: _Fitted, layout: Layout, seed: int) -> tuple[ModelSpec, TensorReader]:
+    """Return the model for the task that the user asks for, and the reader of its tensors."""
+    if fitted.other is None:
+        return fitted.spec, fitted.reader
+    spec = replace(fitted.spec, config=fitted.other)
+    model = create.build_on_meta(spec, fitted.reader.dtype)
+    return spec, TensorReader(spec, model, layout, fitted.reader.checkpoint, of=fitted.reader, seed=seed)
+
+
+def _compare(fitted: _Fitted, request: _Request, answers: AnswerComparison, verify: bool | None) -> Comparison:
+    """Compare tokens, then outputs, then answers with those of the original implementation.
+
+    The model of the checkpoint's own task is compared, because a new head has no original.
+    """
+    answers.compare_tokens()
+    reader = fitted.reader
+    initialised = len(reader.initialised)
+    comparison = compare(
+        ((name, reader(name)) for name in reader.groups),
+        fitted.spec,
+        reader.model,
+        reader.checkpoint,
+        request.layout,
+        wanted=verify,
+        hindrance=f"{initialised} tensors were missing and initialised" if initialised else None,
+        chosen=request.values,
+        then=answers.compare_classes,
+    )
+    if comparison.reason is None:
+        answers.compare_library(reader.model)
+    return comparison
+
+
+def _without_wrapper(checkpoint: Checkpoint, fit: Callable[[Checkpoint], _Fitted]) -> _Fitted:
     """Return the result of ``fit``; if it fails, that without what wrappers add to the names of tensors.
 
     Raises the error without a change of the names if no change fits, or if several do and lead to different models.
@@ -242,16 +270,17 @@ def _without_wrapper(checkpoint: Checkpoint, fit: Callable[[Checkpoint], Fitted]
     try:
         return fit(checkpoint)
     except (ArtifactError, UsageError) as error:
-        found, candidates = [], []
+        fitted: list[_Fitted] = []
+        candidates: list[Checkpoint] = []
         with suppress(ArtifactError):  # the tensors cannot be read
             candidates = list(checkpoint.unwrapped())
         for unwrapped in candidates:
             with suppress(ArtifactError, UsageError):
-                found.append(fit(unwrapped))
-        places = [{ours: place for ours, (_, place) in reader.sources.items()} for *_, reader in found]
-        if not found or any(other != places[0] for other in places):
+                fitted.append(fit(unwrapped))
+        places = [{ours: place for ours, (_, place) in item.reader.sources.items()} for item in fitted]
+        if not fitted or any(other != places[0] for other in places):
             raise error
-        return found[0]
+        return fitted[0]
 
 
 @contextmanager
@@ -270,85 +299,6 @@ def _check_size(spec: ModelSpec, checkpoint: Checkpoint) -> None:
     if spec.cost is not None and spec.cost.parameters > _MAX_RATIO * max(stored, 1):
         what = f"the configuration requires {spec.cost.parameters:,} parameters, but the files have {stored:,}"
         raise ArtifactError(what, checkpoint.config_file, "correct the sizes")
-
-
-def _has(checkpoint: Checkpoint, companion: str) -> bool:
-    """Return whether a checkpoint has a companion file with content; JSON must be valid."""
-    if companion.endswith(".json"):
-        return bool(checkpoint.json(companion))
-    return (checkpoint.path / companion).is_file()
-
-
-def _configurations(
-    layout: Layout,
-    checkpoint: Checkpoint,
-    cls: type[Config],
-    chosen: Mapping[str, Any],
-    task: str | None,
-    allow_keys: Sequence[str],
-) -> tuple[Config, Config | None]:
-    """Return the configuration of the checkpoint's own task, and that for another task or None."""
-    if task is None:
-        return read_configuration(layout, checkpoint, cls, chosen=chosen, allow_keys=allow_keys), None
-    where = checkpoint.config_file
-    cls.check_field("task", task, argument("task", task))
-    head = {key: value for key, value in chosen.items() if key in cls.head_fields and key != "task"}
-    shared = {key: value for key, value in chosen.items() if key not in head}
-    own, stated = _read_values(layout, checkpoint, cls, shared, allow_keys)
-    moved = own.with_task(task, head, where)
-    if layout.read_extra is not None and task != own.task:  # where a layout keeps the pooler depends on the task
-        extra = layout.read_extra(checkpoint, {**own.to_dict(), "task": task})
-        left = [key for key in cls.head_fields if key not in head and getattr(moved, key) == getattr(own, key)]
-        moved = moved.with_task(task, {key: extra[key] for key in left if key in extra and key != "task"}, where)
-    if task == own.task and not head.keys() & {"num_classes", "problem_type"}:
-        _require_problem_type(own, stated, where)
-    return own, moved if moved != own else None
-
-
-def find_layout(model_type: str | None, where: object) -> tuple[Plugin, str, Layout]:
-    """Return the plugin that imports a model type, the name of the resulting architecture, and the layout."""
-    plugin, importer = plugins.active().importer(model_type, where)
-    layout = load_reference(importer.layout, plugin)
-    if not isinstance(layout, Layout):
-        raise PluginError(f"{plugin}: {importer.layout} is not a zoo.checkpoints.Layout")
-    return plugin, importer.architecture, layout
-
-
-def read_configuration(
-    layout: Layout,
-    checkpoint: Checkpoint,
-    cls: type[Config],
-    *,
-    chosen: Mapping[str, Any] | None = None,
-    allow_keys: Sequence[str] = (),
-) -> Config:
-    """Read zoo's configuration from a checkpoint; ``chosen`` values from the user take precedence.
-
-    Raises:
-        UsageError: a value is missing or not understood, or the checkpoint does not say whether the single number of
-            its head is a probability.
-    """
-    config, stated = _read_values(layout, checkpoint, cls, chosen or {}, allow_keys)
-    _require_problem_type(config, stated, checkpoint.config_file)
-    return config
-
-
-def _read_values(
-    layout: Layout, checkpoint: Checkpoint, cls: type[Config], chosen: Mapping[str, Any], allow_keys: Sequence[str]
-) -> tuple[Config, str | None]:
-    """Read zoo's configuration, and the problem type that is stated or None."""
-    known = {**read_common(checkpoint, cls, CheckpointTokenizer.find(checkpoint, layout)), **chosen}
-    values = layout.read_config(checkpoint, allowed=allow_keys, chosen=known)
-    return cls.from_dict(values, checkpoint.config_file), values.get("problem_type")
-
-
-def _require_problem_type(config: Config, stated: str | None, where: object) -> None:
-    """Raise :class:`UsageError` if a head has one class and no problem type is stated."""
-    one = isinstance(config, ClassifierConfig) and config.num_classes == 1 and config.problem_type is not None
-    if one and stated is None:  # transformers trains for regression; its pipelines take a sigmoid
-        names = "multi_label_classification for a probability (sigmoid), regression for a number"
-        remedy = Wording(f"pass settings=['problem_type=NAME']: {names}", f"pass --set problem_type=NAME: {names}")
-        raise UsageError("the head has one class, but no problem_type is stated", where, remedy)
 
 
 def _dtype(checkpoint: Checkpoint) -> str:

@@ -11,8 +11,9 @@ from torch import nn
 
 from zoo import memo
 from zoo.artifact import MANIFEST, ModelDirectory
+from zoo.checkpoints.configuration import find_layout
 from zoo.checkpoints.hub import fetch
-from zoo.checkpoints.importing import Imported, find_layout, import_checkpoint
+from zoo.checkpoints.importing import Imported, import_checkpoint
 from zoo.checkpoints.source import Checkpoint
 from zoo.errors import UsageError, storage_errors
 from zoo.models import create, persist

@@ -58,7 +58,9 @@ class TensorReader:
         of: TensorReader | None = None,
         seed: int = 0,
     ) -> None:
-        self.spec, self.model, self.checkpoint = spec, model, checkpoint
+        self.spec = spec
+        self.model = model
+        self.checkpoint = checkpoint
         self.groups = tensor_groups(model)
         self.like = {alias: tensor for tensor, aliases in self.groups.values() for alias in aliases}
         self.dtype = next(model.parameters()).dtype
@@ -66,12 +68,48 @@ class TensorReader:
         """For each of zoo's tensors, its name in the checkpoint and its place there."""
         self.used: dict[str, None] = {}
         """Tensors of the checkpoint that the model has."""
-        self._last: tuple[str, Mapping[str, Tensor]] = ("", {})
         self.tensors = join_stacks(checkpoint.tensors, layout, spec.config)
         """The tensors of the checkpoint, those in parts as stacks."""
+        self._last: tuple[str, Mapping[str, Tensor]] = ("", {})
+        """The tensor read last and its parts. Several of zoo's tensors may be parts of one."""
         origins = layout.origins(self.like, spec.config)
-        expected = {origin.name for found in origins.values() for origin in found}
-        matched = layout.match(self.tensors, expected, spec.config)
+        files, left_out, problems = self._match(layout, {place.name for places in origins.values() for place in places})
+        missing = {}
+        for ours, (_, aliases) in self.groups.items():
+            candidates = [place for alias in aliases for place in origins.get(alias, [])]
+            if not candidates:
+                raise PluginError(f"the layout of {checkpoint.model_type} checkpoints has no rule for {ours}")
+            present = [(files[place.name], place) for place in candidates if place.name in files]
+            faults = self._compare(present)
+            # A head for another task may have the names of the checkpoint's own head, but is another head: it is
+            # initialised where the shapes differ or the configuration says so.
+            if of is not None and (faults or of.belongs_to_own_head(ours, spec.config)):
+                present = []
+            if present:
+                self.sources[ours] = present[0]
+                self.used |= dict.fromkeys(file for file, _ in present)
+                problems += faults
+            else:
+                missing[ours] = layout.written_name(candidates[0].name, spec.config)
+        if of is None:  # the reader of the checkpoint's own task has accounted for every tensor
+            self._require_all(missing, allow_missing, problems)
+        others = () if of is None else tuple(file for file in of.used if file not in self.used)
+        self.dropped = (*others, *left_out)
+        """Tensors of the checkpoint that only the model of ``of`` has, and patterns of those that no model has."""
+        if of is not None:
+            self._require_trunk(missing)
+        built = stored_tensors(create.build(spec, seed=seed, dtype="float32"))[0] if missing else {}
+        self.initialised = {name: built[name] for name in missing}
+        """Values of zoo's tensors that the checkpoint does not have."""
+
+    def _match(self, layout: Layout, expected: Collection[str]) -> tuple[dict[str, str], list[str], list[str]]:
+        """Match the tensors of the checkpoint with the names that the layout expects.
+
+        Returns:
+            the checkpoint's name of each expected tensor, the patterns of tensors that are left out on purpose, and
+            the problems with the others.
+        """
+        matched = layout.match(self.tensors, expected, self.spec.config)
         files = {name: file for file, name in matched.items()}
         strange = {file: name for file, name in matched.items() if name not in expected}
         left_out = [
@@ -83,42 +121,35 @@ class TensorReader:
             if not any(fnmatchcase(name, pattern) for pattern in left_out)
         ]
         problems += [f"{file} duplicates {files[name]}" for file, name in matched.items() if files[name] != file]
-        missing, absent = [], []
-        for ours, (_, aliases) in self.groups.items():
-            candidates = [origin for alias in aliases for origin in origins.get(alias, [])]
-            if not candidates:
-                raise PluginError(f"the layout of {checkpoint.model_type} checkpoints has no rule for {ours}")
-            present = [(files[origin.name], origin) for origin in candidates if origin.name in files]
-            found = self._compare(present)
-            if of is not None and (found or of.belongs_to_own_head(ours, spec.config)):
-                present = []
-            if present:
-                self.sources[ours] = present[0]
-                self.used |= dict.fromkeys(file for file, _ in present)
-                problems += found
-                continue
-            theirs = layout.written_name(candidates[0].name, spec.config)
-            if not any(fnmatchcase(name, pattern) for name in (ours, theirs) for pattern in allow_missing):
-                missing.append(f"missing {theirs}")
-                absent.append((ours, theirs))
-        problems = [*dict.fromkeys(missing), *problems]
-        if problems and of is None:
-            only_missing = dict(absent) if len(problems) == len(set(missing)) else {}
-            tied = bool(only_missing) and self._may_be_tied(only_missing)
-            problems += ["tie_embeddings is false"] if tied else []
-            what = f"the weights do not fit the configuration ({'; '.join(problems)})"
-            raise ArtifactError(what, checkpoint.where, _remedy([*dict.fromkeys(only_missing.values())], tied=tied))
-        others = () if of is None else tuple(file for file in of.used if file not in self.used)
-        self.dropped = (*others, *left_out)
-        """Tensors of the checkpoint that only the model of ``of`` has, and patterns of those that no model has."""
-        unread = [name for name in self.groups if name not in self.sources]
-        if of is not None and 2 * sum(self.groups[name][0].numel() for name in unread) > sum(
-            tensor.numel() for tensor, _ in self.groups.values()
-        ):
-            what = f"the layout of {checkpoint.model_type} checkpoints does not find the trunk of a {spec.task} model"
-            raise PluginError(what)
-        made = stored_tensors(create.build(spec, seed=seed, dtype="float32"))[0] if unread else {}
-        self.initialised = {name: made[name] for name in unread}
+        return files, left_out, problems
+
+    def _require_all(self, missing: Mapping[str, str], allow_missing: Sequence[str], problems: Sequence[str]) -> None:
+        """Raise :class:`ArtifactError` for all problems, and for missing tensors that may not be missing.
+
+        ``missing`` maps the names of zoo to those in the checkpoint.
+        """
+        required = {
+            ours: theirs
+            for ours, theirs in missing.items()
+            if not any(fnmatchcase(name, pattern) for name in (ours, theirs) for pattern in allow_missing)
+        }
+        texts = [*dict.fromkeys(f"missing {theirs}" for theirs in required.values()), *problems]
+        if not texts:
+            return
+        # A remedy for missing tensors would mislead where others do not fit: then the configuration is wrong.
+        remediable = {} if problems else required
+        tied = bool(remediable) and self._may_be_tied(remediable)
+        texts += ["tie_embeddings is false"] if tied else []
+        what = f"the weights do not fit the configuration ({'; '.join(texts)})"
+        remedy = _remedy([*dict.fromkeys(remediable.values())], tied=tied)
+        raise ArtifactError(what, self.checkpoint.where, remedy)
+
+    def _require_trunk(self, missing: Collection[str]) -> None:
+        """Raise :class:`PluginError` if most of the model of another task is missing: it has another trunk."""
+        total = sum(tensor.numel() for tensor, _ in self.groups.values())
+        if 2 * sum(self.groups[name][0].numel() for name in missing) > total:
+            layout = f"the layout of {self.checkpoint.model_type} checkpoints"
+            raise PluginError(f"{layout} does not find the trunk of a {self.spec.task} model")
 
     def _may_be_tied(self, missing: Collection[str]) -> bool:
         """Return whether a model whose head shares the embedding would not have these tensors."""
@@ -140,9 +171,9 @@ class TensorReader:
         problems = []
         for file, origin in present:
             shape = self.tensors[file].shape
-            wanted = origin.rule.shape([tuple(self.like[name].shape) for name in origin.group])
-            if shape != wanted:
-                problems.append(f"{file} has shape {shape}, but the configuration requires {wanted}")
+            expected = origin.rule.shape([tuple(self.like[name].shape) for name in origin.group])
+            if shape != expected:
+                problems.append(f"{file} has shape {shape}, but the configuration requires {expected}")
         if problems or len(present) < 2:
             return problems
         (first, origin), *others = present
@@ -165,8 +196,9 @@ class TensorReader:
         if self._last[0] != file:
             self._last = ("", {})  # frees its memory before the next tensor is read
             self._last = (file, dict(zip(origin.group, self._ours(file, origin), strict=True)))
-        mine = next(alias for alias in self.groups[name][1] if alias in self._last[1])
-        read, value = self._last[1][mine], self._last[1][mine].to(self.groups[name][0].dtype)
+        alias = next(alias for alias in self.groups[name][1] if alias in self._last[1])
+        read = self._last[1][alias]
+        value = read.to(self.groups[name][0].dtype)
         if value.is_floating_point() and not read.is_floating_point():
             what = f"{file} has {str(read.dtype).removeprefix('torch.')} values, not floating-point numbers"
             raise ArtifactError(what, self.checkpoint.where)

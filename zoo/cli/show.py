@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import click
@@ -31,7 +32,7 @@ _APPLY_TO = {
 _REMEDIES = {_FIGURE: "name a file with --figure", _PAGE: "add --attention"}
 
 
-def _check_options(output: str | None, texts: tuple[str, ...], options: dict[str, object]) -> None:
+def _check_options(output: str | None, texts: tuple[str, ...], options: Mapping[str, object]) -> None:
     """Raise :class:`UsageError` for an option that does not apply to the chosen output; None stands for facts."""
     values = {**options, f"the argument {texts[0]!r}" if texts else "": texts}
     for name, value in values.items():

@@ -13,8 +13,8 @@ from torch import nn
 from zoo.artifact import ADAPTER, MANIFEST, ModelDirectory, check_model_target
 from zoo.artifact.provenance import Origin, base_name, fold_names
 from zoo.artifact.weights import digest_layout
+from zoo.checkpoints.configuration import find_layout
 from zoo.checkpoints.exporting import layout_names
-from zoo.checkpoints.importing import find_layout
 from zoo.checkpoints.peft import AdapterNames, Changes
 from zoo.checkpoints.peft_reading import read_adapter
 from zoo.errors import ArtifactError, UsageError

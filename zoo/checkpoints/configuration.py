@@ -1,0 +1,91 @@
+"""The configuration of a model that is imported: which layout reads it, and its values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from zoo import plugins
+from zoo.checkpoints.common import read_common
+from zoo.checkpoints.layout import Layout
+from zoo.checkpoints.source import Checkpoint
+from zoo.checkpoints.tokens import CheckpointTokenizer
+from zoo.classes import ClassifierConfig
+from zoo.config import Config
+from zoo.errors import PluginError, UsageError, Wording, argument
+from zoo.plugins import Plugin
+from zoo.registry import load_reference
+
+__all__ = ["find_layout", "read_configuration", "read_configurations"]
+
+
+def find_layout(model_type: str | None, where: object) -> tuple[Plugin, str, Layout]:
+    """Return the plugin that imports a model type, the name of the resulting architecture, and the layout."""
+    plugin, importer = plugins.active().importer(model_type, where)
+    layout = load_reference(importer.layout, plugin)
+    if not isinstance(layout, Layout):
+        raise PluginError(f"{plugin}: {importer.layout} is not a zoo.checkpoints.Layout")
+    return plugin, importer.architecture, layout
+
+
+def read_configuration(
+    layout: Layout,
+    checkpoint: Checkpoint,
+    cls: type[Config],
+    *,
+    chosen: Mapping[str, Any] | None = None,
+    allow_keys: Sequence[str] = (),
+) -> Config:
+    """Read zoo's configuration from a checkpoint; ``chosen`` values from the user take precedence.
+
+    Raises:
+        UsageError: a value is missing or not understood, or the checkpoint does not say whether the single number of
+            its head is a probability.
+    """
+    config, stated = _read_values(layout, checkpoint, cls, chosen or {}, allow_keys)
+    _require_problem_type(config, stated, checkpoint.config_file)
+    return config
+
+
+def read_configurations(
+    layout: Layout,
+    checkpoint: Checkpoint,
+    cls: type[Config],
+    chosen: Mapping[str, Any],
+    task: str | None,
+    allow_keys: Sequence[str],
+) -> tuple[Config, Config | None]:
+    """Return the configuration of the checkpoint's own task, and that for another task or None."""
+    if task is None:
+        return read_configuration(layout, checkpoint, cls, chosen=chosen, allow_keys=allow_keys), None
+    where = checkpoint.config_file
+    cls.check_field("task", task, argument("task", task))
+    head = {key: value for key, value in chosen.items() if key in cls.head_fields and key != "task"}
+    shared = {key: value for key, value in chosen.items() if key not in head}
+    own, stated = _read_values(layout, checkpoint, cls, shared, allow_keys)
+    moved = own.with_task(task, head, where)
+    if layout.read_extra is not None and task != own.task:  # where a layout keeps the pooler depends on the task
+        extra = layout.read_extra(checkpoint, {**own.to_dict(), "task": task})
+        left = [key for key in cls.head_fields if key not in head and getattr(moved, key) == getattr(own, key)]
+        moved = moved.with_task(task, {key: extra[key] for key in left if key in extra and key != "task"}, where)
+    if task == own.task and not head.keys() & {"num_classes", "problem_type"}:
+        _require_problem_type(own, stated, where)
+    return own, moved if moved != own else None
+
+
+def _read_values(
+    layout: Layout, checkpoint: Checkpoint, cls: type[Config], chosen: Mapping[str, Any], allow_keys: Sequence[str]
+) -> tuple[Config, str | None]:
+    """Read zoo's configuration, and the problem type that is stated or None."""
+    common = read_common(checkpoint, cls, CheckpointTokenizer.find(checkpoint, layout))
+    values = layout.read_config(checkpoint, allowed=allow_keys, chosen={**common, **chosen})
+    return cls.from_dict(values, checkpoint.config_file), values.get("problem_type")
+
+
+def _require_problem_type(config: Config, stated: str | None, where: object) -> None:
+    """Raise :class:`UsageError` if a head has one class and no problem type is stated."""
+    one = isinstance(config, ClassifierConfig) and config.num_classes == 1 and config.problem_type is not None
+    if one and stated is None:  # transformers trains for regression; its pipelines take a sigmoid
+        names = "multi_label_classification for a probability (sigmoid), regression for a number"
+        remedy = Wording(f"pass settings=['problem_type=NAME']: {names}", f"pass --set problem_type=NAME: {names}")
+        raise UsageError("the head has one class, but no problem_type is stated", where, remedy)
