@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from zoo.contract import Graph
-from zoo.probe.inputs import Point, empty_past, make_feeds, make_grid, slice_feeds
+from zoo.probe.grid import make_grid
+from zoo.probe.inputs import Point, empty_past, make_feeds, slice_feeds
 from zoo.registry import registry
 from zoo_export.parity.sweep import smallest_points
 

@@ -45,7 +45,7 @@ def fetch(name: str, *, revision: str | None = None, offline: bool = False) -> P
     """
     try:
         import huggingface_hub as hub
-        from huggingface_hub import constants, errors
+        from huggingface_hub import constants
         from huggingface_hub.utils import logging as hub_logging
         from huggingface_hub.utils.tqdm import disable_progress_bars
     except ImportError as error:
@@ -56,50 +56,66 @@ def fetch(name: str, *, revision: str | None = None, offline: bool = False) -> P
     offline = offline or constants.HF_HUB_OFFLINE
 
     def cached(weights: tuple[str, ...]) -> Path:
-        wanted = [*FILES, *weights]
-        found = Path(hub.snapshot_download(name, revision=revision, allow_patterns=wanted, local_files_only=True))
-        require_announced_digests(found, wanted)
-        return found
+        patterns = [*FILES, *weights]
+        folder = Path(hub.snapshot_download(name, revision=revision, allow_patterns=patterns, local_files_only=True))
+        require_announced_digests(folder, patterns)
+        return folder
 
     def download(listed: Collection[str], commit: str, weights: tuple[str, ...]) -> Path:
         # One file after another in this thread, since the library's own threads cannot be interrupted.
-        wanted = [*FILES, *weights]
-        files = sorted(file for file in listed if any(fnmatchcase(file, pattern) for pattern in wanted))
+        patterns = [*FILES, *weights]
+        files = sorted(file for file in listed if any(fnmatchcase(file, pattern) for pattern in patterns))
         if not files:
             raise ArtifactError("has no files that zoo reads", name, "check the name")
         folders = {Path(hub.hf_hub_download(name, file, revision=revision)).parents[file.count("/")] for file in files}
         folder = folders.pop()
         if folders or folder.name != commit:
             raise ArtifactError("has changed while it was downloaded", name, "retry")
-        require_announced_digests(folder, wanted)
+        require_announced_digests(folder, patterns)
         return folder
 
-    verbosity = hub_logging.get_verbosity()
-    hub_logging.set_verbosity(logging.ERROR)  # each retry would print two lines
-    try:
+    with _quiet(hub_logging), _reported(name, offline=offline):
         if offline:
-            found = cached(WEIGHTS)
-            return found if any((found / file).exists() for file in WEIGHTS) else cached(LEGACY_WEIGHTS)
+            folder = cached(WEIGHTS)
+            return folder if any((folder / file).exists() for file in WEIGHTS) else cached(LEGACY_WEIGHTS)
         with _checked_headers(hub.get_session(), name):
-            known = hub.HfApi().model_info(name, revision=revision, timeout=SECONDS)  # one attempt, unlike downloads
-            commit = known.sha or ""
+            info = hub.HfApi().model_info(name, revision=revision, timeout=SECONDS)  # one attempt, unlike downloads
+            commit = info.sha or ""
             _check(_COMMIT, commit, name)
-            listed = {file.rfilename for file in known.siblings or ()}
+            listed = {file.rfilename for file in info.siblings or ()}
             return download(listed, commit, WEIGHTS if listed.intersection(WEIGHTS) else LEGACY_WEIGHTS)
+
+
+@contextmanager
+def _quiet(hub_logging: Any) -> Iterator[None]:
+    """Silence the logger of huggingface_hub, which would print two lines for each retry."""
+    verbosity = hub_logging.get_verbosity()
+    hub_logging.set_verbosity(logging.ERROR)
+    try:
+        yield
+    finally:
+        hub_logging.set_verbosity(verbosity)
+
+
+@contextmanager
+def _reported(name: str, *, offline: bool) -> Iterator[None]:
+    """Convert the errors of huggingface_hub and of its HTTP library to :class:`ArtifactError`."""
+    from huggingface_hub import constants, errors
+
+    try:
+        yield
     except ArtifactError:
         raise
     except (errors.GatedRepoError, errors.RepositoryNotFoundError, errors.RevisionNotFoundError) as error:
         what = "access denied" if isinstance(error, errors.GatedRepoError) else "no such checkpoint on the hub"
         raise ArtifactError(what, name, "check the name, or log in with `hf auth login`") from error
-    except Exception as error:  # errors of huggingface_hub and of its HTTP library
+    except Exception as error:
         if offline:
             what = "no such file or directory, not in the hub's cache, and downloads are disabled"
             raise ArtifactError(what, name, "go online once") from error
         reason = " ".join(str(error).split())[:200]
         remedy = f"check the connection to {constants.ENDPOINT} and retry; completed files are kept"
         raise ArtifactError(f"cannot be downloaded ({type(error).__name__}: {reason})", name, remedy) from error
-    finally:
-        hub_logging.set_verbosity(verbosity)
 
 
 @contextmanager

@@ -57,7 +57,8 @@ def observe(_: str, request: Mapping[str, Any]) -> str | None:
     import torch
 
     from zoo.contract import Graph
-    from zoo.probe.inputs import Point, longest_length, make_feeds
+    from zoo.probe.grid import longest_length
+    from zoo.probe.inputs import Point, make_feeds
     from zoo.testing.compute import Gradients, run
 
     def stages() -> Iterator[str]:

@@ -50,7 +50,7 @@ class Subject:
     @cached_property
     def longest(self) -> int:
         """Maximum input length, as in the comparison of exports."""
-        from zoo.probe.inputs import longest_length
+        from zoo.probe.grid import longest_length
 
         return longest_length(self.spec.config, self.graphs)
 

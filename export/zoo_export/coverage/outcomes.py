@@ -21,7 +21,8 @@ from zoo.artifact import abridged
 from zoo.contract import Graph, Size, row_sizes, sizes_of
 from zoo.errors import ArtifactError, StoppedError
 from zoo.probe.dtypes import dtype_of
-from zoo.probe.inputs import CHEAP, ODD, PAST, WORK, Feeds, Padding, Point, slice_feeds
+from zoo.probe.grid import CHEAP, ODD, PAST, WORK
+from zoo.probe.inputs import Feeds, Padding, Point, slice_feeds
 from zoo_export.coverage.bounds import Bounds
 from zoo_export.coverage.conditions import Condition, subgraphs, tap
 from zoo_export.graph.file import inline, parse, serialize

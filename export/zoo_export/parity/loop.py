@@ -28,7 +28,8 @@ from zoo.errors import ZooError
 from zoo.models import create, persist
 from zoo.probe.dtypes import epsilon
 from zoo.probe.errors import FACTOR, FLOOR_ULPS, allowed_error
-from zoo.probe.inputs import WORK, Padding, Point, empty_past, make_feeds
+from zoo.probe.grid import WORK
+from zoo.probe.inputs import Padding, Point, empty_past, make_feeds
 from zoo.probe.module import TorchExecutor, add_noise, declared_tensors, in_parts
 from zoo.probe.pipeline import Arrays
 from zoo_export.graph.file import pointers

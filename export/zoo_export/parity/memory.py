@@ -9,7 +9,8 @@ from zoo.artifact import HALVES, ModelDirectory
 from zoo.config import Config
 from zoo.contract import Graph, TensorSpec, row_sizes
 from zoo.errors import IncomparableError
-from zoo.probe.inputs import Point, longest_length
+from zoo.probe.grid import longest_length
+from zoo.probe.inputs import Point
 from zoo.system import free_memory
 
 __all__ = ["check_memory", "fits", "longest_input", "output_count"]

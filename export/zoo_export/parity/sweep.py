@@ -19,20 +19,8 @@ from zoo.contract import Graph, rows_of
 from zoo.errors import IncomparableError, ParityError, ZooError
 from zoo.exporters import Progress
 from zoo.models import create
-from zoo.probe.inputs import (
-    CHEAP,
-    ODD,
-    PAST,
-    Feeds,
-    Point,
-    at_magnitudes,
-    at_non_finite,
-    at_powers,
-    is_affordable,
-    is_long,
-    make_feeds,
-    make_grid,
-)
+from zoo.probe.grid import CHEAP, ODD, PAST, at_magnitudes, at_non_finite, at_powers, is_affordable, is_long, make_grid
+from zoo.probe.inputs import Feeds, Point, make_feeds
 from zoo.probe.module import TorchExecutor, fixed_values
 from zoo.probe.pipeline import Arrays, Executor, run_pipeline
 from zoo.probe.positions import kept_positions

@@ -20,7 +20,8 @@ from torch.overrides import TorchFunctionMode
 from zoo.artifact import ModelDirectory
 from zoo.contract import sizes_of
 from zoo.models import persist
-from zoo.probe.inputs import Point, longest_length, make_feeds
+from zoo.probe.grid import longest_length
+from zoo.probe.inputs import Point, make_feeds
 from zoo.probe.module import TorchExecutor
 from zoo.probe.pipeline import run_pipeline
 from zoo.system import free_memory

@@ -26,7 +26,8 @@ from zoo.contract import Graph, Size, sizes_of
 from zoo.errors import EXPORT_AGAIN, ArtifactError, ParityError, UsageError, Wording, argument
 from zoo.exporters import Progress
 from zoo.models import persist
-from zoo.probe.inputs import Feeds, Point, longest_length, make_feeds
+from zoo.probe.grid import longest_length
+from zoo.probe.inputs import Feeds, Point, make_feeds
 from zoo.probe.module import TorchExecutor
 from zoo.probe.pipeline import Executor, run_pipeline, token_input
 from zoo.reading import read_bytes

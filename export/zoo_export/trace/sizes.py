@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from zoo.artifact import PREFILL
 from zoo.contract import Size, sizes_of
 from zoo.errors import UsageError, argument, nearest
-from zoo.probe.inputs import longest_length
+from zoo.probe.grid import longest_length
 from zoo.registry import ModelSpec
 from zoo_runtime.serving.names import CAPACITY
 

@@ -16,7 +16,8 @@ from tests.conftest import Result
 from zoo.artifact import Export, ModelDirectory, coverage_summary
 from zoo.artifact.card import model_card
 from zoo.errors import ArtifactError
-from zoo.probe.inputs import Point, make_feeds, make_grid
+from zoo.probe.grid import make_grid
+from zoo.probe.inputs import Point, make_feeds
 from zoo_export.coverage.outcomes import LARGEST_BATCH, Conditions, turning_points
 from zoo_export.graph.file import parse, serialize
 from zoo_export.parity.subject import OnnxSubject

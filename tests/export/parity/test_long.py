@@ -11,7 +11,7 @@ import pytest
 
 from zoo.artifact import Export, ModelDirectory
 from zoo.contract import Graph
-from zoo.probe import inputs, positions, widened
+from zoo.probe import grid, positions, widened
 from zoo.probe.inputs import Feeds, Point
 from zoo.probe.pipeline import Arrays, Executor
 from zoo.probe.positions import kept_positions
@@ -28,8 +28,8 @@ def large(exported_copy: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch)
 
     def build(name: str) -> ModelDirectory:
         stored = ModelDirectory.open(exported_copy(name))
-        monkeypatch.setattr(inputs, "CHEAP", 1)
-        monkeypatch.setattr(inputs, "LONG", 2)
+        monkeypatch.setattr(grid, "CHEAP", 1)
+        monkeypatch.setattr(grid, "LONG", 2)
         monkeypatch.setattr(positions, "_LARGE", 10 * stored.spec.config.vocab_size)
         monkeypatch.setattr(positions, "KEPT", 8)
         monkeypatch.setattr(widened, "_LARGE", 1000)

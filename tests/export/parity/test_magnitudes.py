@@ -12,7 +12,8 @@ import pytest
 from tests.conftest import Result
 from tests.export.parity.test_attacks import edited
 from zoo.contract import Graph, floats, mask, token_ids
-from zoo.probe.inputs import MAGNITUDES, Point, at_magnitudes, make_feeds
+from zoo.probe.grid import MAGNITUDES, at_magnitudes
+from zoo.probe.inputs import Point, make_feeds
 from zoo.registry import registry
 from zoo_export.coverage.outcomes import many_lengths
 

@@ -15,7 +15,8 @@ from tests.conftest import Result
 from tests.export.parity.test_attacks import edited
 from zoo.contract import Graph, floats, mask, token_ids
 from zoo.errors import ArtifactError
-from zoo.probe.inputs import Point, at_non_finite, make_feeds
+from zoo.probe.grid import at_non_finite
+from zoo.probe.inputs import Point, make_feeds
 from zoo_export.parity.nonfinite import Asking, masks, other_kind, without
 from zoo_runtime import load_session
 from zoo_runtime.onnx_runtime.executor import check_finite

@@ -23,7 +23,8 @@ from zoo.artifact import Export, ModelDirectory
 from zoo.contract import TensorSpec
 from zoo.errors import ParityError
 from zoo.probe.errors import Errors, as_rows
-from zoo.probe.inputs import Point, make_feeds, make_grid
+from zoo.probe.grid import make_grid
+from zoo.probe.inputs import Point, make_feeds
 from zoo.probe.module import TorchExecutor
 from zoo_export.parity.compare import compare
 from zoo_export.parity.greedy import greedy_agreement

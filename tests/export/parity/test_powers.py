@@ -10,7 +10,8 @@ import pytest
 
 from tests.conftest import Result
 from zoo.contract import Graph, TensorSpec, token_ids
-from zoo.probe.inputs import at_powers, make_feeds
+from zoo.probe.grid import at_powers
+from zoo.probe.inputs import make_feeds
 
 Build = Callable[..., None]
 Zoo = Callable[..., Result]

@@ -21,7 +21,8 @@ from transformers import AutoModelForCausalLM, DynamicCache
 from zoo.artifact import ModelDirectory
 from zoo.contract import causal_graph
 from zoo.errors import ParityError, UsageError
-from zoo.probe.inputs import Point, make_grid
+from zoo.probe.grid import make_grid
+from zoo.probe.inputs import Point
 from zoo_export.graph.int8_cache import dequantize, quantize, store_in_int8
 from zoo_export.graph.rewriting import Tape
 from zoo_export.precision import cache as exporting

@@ -25,7 +25,8 @@ from torch.nn import functional as F
 from zoo.artifact import ModelDirectory
 from zoo.errors import ArtifactError, ParityError, UsageError
 from zoo.models import persist
-from zoo.probe.inputs import Point, make_feeds, make_grid
+from zoo.probe.grid import make_grid
+from zoo.probe.inputs import Point, make_feeds
 from zoo.probe.pipeline import run_pipeline
 from zoo_export.parity.report import Report
 from zoo_export.precision import certify as certifying
