@@ -123,14 +123,14 @@ class ClassifierConfig(Config):
 
         Another task does not inherit the classes of a classification head. The number of classes follows the labels.
         """
-        chosen = dict(values or {})
-        if chosen.get("labels"):
-            chosen.setdefault("num_classes", len(chosen["labels"]))
+        changes = dict(values or {})
+        if changes.get("labels"):
+            changes.setdefault("num_classes", len(changes["labels"]))
         if task != self.task and self.problem_type is not None:
-            chosen = {field.name: field.default for field in fields(self) if field.name in _CLASSES} | chosen
-        elif chosen.get("num_classes", self.num_classes) != self.num_classes:
-            chosen = {"labels": (), "problem_type": None} | chosen
-        return super().with_task(task, chosen, where)
+            changes = {field.name: field.default for field in fields(self) if field.name in _CLASSES} | changes
+        elif changes.get("num_classes", self.num_classes) != self.num_classes:
+            changes = {"labels": (), "problem_type": None} | changes
+        return super().with_task(task, changes, where)
 
 
 _PROJECTION = ("projection_sizes", "projection_activation", "projection_bias", "normalize_first")
@@ -162,17 +162,17 @@ class EmbeddingConfig(ClassifierConfig):
         if any(size < 1 for size in self.projection_sizes):
             raise ValueError(f"projection_sizes must be positive, got {self.projection_sizes}")
         if self.projection_sizes and self.task != "sentence-embedding":
-            found = f"projection_sizes is {self.projection_sizes} and the task is {self.task!r}"
-            raise ValueError(f"projection_sizes is for the task 'sentence-embedding', but {found}")
+            values = f"projection_sizes is {self.projection_sizes} and the task is {self.task!r}"
+            raise ValueError(f"projection_sizes is for the task 'sentence-embedding', but {values}")
         if self.normalize_first and not self.projection_sizes:
             raise ValueError("normalize_first needs projection_sizes, got none")
 
     def with_task(self, task: str, values: Mapping[str, Any] | None = None, where: object = None) -> Self:
         """Return this configuration for a task; see :meth:`zoo.Config.with_task`. Other tasks have no projections."""
-        chosen = dict(values or {})
+        changes = dict(values or {})
         if task != self.task:
-            chosen = {field.name: field.default for field in fields(self) if field.name in _PROJECTION} | chosen
-        return super().with_task(task, chosen, where)
+            changes = {field.name: field.default for field in fields(self) if field.name in _PROJECTION} | changes
+        return super().with_task(task, changes, where)
 
     def vector_size(self, width: int) -> int:
         """Return the width of sentence embeddings, given that of the pooled states."""

@@ -71,13 +71,13 @@ class Settings:
                 return matched
         if isinstance(value, float) and float in _alternatives(kind):  # only infinities and NaN do not match
             raise UsageError(f"{key} must be finite, got {value}", where)
-        wanted = " or ".join(_name(alternative) for alternative in _alternatives(kind))
+        types = " or ".join(_name(alternative) for alternative in _alternatives(kind))
         remedy = None
         if isinstance(value, str):
             literals = filter(_is_literal, _alternatives(kind))
             choices = [choice for literal in literals for choice in typing.get_args(literal)]
             remedy = close_to(value, [choice for choice in choices if isinstance(choice, str)])
-        raise UsageError(f"{key} must be {wanted}, got {shown(value)} ({type(value).__name__})", where, remedy)
+        raise UsageError(f"{key} must be {types}, got {shown(value)} ({type(value).__name__})", where, remedy)
 
     @classmethod
     def _field_type(cls, key: str, where: object) -> Any:
@@ -213,15 +213,16 @@ class Config(Settings):
 
         Raises :class:`UsageError` for an unknown task, key or value, naming ``where``.
         """
-        given, chosen = Wording(f"task={task!r}", f"--task {task}"), dict(values or {})
+        where_task = Wording(f"task={task!r}", f"--task {task}")
+        changes = dict(values or {})
         if "task" in self.field_types():
-            self.check_field("task", task, given)
-            chosen["task"] = task
+            self.check_field("task", task, where_task)
+            changes["task"] = task
         elif task == self.task:
-            chosen.pop("task", None)
+            changes.pop("task", None)
         else:
-            raise UsageError(f"the only task of {type(self).__name__} is {self.task!r}", given)
-        return self.from_dict({**self.to_dict(), **chosen}, where)
+            raise UsageError(f"the only task of {type(self).__name__} is {self.task!r}", where_task)
+        return self.from_dict({**self.to_dict(), **changes}, where)
 
     def graphs(self) -> tuple[Graph, ...]:
         """Return the graphs to export, in the order in which they run."""

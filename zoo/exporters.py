@@ -125,13 +125,16 @@ def export_to(
         job = Job(model=stored, folder=stage, options=options, variant=record.variant, progress=progress)
         evidence = _run(plugin, exporter, function, job)
         _check_changes(plugin, record, before)
-        own = exporter.evidence is not None
-        files = {name: digest_file(stage / name) for name in _check_stage(plugin, record, stage, own=own, old=old)}
+        writes_evidence = exporter.evidence is not None
+        files = {
+            name: digest_file(stage / name)
+            for name in _check_stage(plugin, record, stage, own=writes_evidence, old=old)
+        }
         if exporter.verifies and not evidence["verified"]:
             raise ParityError(_unequal(plugin, evidence), directory, "nothing was written")
         if not exporter.verifies and evidence["verified"]:
             raise PluginError(f"{plugin} declares verifies=False but returned verified=True", directory)
-        if own:
+        if writes_evidence:
             written = load_json(stage / record.evidence_file)
             if (written.get("verified"), written.get("files")) != (evidence["verified"], files):
                 raise PluginError(f"{plugin} wrote {record.evidence_file} that does not match its files", directory)

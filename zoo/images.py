@@ -85,9 +85,9 @@ class ImageReader:
         array = value if isinstance(value, np.ndarray) else self._load(value, where)
         if array.ndim == 2:
             array = array[..., None]
-        wanted = (self.height, self.width, self.channels)
-        if array.shape != wanted:
-            raise ArtifactError(f"expected shape {wanted}, got {array.shape}", where, "resize it")
+        expected = (self.height, self.width, self.channels)
+        if array.shape != expected:
+            raise ArtifactError(f"expected shape {expected}, got {array.shape}", where, "resize it")
         _check_range(array, where)
         return array
 

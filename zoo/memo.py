@@ -26,11 +26,11 @@ _KEPT = 2000
 
 def directory() -> Path | None:
     """Return the directory of the cache, or None when it is disabled."""
-    chosen = os.environ.get(VARIABLE)
-    if chosen == "off":
+    setting = os.environ.get(VARIABLE)
+    if setting == "off":
         return None
-    if chosen:
-        return Path(chosen)
+    if setting:
+        return Path(setting)
     return platformdirs.user_cache_path("zoo", appauthor=False)
 
 
@@ -81,8 +81,8 @@ class Memo:
         self._name = name
         self._known: dict[str, Any] = {}
         with suppress(ValueError, RecursionError):  # not written by zoo
-            known = json.loads(read(name) or b"{}")
-            self._known = known if isinstance(known, dict) else {}
+            results = json.loads(read(name) or b"{}")
+            self._known = results if isinstance(results, dict) else {}
         self._used: dict[str, Any] = {}
 
     def get(self, facts: Any) -> Any:
@@ -102,8 +102,8 @@ class Memo:
         """Write the results used by this process, and the latest of the others."""
         if any(key not in self._known or self._known[key] != value for key, value in self._used.items()):
             rest = [item for item in self._known.items() if item[0] not in self._used]
-            kept = dict(rest[-_KEPT:]) | self._used
-            write(self._name, json.dumps(kept).encode())
+            retained = dict(rest[-_KEPT:]) | self._used
+            write(self._name, json.dumps(retained).encode())
 
 
 def _key(facts: Any) -> str:

@@ -46,9 +46,9 @@ class Digests:
         if self._memo is None:
             self._memo = Memo("digests")
         facts = _facts(path, status)
-        known = None if self._rehash else self._memo.get(facts)
-        if isinstance(known, str):
-            return known
+        cached = None if self._rehash else self._memo.get(facts)
+        if isinstance(cached, str):
+            return cached
         digest = digest_file(path)
         if facts == _facts(path, path.stat()) and max(status.st_mtime_ns, status.st_ctime_ns) <= started - SETTLED:
             self._memo.put(facts, digest)

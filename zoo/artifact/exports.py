@@ -245,13 +245,13 @@ def declared_graphs(
     if not any(graph.attentions for graph in spec.graphs):
         what = f"{spec.plugin}: {spec.architecture.name} declares no attention weights"
         raise UsageError(what, spec.name, "declare them as attentions of its zoo.Graph")
-    given = attention_inputs or {}
+    inputs_by_graph = attention_inputs or {}
     return tuple(
         graph.with_attentions(
             [
-                AttentionInputs(weights=tensor, **given[graph.name][tensor.name])
+                AttentionInputs(weights=tensor, **inputs_by_graph[graph.name][tensor.name])
                 for tensor in graph.attentions
-                if tensor.name in given.get(graph.name, {})
+                if tensor.name in inputs_by_graph.get(graph.name, {})
             ]
         )
         for graph in spec.graphs

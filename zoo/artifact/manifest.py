@@ -33,8 +33,8 @@ def read_manifest(path: Path) -> dict[str, dict[str, Any]]:
         raise ArtifactError("is a link, not a file", path)
     data = load_json(path)
     files = data.get("files")
-    known = type(data.get("schema")) is int and data["schema"] == SCHEMA
-    if not known or set(data) != {"schema", "files"} or not isinstance(files, dict):
+    is_current = type(data.get("schema")) is int and data["schema"] == SCHEMA
+    if not is_current or set(data) != {"schema", "files"} or not isinstance(files, dict):
         raise ArtifactError("not a manifest that this version of zoo reads", path)
     for name, entry in files.items():
         if not plain_name(name) or name == MANIFEST or not isinstance(entry, dict) or set(entry) != {"sha256", "size"}:

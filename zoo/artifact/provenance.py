@@ -31,7 +31,7 @@ def fold_names(names: Iterable[str]) -> list[str]:
     alike: dict[str, list[str]] = {}
     for name in names:
         alike.setdefault(re.sub(r"(?<=\.)\d+(?=\.)", "*", name), []).append(name)
-    return [found[0] if len(found) == 1 else folded for folded, found in alike.items()]
+    return [alike_names[0] if len(alike_names) == 1 else folded for folded, alike_names in alike.items()]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,8 +88,8 @@ class Origin(Settings):
         if self.kind == "unknown":
             return replace(self, weights=weights)
         before = self.parent if self.kind == "modified" and self.parent is not None else self
-        known = next((origin for origin in (self, before) if origin.weights == weights), None)
-        return known if known is not None else before.derive("modified", weights=weights)
+        recorded = next((origin for origin in (self, before) if origin.weights == weights), None)
+        return recorded if recorded is not None else before.derive("modified", weights=weights)
 
     @property
     def last_training(self) -> Training | None:
@@ -105,11 +105,11 @@ class Origin(Settings):
     @classmethod
     def from_dict(cls, values: Mapping[str, Any], where: object = None) -> Self:
         """Invert :meth:`to_dict`, ignoring unknown keys. Raises :class:`UsageError` for wrong values."""
-        known = {key: value for key, value in values.items() if key in cls.field_types()}
+        fields = {key: value for key, value in values.items() if key in cls.field_types()}
         for key, kind in (("training", Training), ("parent", Origin)):
-            if isinstance(known.get(key), dict):
-                known[key] = kind.from_dict(known[key], where)
-        return super().from_dict(known, where)
+            if isinstance(fields.get(key), dict):
+                fields[key] = kind.from_dict(fields[key], where)
+        return super().from_dict(fields, where)
 
     def __str__(self) -> str:
         """Return a one-line description."""

@@ -236,11 +236,11 @@ class AnswerComparison:
         cases = self._cases(pairs=True)
         for case in cases:
             logits = self._outputs(model, [case])["logits"][0]
-            found = sorted(zip(names, _scores(config, logits).tolist(), strict=True))
-            given = dict(zip(("text", "text_pair"), case, strict=False))
-            rows = self._ask(theirs, pipeline, given, **options)
-            wanted = sorted((row["label"], row["score"]) for row in rows)
-            self._require(case, found, wanted)
+            scores = sorted(zip(names, _scores(config, logits).tolist(), strict=True))
+            columns = dict(zip(("text", "text_pair"), case, strict=False))
+            rows = self._ask(theirs, pipeline, columns, **options)
+            expected = sorted((row["label"], row["score"]) for row in rows)
+            self._require(case, scores, expected)
         return len(cases)
 
     def _classes_of_tokens(self, model: nn.Module, theirs: nn.Module) -> int:
@@ -258,8 +258,8 @@ class AnswerComparison:
             chances = self._outputs(model, [case])["logits"][0].softmax(-1)
             rows = self._ask(theirs, pipeline, *case)
             best = [(row["index"], int(chances[row["index"]].argmax())) for row in rows]
-            found = [(names[label], float(chances[place, label])) for place, label in best]
-            self._require(case, found, [(row["entity"], float(row["score"])) for row in rows])
+            labels = [(names[label], float(chances[place, label])) for place, label in best]
+            self._require(case, labels, [(row["entity"], float(row["score"])) for row in rows])
         return len(cases)
 
     def _vectors(self, model: nn.Module) -> int:
@@ -271,12 +271,12 @@ class AnswerComparison:
             prefix = prompts.texts.get(prompts.default or "", "") if name is None else prompts.texts[name]
             for case in cases:
                 text = prefix + case[0]
-                found = self._outputs(model, [(text,)])["sentence_embedding"][0]
+                vector = self._outputs(model, [(text,)])["sentence_embedding"][0]
                 options = {"prompt_name": name, "convert_to_tensor": True, "show_progress_bar": False}
-                wanted = self._ask(original, original.encode, list(case), **options)[0]
+                expected = self._ask(original, original.encode, list(case), **options)[0]
                 count += 1
-                if found.shape != wanted.shape or not _close(found, wanted.double(), self._dtype):
-                    what = f"the vector of {text!r} is {_vector(found)}, that of the original {_vector(wanted)}"
+                if vector.shape != expected.shape or not _close(vector, expected.double(), self._dtype):
+                    what = f"the vector of {text!r} is {_vector(vector)}, that of the original {_vector(expected)}"
                     raise ParityError(what, self.checkpoint.where, _REMEDY)
         self._compare_long(original)
         return count
@@ -287,10 +287,10 @@ class AnswerComparison:
             return
         text = "The rain has stopped. " * (1 + self._limit // 4)
         read = getattr(original, "preprocess", None) or original.tokenize
-        wanted = self._ask(original, read, [text])["input_ids"][0].tolist()
-        found = self._tokenizer.truncating(self._limit).encode(text).ids
-        if found != wanted:
-            what = f"a long text is truncated to {len(found)} tokens, by the original to {len(wanted)}"
+        expected = self._ask(original, read, [text])["input_ids"][0].tolist()
+        ids = self._tokenizer.truncating(self._limit).encode(text).ids
+        if ids != expected:
+            what = f"a long text is truncated to {len(ids)} tokens, by the original to {len(expected)}"
             raise ParityError(what, self.checkpoint.where, _REMEDY)
 
     def _scores(self, model: nn.Module) -> int:
@@ -302,10 +302,10 @@ class AnswerComparison:
             options["activation_fn"] = _FUNCTION[str(config.problem_type)]
         cases = self._cases(pairs=True)[-len(_PAIRS) :]
         for case in cases:
-            found = _scores(config, self._outputs(model, [case])["logits"][0])
-            wanted = self._ask(original, original.predict, [case], **options).double().reshape(-1)
-            if found.shape != wanted.shape or not _close(found, wanted, self._dtype):
-                what = f"the scores of {case!r} are {_vector(found)}, those of the original {_vector(wanted)}"
+            scores = _scores(config, self._outputs(model, [case])["logits"][0])
+            expected = self._ask(original, original.predict, [case], **options).double().reshape(-1)
+            if scores.shape != expected.shape or not _close(scores, expected, self._dtype):
+                what = f"the scores of {case!r} are {_vector(scores)}, those of the original {_vector(expected)}"
                 raise ParityError(what, self.checkpoint.where, _REMEDY)
         return len(cases)
 
@@ -337,16 +337,16 @@ class AnswerComparison:
 
     def _cases(self, *, pairs: bool) -> list[tuple[str, ...]]:
         """Return the texts that the model can read, and pairs of texts."""
-        found: list[tuple[str, ...]] = []
+        cases: list[tuple[str, ...]] = []
         for case in [*((text,) for text in _TEXTS), *(_PAIRS if pairs else ())]:
             try:
                 self._tokenizer(_given(case))
-                found.append(case)
+                cases.append(case)
             except (ArtifactError, UsageError):  # such as too long for a small model, or without tokens
                 continue
-        if not found:
+        if not cases:
             raise Unavailable("no text fits the model")
-        return found
+        return cases
 
     def _outputs(self, model: nn.Module, cases: Sequence[tuple[str, ...]]) -> dict[str, Tensor]:
         if len(self.spec.graphs) > 1:

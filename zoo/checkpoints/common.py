@@ -47,28 +47,28 @@ def read_common(checkpoint: Checkpoint, cls: type[Config], tokenizer: Checkpoint
     """Read the common values of a checkpoint for which zoo's configuration has fields."""
     fields, hub = cls.field_types(), checkpoint.config
     generation, images = checkpoint.json(GENERATION), checkpoint.json("preprocessor_config.json")
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for key in _TOKENS:
         value = generation.get(key, hub.get(key))
         if value is not None:
-            found[key] = value[0] if isinstance(value, list) and len(value) == 1 else value
+            values[key] = value[0] if isinstance(value, list) and len(value) == 1 else value
     if "image_mean" in fields:
-        found |= _images(images, hub, checkpoint.path / "preprocessor_config.json")
+        values |= _images(images, hub, checkpoint.path / "preprocessor_config.json")
     if "mask_token_id" in fields:
-        found["mask_token_id"] = _mask_token(tokenizer)
+        values["mask_token_id"] = _mask_token(tokenizer)
     labels = _labels(hub, checkpoint)
     if hub.get("num_labels") not in (None, len(labels)):  # old files kept the default class names
         if labels not in ((), _numbered(len(labels))):
             what = f"id2label has {len(labels)} classes, but num_labels is {hub['num_labels']}"
             raise UsageError(what, checkpoint.config_file)
-        found["num_classes"], labels = hub["num_labels"], ()
+        values["num_classes"], labels = hub["num_labels"], ()
     elif labels:
-        found["num_classes"] = len(labels)
+        values["num_classes"] = len(labels)
     if labels != _numbered(len(labels)):
-        found["labels"] = labels
-    if (problem := _problem_type(checkpoint, one_class=found.get("num_classes") == 1)) is not None:
-        found["problem_type"] = problem
-    return {key: value for key, value in found.items() if key in fields}
+        values["labels"] = labels
+    if (problem := _problem_type(checkpoint, one_class=values.get("num_classes") == 1)) is not None:
+        values["problem_type"] = problem
+    return {key: value for key, value in values.items() if key in fields}
 
 
 def write_common(config: Config) -> dict[str, Any]:
@@ -93,7 +93,7 @@ def _images(images: Mapping[str, Any], hub: Mapping[str, Any], where: Path) -> d
 
     Raises :class:`UsageError` if zoo does not treat images in this way.
     """
-    found = {key: images[key] for key in _IMAGES if key in images}
+    values = {key: images[key] for key in _IMAGES if key in images}
     for key in ("do_rescale", "do_normalize"):
         if not images.get(key, True):
             raise UsageError(f"{key} {images[key]!r} is not supported, only true", where)
@@ -104,21 +104,21 @@ def _images(images: Mapping[str, Any], hub: Mapping[str, Any], where: Path) -> d
     if resample is not None:
         if type(resample) is not int or resample not in range(len(RESAMPLING)):
             raise UsageError(f"resample {resample!r} is not supported", where, "known: the filters of Pillow, 0 to 5")
-        found["image_resample"] = RESAMPLING[resample]
+        values["image_resample"] = RESAMPLING[resample]
     size, resize = _size(images, where)
     if resize is not None:
-        found["image_resize"] = resize
+        values["image_resize"] = resize
     towers = hub.get("vision_config")
     side = (towers if isinstance(towers, dict) else hub).get("image_size")
     if images.get("do_center_crop"):
         crop = _side(images, "crop_size", where)
         if crop != (side or crop) or crop > size:
             raise UsageError(f"crop_size {crop} of size {size} does not fit image_size {side}", where)
-        found["image_crop"] = crop / size
+        values["image_crop"] = crop / size
     elif resize == "shortest_edge":
         what = f"size {images['size']!r} without do_center_crop is not supported"
         raise UsageError(what, where, "images must be cropped to squares")
-    return found
+    return values
 
 
 def _size(images: Mapping[str, Any], where: Path) -> tuple[int, str | None]:
@@ -178,9 +178,9 @@ def generation_config(checkpoint: Checkpoint, config: Config) -> dict[str, Any]:
     The result is empty if there are no such settings or if the checkpoint has the file. It includes the special tokens,
     because libraries that find the file do not look for them elsewhere.
     """
-    chosen = {} if (checkpoint.path / GENERATION).exists() else chosen_values(checkpoint.config)
-    known = {**checkpoint.config, **write_common(config)}
-    return {key: known[key] for key in _TOKENS if known.get(key) is not None} | chosen if chosen else {}
+    suppressed = {} if (checkpoint.path / GENERATION).exists() else chosen_values(checkpoint.config)
+    values = {**checkpoint.config, **write_common(config)}
+    return {key: values[key] for key in _TOKENS if values.get(key) is not None} | suppressed if suppressed else {}
 
 
 def require_tokens(checkpoint: Checkpoint, config: Config) -> None:
@@ -201,10 +201,10 @@ def require_tokens(checkpoint: Checkpoint, config: Config) -> None:
 def task_prefixes(checkpoint: Checkpoint) -> dict[str, str]:
     """Return the prefixes of ``task_specific_params`` in config.json, as T5 has them, by the name of the task."""
     tasks = checkpoint.config.get("task_specific_params")
-    found = {} if not isinstance(tasks, dict) else tasks
+    settings = {} if not isinstance(tasks, dict) else tasks
     return {
         str(name): values["prefix"]
-        for name, values in found.items()
+        for name, values in settings.items()
         if isinstance(values, dict) and isinstance(values.get("prefix"), str)
     }
 
@@ -254,8 +254,8 @@ def _problem_type(checkpoint: Checkpoint, *, one_class: bool) -> str | None:
         return stated
     implied = _ACTIVATIONS.get(name)
     if implied is None:
-        known = ", ".join(_ACTIVATIONS)
-        raise UsageError(f"activation {activation!r} is not supported", where, f"known: {known}")
+        activations = ", ".join(_ACTIVATIONS)
+        raise UsageError(f"activation {activation!r} is not supported", where, f"known: {activations}")
     if stated not in (None, implied):
         what = f"problem_type {stated!r} disagrees with activation {activation!r}"
         raise UsageError(what, where, "correct one of the two")
@@ -267,6 +267,6 @@ def _mask_token(tokenizer: CheckpointTokenizer | None) -> int | None:
     if tokenizer is None:
         return None
     stated, name = tokenizer.names("mask")
-    known = tokenizer.backend
+    backend = tokenizer.backend
     names = (name,) if stated else _MASKS
-    return next((number for name in names if name and (number := known.token_to_id(name)) is not None), None)
+    return next((number for name in names if name and (number := backend.token_to_id(name)) is not None), None)

@@ -62,15 +62,15 @@ def read_configurations(
     cls.check_field("task", task, argument("task", task))
     head = {key: value for key, value in chosen.items() if key in cls.head_fields and key != "task"}
     shared = {key: value for key, value in chosen.items() if key not in head}
-    own, stated = _read_values(layout, checkpoint, cls, shared, allow_keys)
-    moved = own.with_task(task, head, where)
-    if layout.read_extra is not None and task != own.task:  # where a layout keeps the pooler depends on the task
-        extra = layout.read_extra(checkpoint, {**own.to_dict(), "task": task})
-        left = [key for key in cls.head_fields if key not in head and getattr(moved, key) == getattr(own, key)]
+    config, stated = _read_values(layout, checkpoint, cls, shared, allow_keys)
+    moved = config.with_task(task, head, where)
+    if layout.read_extra is not None and task != config.task:  # where a layout keeps the pooler depends on the task
+        extra = layout.read_extra(checkpoint, {**config.to_dict(), "task": task})
+        left = [key for key in cls.head_fields if key not in head and getattr(moved, key) == getattr(config, key)]
         moved = moved.with_task(task, {key: extra[key] for key in left if key in extra and key != "task"}, where)
-    if task == own.task and not head.keys() & {"num_classes", "problem_type"}:
-        _require_problem_type(own, stated, where)
-    return own, moved if moved != own else None
+    if task == config.task and not head.keys() & {"num_classes", "problem_type"}:
+        _require_problem_type(config, stated, where)
+    return config, moved if moved != config else None
 
 
 def _read_values(

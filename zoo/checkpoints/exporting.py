@@ -140,8 +140,8 @@ def choose_layout(
             reasons.append(f"{name}: cannot represent {', '.join(lost)}")
         for path in stage.iterdir():
             shutil.rmtree(path) if path.is_dir() else path.unlink()
-    found = "; ".join(reasons) or "no plugin provides one"
-    raise UsageError(f"no checkpoint layout can represent this {spec.architecture.name} model ({found})", stored.path)
+    faults = "; ".join(reasons) or "no plugin provides one"
+    raise UsageError(f"no checkpoint layout can represent this {spec.architecture.name} model ({faults})", stored.path)
 
 
 def _write_files(stored: ModelDirectory, layout: Layout, stage: Path) -> None:
@@ -171,7 +171,7 @@ def _tensors(stored: ModelDirectory, model: nn.Module, layout: Layout) -> dict[s
     config, groups = stored.spec.config, tensor_groups(model)
     first = {alias: name for name, (_, aliases) in groups.items() for alias in aliases}
     origins = layout.origins(first, config)
-    found: dict[str, SourceTensor] = {}
+    tensors: dict[str, SourceTensor] = {}
     for ours, (like, aliases) in groups.items():
         places = [origin for alias in aliases for origin in origins.get(alias, [])]
         if not places:
@@ -181,8 +181,8 @@ def _tensors(stored: ModelDirectory, model: nn.Module, layout: Layout) -> dict[s
             raise UsageError(f"{origin.name} cannot hold {ours} without {', '.join(absent)}", stored.path)
         shapes = [tuple(groups[first[name]][0].shape) for name in origin.group]
         read = partial(_read, stored, origin, [first[name] for name in origin.group])
-        found[layout.written_name(origin.name, config)] = SourceTensor(origin.rule.shape(shapes), like.dtype, read)
-    return split_stacks(found)
+        tensors[layout.written_name(origin.name, config)] = SourceTensor(origin.rule.shape(shapes), like.dtype, read)
+    return split_stacks(tensors)
 
 
 def _read_as(tensors: Mapping[str, SourceTensor], names: Mapping[str, str], name: str) -> Tensor:
@@ -199,6 +199,6 @@ def _read_back(stored: ModelDirectory, model: nn.Module, layout: Layout, checkpo
     ours = source_tensors(stored.path, stored.layout)
     again = TensorReader(stored.spec, model, layout, checkpoint)
     for name in tensor_groups(model):
-        written, kept = (tensor.reshape(-1).view(torch.uint8) for tensor in (again(name), ours[name].read()))
-        if not torch.equal(written, kept):
+        written, ours_bytes = (tensor.reshape(-1).view(torch.uint8) for tensor in (again(name), ours[name].read()))
+        if not torch.equal(written, ours_bytes):
             raise ParityError(f"{name} does not read back bit for bit", stored.path, "the layout is wrong")

@@ -179,8 +179,8 @@ class Field:
         if self.values is None:
             return value
         if isinstance(value, list | dict) or value not in self.values:
-            known = ", ".join(map(repr, self.values))
-            raise UsageError(f"{self.theirs} {value!r} is not supported", where, f"known: {known}")
+            choices = ", ".join(map(repr, self.values))
+            raise UsageError(f"{self.theirs} {value!r} is not supported", where, f"known: {choices}")
         return self.values[value]
 
     def write(self, config: Config, where: object) -> Any:
@@ -286,17 +286,17 @@ class Layout:
                 raise UsageError(f"checkpoints of this type lack {name}", checkpoint.where, remedy)
         required = {**_NONE, **self.required_values}
         wrong = [
-            f"{key} {hub[key]!r} is not supported, only {wanted!r}"
-            for key, wanted in required.items()
-            if hub.get(key, wanted) != wanted
+            f"{key} {hub[key]!r} is not supported, only {required_value!r}"
+            for key, required_value in required.items()
+            if hub.get(key, required_value) != required_value
         ]
         if wrong:
             raise UsageError("; ".join(wrong), where)
-        known = (
+        read_keys = (
             {item.theirs for item in self.fields} | _NONE.keys() | self.required_values.keys() | self.constant.keys()
         )
-        known |= {key for name in self.sections for key in (name, f"{name}_dict")}
-        _require_known(hub, known, (*self.ignored_keys, *allowed), where)
+        read_keys |= {key for name in self.sections for key in (name, f"{name}_dict")}
+        _require_known(hub, read_keys, (*self.ignored_keys, *allowed), where)
         values: dict[str, Any] = {"task": self.task(checkpoint)}
         values |= {item.ours or item.theirs: item.read(hub, where) for item in self.fields}
         values |= self._read_sections(checkpoint, (*self.ignored_keys, *allowed))
@@ -307,10 +307,10 @@ class Layout:
     def section(self, checkpoint: Checkpoint, name: str) -> Mapping[str, Any]:
         """Return a section of a configuration, empty if it is missing. One named NAME_dict replaces it."""
         replacement = checkpoint.config.get(f"{name}_dict")
-        found = checkpoint.config.get(name) if replacement is None else replacement
-        if not isinstance(found, Mapping | None):
-            raise UsageError(f"{name} must be an object, got {found!r}", checkpoint.config_file)
-        return found or {}
+        values = checkpoint.config.get(name) if replacement is None else replacement
+        if not isinstance(values, Mapping | None):
+            raise UsageError(f"{name} must be an object, got {values!r}", checkpoint.config_file)
+        return values or {}
 
     def _read_sections(self, checkpoint: Checkpoint, ignored: Sequence[str]) -> dict[str, Any]:
         values: dict[str, Any] = {}
@@ -328,8 +328,8 @@ class Layout:
         """Return zoo's task, given the class that wrote the checkpoint."""
         written_by = (checkpoint.config.get("architectures") or [next(iter(self.classes))])[0]
         if written_by not in self.classes:
-            known = ", ".join(self.classes)
-            raise UsageError(f"{written_by} is not supported", checkpoint.config_file, f"known: {known}")
+            classes = ", ".join(self.classes)
+            raise UsageError(f"{written_by} is not supported", checkpoint.config_file, f"known: {classes}")
         return _texts(self.classes[written_by])[0]
 
     def class_of(self, config: Config, preferred: str | None = None) -> str | None:
@@ -361,33 +361,33 @@ class Layout:
         """Return the places of each of zoo's tensors, of which the first is written. Omit unmatched tensors."""
         rules = self.rules(config) if callable(self.rules) else self.rules
         compiled = [(rule, [_pattern(name) for name in _texts(rule.ours)]) for rule in rules]
-        found: dict[str, list[Place]] = {}
+        places: dict[str, list[Place]] = {}
         for name in names:
             for rule, patterns in compiled:
                 match = next((match for pattern in patterns if (match := pattern.match(name))), None)
                 if match is not None:
                     *numbers, rest = match.groups()
                     group = tuple(_fill(ours, numbers) + rest for ours in _texts(rule.ours))
-                    found.setdefault(name, []).append(Place(_fill(rule.theirs, numbers) + rest, group, rule))
-        return found
+                    places.setdefault(name, []).append(Place(_fill(rule.theirs, numbers) + rest, group, rule))
+        return places
 
     def match(self, names: Iterable[str], expected: Iterable[str], config: Config) -> dict[str, str]:
         """Map each name in a file to the corresponding name in the rules, omitting ignored tensors.
 
         A name that no rule expects is mapped to itself.
         """
-        known = set(expected)
+        expected_names = set(expected)
         ignored = self.ignored_tensors(config) if callable(self.ignored_tensors) else self.ignored_tensors
-        found = {}
+        matched = {}
         for name in names:
             current = name
             for pattern, replacement in self.renamed:
                 current = re.sub(pattern, replacement, current)
-            if current not in known and self.prefix + current in known:
+            if current not in expected_names and self.prefix + current in expected_names:
                 current = self.prefix + current
-            if current in known or not any(re.fullmatch(pattern, current) for pattern in ignored):
-                found[name] = current
-        return found
+            if current in expected_names or not any(re.fullmatch(pattern, current) for pattern in ignored):
+                matched[name] = current
+        return matched
 
     def written_name(self, name: str, config: Config) -> str:
         """Return the name in a file of this task, given the name in the rules."""

@@ -167,10 +167,10 @@ def compare(
         with quiet():
             theirs = _load(checkpoint, layout, spec.config, dtype, chosen)
         persist.fill(model, weights)
-        found = _judge(spec.config, model, theirs.eval(), layout, checkpoint)
+        comparison = _judge(spec.config, model, theirs.eval(), layout, checkpoint)
         if then is not None:
             then(model, theirs)
-        return found
+        return comparison
     except (ImportError, Unavailable) as reason:
         if wanted:
             raise UsageError(f"cannot be compared with the original: {reason}", checkpoint.where) from reason
@@ -268,16 +268,16 @@ def _judge(config: Config, model: nn.Module, theirs: nn.Module, layout: Layout, 
         with Exact(theirs):
             theirs64 = [call(config, theirs, feeds, torch.float64) for feeds in batches]
     exact = error = original_error = 0.0
-    for feeds, (ours, others), reference, wanted in zip(batches, narrow, ours64, theirs64, strict=True):
+    for feeds, (ours, others), reference, theirs_exact in zip(batches, narrow, ours64, theirs64, strict=True):
         moved: list[dict[str, Tensor]] = []
         for name in ours:
-            other = name if name in wanted else layout.outputs.get(name, name)
+            other = name if name in theirs_exact else layout.outputs.get(name, name)
             if not other:
                 continue
-            if other not in wanted:
+            if other not in theirs_exact:
                 raise ParityError(f"the original has no output {other}", checkpoint.where)
             counted = _counted(config, feeds, outputs[name])
-            true = wanted[other][counted]
+            true = theirs_exact[other][counted]
             scale = max(1.0, float(true.abs().max()))
 
             def distance(tensor: Tensor, true: Tensor = true, scale: float = scale) -> float:
@@ -305,16 +305,16 @@ def _accepted(
     config: Config, theirs: nn.Module, batches: Sequence[dict[str, Tensor]], dtype: torch.dtype
 ) -> list[dict[str, Tensor]]:
     """Return the batches that the original takes: some classifiers take only one row without a ``pad_token_id``."""
-    found, reason = [], ""
+    types, reason = [], ""
     for feeds in batches:
         try:
             call(config, theirs, feeds, dtype)
-            found.append(feeds)
+            types.append(feeds)
         except Exception as error:  # another library may raise anything
             reason = " ".join(str(error).split())[:200]
-    if not found:
+    if not types:
         raise Unavailable(f"the original cannot run: {reason}")
-    return found
+    return types
 
 
 def _nudged(
@@ -351,22 +351,22 @@ def _batches(config: Config, model: nn.Module, layout: Layout) -> Iterator[dict[
     for rows, length, padding in _BATCHES:
         length = length if longest is None else min(length, longest)
         feeds = make_feeds(graphs, Point(rows, length, 0, padding), 0, longest or length + 1)
-        found = {name: torch.from_numpy(array) for name, array in feeds.items() if name in taken}
+        inputs = {name: torch.from_numpy(array) for name, array in feeds.items() if name in taken}
         pad = standard_fields(config).pad_token_id
-        if isinstance(pad, int) and {"input_ids", "attention_mask"} <= found.keys():  # some originals look for it
-            found["input_ids"] = found["input_ids"].masked_fill(found["attention_mask"] == 0, pad)
+        if isinstance(pad, int) and {"input_ids", "attention_mask"} <= inputs.keys():  # some originals look for it
+            inputs["input_ids"] = inputs["input_ids"].masked_fill(inputs["attention_mask"] == 0, pad)
         if isinstance(pad, int) and layout.positions_skip_padding:
             for name, mask in (("input_ids", "attention_mask"), ("decoder_input_ids", "decoder_attention_mask")):
-                inside = (found[name] == pad) & (found[mask] == 1)
-                found[name] = found[name].masked_fill(inside, int(pad == 0))
+                inside = (inputs[name] == pad) & (inputs[mask] == 1)
+                inputs[name] = inputs[name].masked_fill(inside, int(pad == 0))
         end = standard_fields(config).eos_token_id if config.task == "text-classification" else None
         end = layout.end_token(config) if layout.end_token is not None else end
-        if isinstance(end, int) and "input_ids" in found:  # some read its state
-            ids, tokens = found["input_ids"], found["attention_mask"]
+        if isinstance(end, int) and "input_ids" in inputs:  # some read its state
+            ids, tokens = inputs["input_ids"], inputs["attention_mask"]
             ids[(ids == end) & (tokens == 1)] = next(number for number in range(3) if number not in (end, pad))
             if end != pad:  # no text ends with its padding
                 ids[range(len(ids)), tokens.sum(1) - 1] = end
-        yield found
+        yield inputs
 
 
 def call(config: Config, model: nn.Module, feeds: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:

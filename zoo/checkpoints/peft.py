@@ -92,7 +92,7 @@ class AdapterNames:
     def are_all(self, names: Collection[str]) -> bool:
         """Return whether these names of one tensor cover every module that shares it."""
         first = self.first[next(iter(names))]
-        sharing = {id(self.owners[alias]) for alias, own in self.first.items() if own == first}
+        sharing = {id(self.owners[alias]) for alias, tensor in self.first.items() if tensor == first}
         return sharing == {id(self.owners[name]) for name in names}
 
     def place(self, name: str) -> Place:
@@ -105,11 +105,11 @@ class AdapterNames:
 
     def find(self, names: Iterable[str]) -> dict[str, Place | None]:
         """Return the places that names in the files of the base model stand for; None for unknown ones."""
-        known = {place.name: place for places in self._places.values() for place in places}
+        by_name = {place.name: place for places in self._places.values() for place in places}
         if self._layout is None:
-            return {name: known.get(name) for name in names}
-        matched = self._layout.match(names, known, self._config)
-        return {name: known.get(matched.get(name, name)) for name in names}
+            return {name: by_name.get(name) for name in names}
+        matched = self._layout.match(names, by_name, self._config)
+        return {name: by_name.get(matched.get(name, name)) for name in names}
 
 
 def write_adapter(stage: Path, names: AdapterNames, changes: Changes, *, base: str, rank: int, dropout: float) -> None:
@@ -132,10 +132,10 @@ def write_adapter(stage: Path, names: AdapterNames, changes: Changes, *, base: s
         module = weight.removesuffix(_WEIGHT)
         parts = [changes.updates.get(names.first[name]) for name in place.group]
         sizes = [names.shapes[name][0] for name in place.group]
-        found = _fused(parts, sizes)
-        tensors[f"{PREFIX}{module}.lora_A.weight"] = found.a.contiguous()
-        tensors[f"{PREFIX}{module}.lora_B.weight"] = place.rule.join(found.b.split(sizes)).contiguous()
-        ranks[module] = len(found.a)
+        fused = _fused(parts, sizes)
+        tensors[f"{PREFIX}{module}.lora_A.weight"] = fused.a.contiguous()
+        tensors[f"{PREFIX}{module}.lora_B.weight"] = place.rule.join(fused.b.split(sizes)).contiguous()
+        ranks[module] = len(fused.a)
     heads: dict[str, Place] = {names.written(place): place for place in map(names.place, changes.whole)}
     for name, place in heads.items():
         tensors[PREFIX + name] = place.rule.to_theirs(

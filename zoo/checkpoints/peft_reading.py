@@ -65,23 +65,23 @@ class _Contents:
 
     @classmethod
     def sort(cls, tensors: Mapping[str, Tensor]) -> _Contents:
-        found = cls()
+        contents = cls()
         for key, value in tensors.items():
             name = key.removeprefix(PREFIX)
             if (match := _FACTOR.fullmatch(name)) and value.ndim == 2:
-                found.factors.setdefault(match[1], {})[match[2]] = value
+                contents.factors.setdefault(match[1], {})[match[2]] = value
             elif (match := _EMBEDDING_FACTOR.fullmatch(name)) and value.ndim == 2:  # delta (V, E) = (B A)^T = A^T B^T
-                found.factors.setdefault(match[1], {})["B" if match[2] == "A" else "A"] = value.T
-                found.embeddings.add(match[1])
+                contents.factors.setdefault(match[1], {})["B" if match[2] == "A" else "A"] = value.T
+                contents.embeddings.add(match[1])
             elif "lora_" in name:
-                found.problems.append(f"{key} is not supported")
+                contents.problems.append(f"{key} is not supported")
             elif match := _ROWS.fullmatch(name):
-                found.rows[match[1]] = value
+                contents.rows[match[1]] = value
             elif match := _COPY.fullmatch(name):
-                found.copies.append((f"{match[1]}.{match[2]}", key, value))
+                contents.copies.append((f"{match[1]}.{match[2]}", key, value))
             else:
-                found.whole.append((f"{match[1]}.{match[2]}" if (match := _SAVED.fullmatch(name)) else name, value))
-        return found
+                contents.whole.append((f"{match[1]}.{match[2]}" if (match := _SAVED.fullmatch(name)) else name, value))
+        return contents
 
 
 def read_adapter(directory: Path, names: AdapterNames) -> Changes:
@@ -99,7 +99,7 @@ def read_adapter(directory: Path, names: AdapterNames) -> Changes:
     config = _read_config(directory / ADAPTER_CONFIG)
     contents = _Contents.sort(_read_tensors(directory / ADAPTER))
     problems = contents.problems
-    found = names.find(
+    places = names.find(
         [
             *(module + _WEIGHT for module in (*contents.factors, *contents.rows)),
             *(name for name, _ in contents.whole),
@@ -108,13 +108,13 @@ def read_adapter(directory: Path, names: AdapterNames) -> Changes:
     )
     equal: dict[str, None] = {}
     for name, key, value in contents.copies:
-        given = _whole(name, value, found[name], names, problems)
-        equal |= dict.fromkeys(map(names.first.__getitem__, given))
-        if not all(_equals(part, names.values[names.first[ours]]) for ours, part in given.items()):
+        update = _whole(name, value, places[name], names, problems)
+        equal |= dict.fromkeys(map(names.first.__getitem__, update))
+        if not all(_equals(part, names.values[names.first[ours]]) for ours, part in update.items()):
             problems.append(f"{key} differs from the model's {name}: the adapter belongs to other weights")
     updates: dict[str, Update] = {}
     for module, pair in contents.factors.items():
-        place = found[module + _WEIGHT]
+        place = places[module + _WEIGHT]
         problem = _problem(module, pair, place, names, embedding=module in contents.embeddings)
         if place is None or problem is not None:
             problems.append(str(problem))
@@ -127,10 +127,10 @@ def read_adapter(directory: Path, names: AdapterNames) -> Changes:
             updates[name] = Update(pair["A"], b, scale)
     replaced: dict[str, Tensor] = {}
     for name, value in contents.whole:
-        for ours, part in _whole(name, value, found[name], names, problems).items():
+        for ours, part in _whole(name, value, places[name], names, problems).items():
             if not _same(replaced.setdefault(ours, part), part):
                 problems.append(f"two tensors for {name} differ")
-    rows = _rows(contents.rows, found, config, names, problems)
+    rows = _rows(contents.rows, places, config, names, problems)
     for name in replaced.keys() & rows.keys():
         problems.append(f"{name} has both new rows and another tensor")
     replaced |= rows
@@ -139,13 +139,13 @@ def read_adapter(directory: Path, names: AdapterNames) -> Changes:
     replaced = {name: value for name, value in replaced.items() if name not in unchanged}
     # PEFT gives new rows of the input embedding to all layers that share it.
     tied = {alias: rows[first] for alias, first in names.first.items() if first in rows and first in replaced}
-    own, shared = _by_tensor(updates, names, _same_update)
+    weights, shared = _by_tensor(updates, names, _same_update)
     whole, also = _by_tensor({**tied, **replaced}, names, _same)
-    for name in own.keys() & whole.keys():
+    for name in weights.keys() & whole.keys():
         problems.append(f"{name} has both an update and another tensor")
     if problems:
         raise ArtifactError(f"not an adapter of this model ({'; '.join(problems)})", directory)
-    return Changes(own, whole, frozenset(shared | also), tuple(equal))
+    return Changes(weights, whole, frozenset(shared | also), tuple(equal))
 
 
 def _by_tensor(
@@ -235,12 +235,12 @@ def _problem(
         return f"{module} is no dense layer"
     if embedding and not all(isinstance(names.owners[name], nn.Embedding) for name in place.group):
         return f"{module} is no embedding, but has lora_embedding_A and lora_embedding_B"
-    wanted = (sum(shape[0] for shape in shapes), shapes[0][1])
+    expected = (sum(shape[0] for shape in shapes), shapes[0][1])
     if pair.keys() != {"A", "B"}:
         return f"{module} has only one of lora_A and lora_B"
     (rank, inputs), (outputs, columns) = pair["A"].shape, pair["B"].shape
-    if (outputs, inputs) != wanted or rank != columns or not rank:
-        return f"{module} has factors of shapes {(outputs, columns)} and {(rank, inputs)} for a weight of {wanted}"
+    if (outputs, inputs) != expected or rank != columns or not rank:
+        return f"{module} has factors of shapes {(outputs, columns)} and {(rank, inputs)} for a weight of {expected}"
     return None
 
 

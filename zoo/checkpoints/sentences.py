@@ -59,8 +59,8 @@ _ACTIVATIONS = {
 def encoder_settings(checkpoint: Checkpoint) -> tuple[Mapping[str, Any], Path]:
     """Return the settings of the module Transformer, and their file; empty without modules."""
     for name in _NAMES if checkpoint.modules else ():
-        if found := checkpoint.json(name):
-            return found, checkpoint.path / name
+        if settings := checkpoint.json(name):
+            return settings, checkpoint.path / name
     return {}, checkpoint.path / SENTENCES
 
 
@@ -143,8 +143,8 @@ def require_supported(checkpoint: Checkpoint, task: str, *, is_chosen: bool = Fa
 
 
 def _require_settings(said: Mapping[str, Any], where: Path) -> None:
-    known = (*_APPLIED, *_INERT, *_EMPTY, *_CALLS)
-    if unknown := [key for key in said if key not in known]:
+    names = (*_APPLIED, *_INERT, *_EMPTY, *_CALLS)
+    if unknown := [key for key in said if key not in names]:
         raise UsageError(f"not understood: {', '.join(unknown)}", where, "remove what changes no answer")
     for key in _EMPTY:
         if said.get(key) is not None:

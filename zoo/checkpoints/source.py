@@ -138,13 +138,13 @@ class Checkpoint:
             return ()
         try:
             listed = parse_json(read_bytes(path))
-            found = [SourceModule(_kind(str(entry["type"])), str(entry.get("path", ""))) for entry in listed]
+            modules = [SourceModule(_kind(str(entry["type"])), str(entry.get("path", ""))) for entry in listed]
         except (OSError, ValueError, TypeError, LookupError, AttributeError) as error:
             raise ArtifactError("not a list of modules of sentence-transformers", path) from error
-        for module in found:
+        for module in modules:
             if module.folder != Path(module.folder).name or module.folder == "..":
                 raise ArtifactError(f"{module.folder!r} is not a folder of the checkpoint", path)
-        return found
+        return modules
 
     @property
     def dense_folders(self) -> Sequence[str]:
@@ -160,11 +160,11 @@ class Checkpoint:
         """
         if self.planned is not None:
             return self.planned
-        found = dict(self._own_tensors())
+        tensors = dict(self._own_tensors())
         for number, folder in enumerate(self.dense_folders):
             layer = Checkpoint(self.path / folder)._own_tensors()
-            found |= {f"Dense.{number}.{name}": tensor for name, tensor in layer.items()}
-        return found
+            tensors |= {f"Dense.{number}.{name}": tensor for name, tensor in layer.items()}
+        return tensors
 
     def _own_tensors(self) -> Mapping[str, SourceTensor]:
         """Return the tensors without those of other modules."""
@@ -184,17 +184,19 @@ class Checkpoint:
         """Yield checkpoints without what wrappers may have added to the names, in all possible ways, shortest first."""
         names = {name: _INSERTED.sub("", name) for name in self.tensors}
         parts = list(dict.fromkeys(part for name in self.tensors for part in _INSERTED.findall(name)))
-        own = [name for name in names.values() if not re.match(r"Dense\.\d+\.", name)]
+        wrapped = [name for name in names.values() if not re.match(r"Dense\.\d+\.", name)]
         prefix: str | None = ""
-        found = ""
-        while own and prefix is not None and len({*names.values()}) == len(names):
-            found += prefix
-            removed = " and ".join([*parts, found] if found else parts)
+        shared_prefix = ""
+        while wrapped and prefix is not None and len({*names.values()}) == len(names):
+            shared_prefix += prefix
+            removed = " and ".join([*parts, shared_prefix] if shared_prefix else parts)
             if removed:
                 what = f"{removed} removed from the names of tensors"
-                planned = {new.removeprefix(found): self.tensors[name] for name, new in names.items()}
+                planned = {new.removeprefix(shared_prefix): self.tensors[name] for name, new in names.items()}
                 yield replace(self, planned=planned, removed=what)
-            prefix = next((part for part in _PREFIXES if all(name.startswith(found + part) for name in own)), None)
+            prefix = next(
+                (part for part in _PREFIXES if all(name.startswith(shared_prefix + part) for name in wrapped)), None
+            )
 
     def special_token(self, name: str) -> int | None:
         """Return the id of a special token that tokenizer_config.json names, such as ``pad_token``, or None."""

@@ -42,17 +42,17 @@ def join_stacks(tensors: Mapping[str, SourceTensor], layout: Layout, config: Con
         if match is not None:
             start, end = match.span("part")
             parts.setdefault(f"{name[:start]}#{name[end:]}", {})[int(match["part"])] = name
-    found = dict(tensors)
+    joined = dict(tensors)
     for name, numbered in parts.items():
-        ordered = [found[numbered[number]] for number in sorted(numbered)]
+        ordered = [joined[numbered[number]] for number in sorted(numbered)]
         first = ordered[0]
         if sorted(numbered) == [*range(len(numbered))] and all(
             (part.shape, part.dtype) == (first.shape, first.dtype) for part in ordered
         ):
             for part in numbered.values():
-                del found[part]
-            found[name] = SourceTensor((len(ordered), *first.shape), first.dtype, _Stack(ordered))
-    return found
+                del joined[part]
+            joined[name] = SourceTensor((len(ordered), *first.shape), first.dtype, _Stack(ordered))
+    return joined
 
 
 def split_stacks(tensors: Mapping[str, SourceTensor]) -> dict[str, SourceTensor]:
@@ -66,14 +66,14 @@ def split_stacks(tensors: Mapping[str, SourceTensor]) -> dict[str, SourceTensor]
         stack = tensors[name]
         return SourceTensor(stack.shape[1:], stack.dtype, lambda: read(name)[number].clone())
 
-    found: dict[str, SourceTensor] = {}
+    parts: dict[str, SourceTensor] = {}
     for name, tensor in tensors.items():
         if "#" not in name:
-            found[name] = tensor
+            parts[name] = tensor
             continue
         for number in range(tensor.shape[0]):
-            found[name.replace("#", str(number))] = reader(name, number)
-    return found
+            parts[name.replace("#", str(number))] = reader(name, number)
+    return parts
 
 
 class _Stack:

@@ -60,9 +60,9 @@ class TokenComparison:
         self.ours, self.theirs, self.where, self.lowers = ours, theirs, where, lowers
         self.bare = Tokenizer(ours.backend, special_tokens=False)
         """Ours, without special tokens around texts."""
-        known = {token.content for token in ours.backend.get_added_tokens_decoder().values()}
-        known |= {str(token) for token in theirs.added_tokens_decoder.values()} | set(theirs.all_special_tokens)
-        self.all_tokens = [] if lowers else sorted(known.difference(dropped))
+        added = {token.content for token in ours.backend.get_added_tokens_decoder().values()}
+        added |= {str(token) for token in theirs.added_tokens_decoder.values()} | set(theirs.all_special_tokens)
+        self.all_tokens = [] if lowers else sorted(added.difference(dropped))
         self.tokens = _sample(self.all_tokens, MAX_TOKENS)
         self.special = not hasattr(theirs, "src_lang")
         """Whether special tokens are put around texts: of a translation, they depend on its languages."""
@@ -103,46 +103,45 @@ class TokenComparison:
             for start in range(0, len(alike), _CHUNK):
                 chunk = alike[start : start + _CHUNK]
                 columns = {name: list(column) for name, column in zip(names, zip(*chunk, strict=True), strict=False)}
-                wanted = ask(self.theirs, **columns, add_special_tokens=self.special, **options)
+                expected = ask(self.theirs, **columns, add_special_tokens=self.special, **options)
                 for number, case in enumerate(chunk):
-                    self._compare_one(ours, case, {key: wanted[key][number] for key in wanted})
+                    self._compare_one(ours, case, {key: expected[key][number] for key in expected})
 
     def _compare_one(self, ours: Tokenizer, case: tuple[str, ...], wanted: Mapping[str, Any]) -> None:
         text = " and ".join(_shown(part, 80) for part in case)
         try:
-            found = ours.encode(*case) if self.special else self.bare.encode(*case)
+            encoded = ours.encode(*case) if self.special else self.bare.encode(*case)
         except ZooError as error:
             raise ParityError(f"zoo refuses the text {text} ({error})", self.where, _REMEDY) from error
         rare = self.ours.target is not self.ours and self.theirs.unk_token_id in wanted["input_ids"]
-        if rare and found.ids != wanted["input_ids"]:
+        if rare and encoded.ids != wanted["input_ids"]:
             self.left_out += 1
             return
-        self._require("token ids", text, found.ids, wanted["input_ids"])
+        self._require("token ids", text, encoded.ids, wanted["input_ids"])
         if self.ours.inputs.segments > 1:  # otherwise all tokens are in the first one
-            given = wanted.get("token_type_ids", [0] * len(found.ids))
-            self._require("segments", text, found.type_ids, given)
+            types = wanted.get("token_type_ids", [0] * len(encoded.ids))
+            self._require("segments", text, encoded.type_ids, types)
         if "attention_mask" in wanted:
-            self._require("the mask", text, [1] * len(found.ids), wanted["attention_mask"])
+            self._require("the mask", text, [1] * len(encoded.ids), wanted["attention_mask"])
 
     def compare_decoding(self) -> int:
         """Compare the texts of token ids, with and without special tokens, and return the number of sequences."""
         ours = self.ours.target
-        known = [number for number in range(ours.backend.get_vocab_size()) if ours.backend.id_to_token(number)]
+        numbers = [number for number in range(ours.backend.get_vocab_size()) if ours.backend.id_to_token(number)]
         fast = self.theirs.is_fast  # others put spaces around special tokens, and strip texts
         choose = random.Random(0)
-        sequences = [[number] for number in _sample(known, _SAMPLE)]
-        sequences += [choose.choices(known, k=8) for _ in range(_SEQUENCES)]
+        sequences = [[number] for number in _sample(numbers, _SAMPLE)]
+        sequences += [choose.choices(numbers, k=8) for _ in range(_SEQUENCES)]
         sequences += [ours.encode(text).ids for text in self.texts()]
         for sequence in sequences:
             for special in (True, False) if fast else (False,):
-                found = ours.decode(sequence, special_tokens=special)
-                wanted = ask(self.theirs.decode, sequence, skip_special_tokens=not special)
-                if found != wanted and (fast or found.strip() != wanted.strip()):
+                decoded = ours.decode(sequence, special_tokens=special)
+                expected = ask(self.theirs.decode, sequence, skip_special_tokens=not special)
+                if decoded != expected and (fast or decoded.strip() != expected.strip()):
                     which = "with" if special else "without"
-                    what = (
-                        f"token ids {_shortened(sequence, [])[0]} decode to {_shown(found, 80)} {which} special tokens"
-                    )
-                    raise ParityError(f"{what}; the original's text is {_shown(wanted, 80)}", self.where, _REMEDY)
+                    ids = _shortened(sequence, [])[0]
+                    what = f"token ids {ids} decode to {_shown(decoded, 80)} {which} special tokens"
+                    raise ParityError(f"{what}; the original's text is {_shown(expected, 80)}", self.where, _REMEDY)
         return len(sequences)
 
     def compare_chats(self, folder: Path) -> int | str:
@@ -165,22 +164,24 @@ class TokenComparison:
     def _compare_chat(self, template: ChatTemplate, chat: Sequence[Mapping[str, str]], prompt: bool) -> None:
         what = f"of the chat {_shown(str(list(chat)), 200)}" + ("" if prompt else " without a generation prompt")
         try:
-            wanted = self.theirs.apply_chat_template(list(chat), tokenize=False, add_generation_prompt=prompt)
+            expected = self.theirs.apply_chat_template(list(chat), tokenize=False, add_generation_prompt=prompt)
         except Exception as error:  # a template can raise any exception
-            wanted = f"refused ({error})"
+            expected = f"refused ({error})"
         try:
-            found = template.render(chat, add_generation_prompt=prompt)
+            rendered = template.render(chat, add_generation_prompt=prompt)
         except ArtifactError as error:
-            if wanted.startswith("refused ("):
+            if expected.startswith("refused ("):
                 return
-            found = f"refused ({error})"
-        if found != wanted:
-            place = next((at for at, pair in enumerate(zip(found, wanted, strict=False)) if pair[0] != pair[1]), None)
-            start = max(0, min(len(found), len(wanted)) - 20 if place is None else place - 20)
-            ends = (_shown(text[start : start + 120], 120) for text in (found, wanted))
+            rendered = f"refused ({error})"
+        if rendered != expected:
+            place = next(
+                (at for at, pair in enumerate(zip(rendered, expected, strict=False)) if pair[0] != pair[1]), None
+            )
+            start = max(0, min(len(rendered), len(expected)) - 20 if place is None else place - 20)
+            ends = (_shown(text[start : start + 120], 120) for text in (rendered, expected))
             raise ParityError(f"the prompt {what} is {' where the original has '.join(ends)}", self.where, _REMEDY)
-        ids = ask(self.theirs, found, add_special_tokens=False)["input_ids"]
-        self._require("token ids", f"the prompt {what}", self.bare.encode(found).ids, ids)
+        ids = ask(self.theirs, rendered, add_special_tokens=False)["input_ids"]
+        self._require("token ids", f"the prompt {what}", self.bare.encode(rendered).ids, ids)
 
     def _require(self, kind: str, text: str, found: Sequence[int], wanted: Sequence[int]) -> None:
         if list(found) != list(wanted):

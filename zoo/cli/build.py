@@ -87,10 +87,10 @@ def command(
     if tokenizer or spec.tokenizer:
         from zoo.tokenizers.special import fit
 
-        found = fit(spec, tokenizer, type(spec.config).parse_settings(settings, "--set"))
-        spec = resolve_preset(name, settings, found.values)
-        if found.note and not is_quiet():
-            message("note", found.note)
+        fitted = fit(spec, tokenizer, type(spec.config).parse_settings(settings, "--set"))
+        spec = resolve_preset(name, settings, fitted.values)
+        if fitted.note and not is_quiet():
+            message("note", fitted.note)
     target = output or Path(spec.name)
     build(
         spec, target, seed=seed, dtype=dtype, tokenizer=tokenizer, max_shard_bytes=max_shard_size, force=force

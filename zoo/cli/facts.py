@@ -28,7 +28,7 @@ def describe_model(spec: ModelSpec) -> dict[str, Any]:
     """Describe a model without allocating its weights."""
     parameters = parameter_count(spec)
     pasts = [item for graph in spec.graphs for item in graph.pasts]
-    kept = sum(item.elements_per_token() for item in pasts if isinstance(item, KeyValues))
+    growing = sum(item.elements_per_token() for item in pasts if isinstance(item, KeyValues))
     fixed = sum(item.elements() for item in pasts if isinstance(item, States))
     return {
         "name": spec.name,
@@ -46,7 +46,7 @@ def describe_model(spec: ModelSpec) -> dict[str, Any]:
         "parameters": parameters,
         "active_parameters": spec.cost.active if spec.cost else None,
         "bytes": {dtype: parameters * size for dtype, size in _ITEM_BYTES.items()},
-        "kv_cache_bytes_per_token": {dtype: kept * size for dtype, size in _ITEM_BYTES.items()} if kept else None,
+        "kv_cache_bytes_per_token": {dtype: growing * size for dtype, size in _ITEM_BYTES.items()} if growing else None,
         "kv_cache_bytes_with_windows": _with_windows(spec),
         "state_bytes": {dtype: fixed * size for dtype, size in _ITEM_BYTES.items()} if fixed else None,
         "flops_per_token": spec.cost.flops if spec.cost else None,

@@ -49,8 +49,8 @@ def write(
 
     ``describe`` returns more facts for the JSON of a diagram.
     """
-    given = {name: value for name, value in options.items() if value not in (None, (), False)}
-    for name in given:
+    chosen_options = {name: value for name, value in options.items() if value not in (None, (), False)}
+    for name in chosen_options:
         if name not in KINDS[kind]:
             kinds = [other for other, names in KINDS.items() if name in names]
             raise UsageError(f"--{name} does not apply to --of {kind}", None, f"choose --of {' or '.join(kinds)}")
@@ -66,7 +66,7 @@ def write(
         from zoo.plots.plot import check_figure
 
         check_figure(target, force=force)
-        plot = _plot(kind, spec, stored, texts, given)
+        plot = _plot(kind, spec, stored, texts, chosen_options)
         plot.write(target, force=force)
         title = plot.title
     if as_json:

@@ -46,9 +46,9 @@ def command(
     """
     presets = registry()
     _check(presets, pattern, task, arch)
-    found = presets.search(pattern, task=task, architecture=arch)
-    models = [item for item in found if isinstance(item, Summary)]
-    failed = [item for item in found if not isinstance(item, Summary)]
+    summaries = presets.search(pattern, task=task, architecture=arch)
+    models = [item for item in summaries if isinstance(item, Summary)]
+    failed = [item for item in summaries if not isinstance(item, Summary)]
     if (min_params, max_params) != (None, None):
         from zoo.models.count import within_size
 

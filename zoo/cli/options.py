@@ -161,9 +161,9 @@ class _Number(click.ParamType[int]):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         if isinstance(value, int):
             return value
-        found = re.fullmatch(r"([\d_]+(?:\.\d+)?)\s*([A-Za-z]*)", value.strip())
-        unit = self._units.get(found[2].upper()) if found else None
-        number = int(float(found[1].replace("_", "")) * unit) if found and unit and found[1].strip("_") else -1
+        match = re.fullmatch(r"([\d_]+(?:\.\d+)?)\s*([A-Za-z]*)", value.strip())
+        unit = self._units.get(match[2].upper()) if match else None
+        number = int(float(match[1].replace("_", "")) * unit) if match and unit and match[1].strip("_") else -1
         if number < self._least:
             option = f"--{str(param.name).replace('_', '-')}" if param else None
             raise UsageError(f"{value!r} is not a {self.name}", option, f"write {self._example}")

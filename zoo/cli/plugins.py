@@ -37,7 +37,7 @@ def list_plugins(as_json: bool) -> None:
 
     Plugins recorded as broken are loaded again.
     """
-    found = plugins.active(retry=True).all
+    all_plugins = plugins.active(retry=True).all
     if as_json:
         rows = [
             {
@@ -51,7 +51,7 @@ def list_plugins(as_json: bool) -> None:
                 "import_seconds": plugin.import_seconds,
                 "provides": provides(plugin),
             }
-            for plugin in found
+            for plugin in all_plugins
         ]
         emit_json("plugins.list", {"plugins": rows})
         return
@@ -68,7 +68,7 @@ def list_plugins(as_json: bool) -> None:
                     plugin.reason
                     or "; ".join(f"{kind} {', '.join(names)}" for kind, names in provides(plugin).items() if names),
                 )
-                for plugin in found
+                for plugin in all_plugins
             ),
         ],
         right=[4],

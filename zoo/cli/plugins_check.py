@@ -137,12 +137,12 @@ def _explain(name: str, as_json: bool) -> None:
 
 def _find(name: str) -> list[Plugin]:
     """Return the plugins of that name or distribution without importing them."""
-    known = list(plugins.discover())
-    found = [plugin for plugin in known if name in (plugin.name, plugin.distribution)]
-    if not found:
-        names = {text for plugin in known for text in (plugin.name, plugin.distribution)}
+    discovered = list(plugins.discover())
+    matches = [plugin for plugin in discovered if name in (plugin.name, plugin.distribution)]
+    if not matches:
+        names = {text for plugin in discovered for text in (plugin.name, plugin.distribution)}
         raise UsageError(f"no plugin {name!r}", None, nearest(name, names))
-    return found
+    return matches
 
 
 def _check(plugin: Plugin, models: tuple[str, ...], seconds: float) -> Iterator[_Row]:
@@ -183,17 +183,17 @@ def _check(plugin: Plugin, models: tuple[str, ...], seconds: float) -> Iterator[
     for outcome in isolation.run(
         f"{_JOBS}:check_job", jobs, seconds=seconds, parse=lambda data: read_plain(Result, data, "the result")
     ):
-        check, title, known = asked[outcome.job]
+        check, title, expected_failure = asked[outcome.job]
         if outcome.failure is None:
             result = outcome.value
         else:
             result = Result(
                 check=check.name,
-                status="failed" if known is None else "expected failure",
+                status="failed" if expected_failure is None else "expected failure",
                 seconds=outcome.seconds,
                 expected=check.summary,
                 happened=outcome.failure,
-                reason=known or "",
+                reason=expected_failure or "",
             )
         yield _Row(plugin, title, result, outcome.output)
 

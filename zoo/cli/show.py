@@ -96,12 +96,12 @@ def command(
     """
     if attention and figure is not None:
         raise UsageError("both --attention and --figure", None, "choose one of them")
-    chosen = _PAGE if attention else _FIGURE if figure is not None else None
+    kind_of_output = _PAGE if attention else _FIGURE if figure is not None else None
     options = {
         "--of": kind, "--variant": variant, "--token": token, "--layer": layer, "--head": head, "--output": output,
         "--generate": generate, "--queries-keys": queries_keys, "--unverified": unverified, "--force": force,
     }  # fmt: skip
-    _check_options(chosen, texts, options)
+    _check_options(kind_of_output, texts, options)
     spec, stored = find_model(model, settings)
     if attention:
         if stored is None or settings:

@@ -164,10 +164,10 @@ def decode(source: str, ids: str, as_json: bool) -> None:
     from zoo.tokenizers.tokenizer import open_tokenizer
 
     tokenizer = open_tokenizer(source)
-    known = set(tokenizer.backend.get_vocab().values())
+    vocabulary = set(tokenizer.backend.get_vocab().values())
     for number in numbers:
-        if number not in known:
-            raise UsageError(f"no token {number} in a vocabulary of {len(known)}", source)
+        if number not in vocabulary:
+            raise UsageError(f"no token {number} in a vocabulary of {len(vocabulary)}", source)
     text = tokenizer.decode(numbers, special_tokens=True)
     if as_json:
         emit_json("tokenizer.decode", {"ids": numbers, "text": text})

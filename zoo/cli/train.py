@@ -161,16 +161,20 @@ def command(
         raise
     if not is_first():
         return
-    found = outcome.evaluation
+    evaluation = outcome.evaluation
     if as_json:
         result = {"directory": str(outcome.directory), "steps": outcome.steps, "kept_step": outcome.kept}
-        scores = None if found is None else {"loss": found.loss, "accuracy": found.accuracy, **found.terms}
+        scores = (
+            None
+            if evaluation is None
+            else {"loss": evaluation.loss, "accuracy": evaluation.accuracy, **evaluation.terms}
+        )
         data_facts = {"rows": asdict(run.data.facts), "classes": run.classes}
         emit_json("train", {**result, "loss": outcome.loss, "evaluation": scores, **data_facts})
         return
     text = f"{outcome.directory}: {outcome.steps:,} steps, loss {outcome.loss:.4f}"
-    if found is not None:
-        text += f"; on data for evaluation, at step {outcome.kept:,}: {_evaluation_text(found)}"
+    if evaluation is not None:
+        text += f"; on data for evaluation, at step {outcome.kept:,}: {_evaluation_text(evaluation)}"
     say(text)
 
 
@@ -183,12 +187,12 @@ def show_facts(facts: Facts, limit: int | None, remedy: str) -> None:
         remedy: what to do about truncated rows.
     """
     why = f" ({remedy})" if remedy else ""
-    found = [f"{facts.truncated:,} truncated to {limit} tokens{why}"] if facts.truncated else []
-    found += [f"{facts.bad:,} left out"] if facts.bad else []
+    parts = [f"{facts.truncated:,} truncated to {limit} tokens{why}"] if facts.truncated else []
+    parts += [f"{facts.bad:,} left out"] if facts.bad else []
     if facts.noted.get("windows", 0) > facts.rows - facts.bad:
-        found += [f"{count:,} {name}" for name, count in facts.noted.items() if count]
-    if found:
-        echo(f"of {facts.rows:,} rows: {', '.join(found)}", err=True)
+        parts += [f"{count:,} {name}" for name, count in facts.noted.items() if count]
+    if parts:
+        echo(f"of {facts.rows:,} rows: {', '.join(parts)}", err=True)
 
 
 def _tell_saved(run: Run | None, output: Path | None) -> None:
@@ -212,8 +216,8 @@ def _refuse_with_resume() -> None:
     """Raise :class:`UsageError` for other options with ``--resume``: the run is described in its directory."""
     context = click.get_current_context()
     for parameter in context.command.params:
-        given = context.get_parameter_source(str(parameter.name)) is click.core.ParameterSource.COMMANDLINE
-        if given and parameter.name not in _RESUMABLE:
+        is_given = context.get_parameter_source(str(parameter.name)) is click.core.ParameterSource.COMMANDLINE
+        if is_given and parameter.name not in _RESUMABLE:
             raise UsageError("cannot be changed when training continues", parameter.opts[-1], "leave it out")
 
 
@@ -224,8 +228,8 @@ def _changed_settings(texts: Sequence[str], fsdp: bool | None) -> dict[str, Any]
         if key not in TrainingSettings.field_types():
             remedy = f"only these can: {', '.join(CHANGEABLE)}"
             raise UsageError(f"{key} cannot be changed when training continues", f"--set {text}", remedy)
-    found = TrainingSettings.parse_settings(texts, "--set")
-    return found if fsdp is None else {**found, "fsdp": fsdp}
+    changes = TrainingSettings.parse_settings(texts, "--set")
+    return changes if fsdp is None else {**changes, "fsdp": fsdp}
 
 
 def _evaluation_text(found: Evaluation) -> str:

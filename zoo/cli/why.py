@@ -28,8 +28,13 @@ def command(model: str | None, settings: tuple[str, ...], recipe: str | None, as
         refuse_settings(settings)
         from zoo.registry.recipes import find_recipe
 
-        found = find_recipe(recipe)
-        _explain(recipe, {key: given[-1].value for key, given in found.origins.items()}, found.origins, as_json)
+        resolved = find_recipe(recipe)
+        _explain(
+            recipe,
+            {key: assignments[-1].value for key, assignments in resolved.origins.items()},
+            resolved.origins,
+            as_json,
+        )
         return
     assert model is not None
     spec, stored = find_model(model, settings)
@@ -38,10 +43,10 @@ def command(model: str | None, settings: tuple[str, ...], recipe: str | None, as
     training = preset_defaults(spec)
     values, origins = spec.config.to_dict(), spec.origins or {}
     if stored is not None:
-        given, source = stored.description["config"], str(stored.path / "config.json")
-        origins = {key: [Assignment(value, source if key in given else DEFAULT)] for key, value in values.items()}
+        assignments, source = stored.description["config"], str(stored.path / "config.json")
+        origins = {key: [Assignment(value, source if key in assignments else DEFAULT)] for key, value in values.items()}
     values |= {f"training.{key}": value for key, value in training.items()}
-    origins = {**origins, **{f"training.{key}": given for key, given in spec.training.items()}}
+    origins = {**origins, **{f"training.{key}": assignments for key, assignments in spec.training.items()}}
     _explain(spec.name, values, origins, as_json)
 
 

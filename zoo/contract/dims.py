@@ -49,9 +49,9 @@ def _parse(dim: str) -> ast.expr:
     except (SyntaxError, ValueError):
         tree = ast.Constant(None)
     if not dim_names(dim) or not all(map(_is_allowed, ast.walk(tree))):
-        known = "a name, or a sum or quotient such as 'past_sequence + sequence' or '(frames + 3) // 4'"
-        known += ", or a minimum such as 'min(frames, 31)'"
-        raise ValueError(f"bad dimension {dim!r}: write a number, {known}")
+        forms = "a name, or a sum or quotient such as 'past_sequence + sequence' or '(frames + 3) // 4'"
+        forms += ", or a minimum such as 'min(frames, 31)'"
+        raise ValueError(f"bad dimension {dim!r}: write a number, {forms}")
     return tree
 
 

@@ -90,7 +90,7 @@ def dissect(spec: ModelSpec) -> list[Anatomy]:
         calls = [[_watch(model, graph, sizes) for sizes in pair] for graph in spec.graphs]
     read = _read_by(model, {path for first, _ in calls for path in first})
     seen: set[int] = set()
-    found: list[Anatomy] = []
+    parts: list[Anatomy] = []
     for graph, (first, second) in zip(spec.graphs, calls, strict=True):
         names = _Names(graph, pair)
         nodes = {"": _Node("", model)}
@@ -99,10 +99,10 @@ def dissect(spec: ModelSpec) -> list[Anatomy]:
             node = _place(path, model, nodes)
             node.shape, node.calls = names.of_shape(shape, other_shape), names.of(count, other_count)
         for path, node in nodes.items():
-            if path in first or not (path or found):  # the model's own parameters go to the first graph
+            if path in first or not (path or parts):  # the model's own parameters go to the first graph
                 node.tensors = read.get(path, {})
-        found.append(Anatomy(graph, _parts(nodes[""], seen)))
-    return found
+        parts.append(Anatomy(graph, _parts(nodes[""], seen)))
+    return parts
 
 
 def _watch(model: nn.Module, graph: Graph, sizes: Sequence[int]) -> dict[str, tuple[tuple[int, ...] | None, int]]:
@@ -111,14 +111,14 @@ def _watch(model: nn.Module, graph: Graph, sizes: Sequence[int]) -> dict[str, tu
     Modules are in the order in which their first calls end, so a module comes after those it calls. Modules that
     return their input, such as dropout in evaluation mode, are omitted.
     """
-    found: dict[str, tuple[tuple[int, ...] | None, int]] = {}
+    calls: dict[str, tuple[tuple[int, ...] | None, int]] = {}
 
     def watch(path: str) -> Any:
         def hook(module: nn.Module, given: tuple[Any, ...], returned: Any) -> None:
             if any(returned is item for item in given) and not any(True for _ in module.parameters()):
                 return
-            shape, count = found.get(path, (_shape(returned), 0))
-            found[path] = (shape, count + 1)
+            shape, count = calls.get(path, (_shape(returned), 0))
+            calls[path] = (shape, count + 1)
 
         return hook
 
@@ -135,7 +135,7 @@ def _watch(model: nn.Module, graph: Graph, sizes: Sequence[int]) -> dict[str, tu
     finally:
         for handle in handles:
             handle.remove()
-    return found
+    return calls
 
 
 def _named(graph: Graph, sizes: Sequence[int]) -> dict[str, int]:
@@ -188,15 +188,15 @@ def _read_by(model: nn.Module, called: set[str]) -> dict[str, dict[str, Tensor]]
 
     Parameters of a module that is not called are attributed to the nearest enclosing module that is.
     """
-    found: dict[str, dict[str, Tensor]] = {}
+    tensors: dict[str, dict[str, Tensor]] = {}
     for path, module in model.named_modules():
         reader = path
         while reader and reader not in called:
             reader = reader.rpartition(".")[0]
         for name, tensor in module.named_parameters(recurse=False):
             full = f"{path}.{name}" if path else name
-            found.setdefault(reader, {})[full.removeprefix(f"{reader}." if reader else "")] = tensor
-    return found
+            tensors.setdefault(reader, {})[full.removeprefix(f"{reader}." if reader else "")] = tensor
+    return tensors
 
 
 def _place(path: str, model: nn.Module, nodes: dict[str, _Node]) -> _Node:
@@ -213,12 +213,12 @@ def _place(path: str, model: nn.Module, nodes: dict[str, _Node]) -> _Node:
 
 def _parts(node: _Node, seen: set[int]) -> tuple[Part, ...]:
     """Return the parameters that a module reads directly, and its submodules, as parts."""
-    own = [
+    direct = [
         Part(name, "Parameter", 1, 1, tuple(tensor.shape), *_count(tensor, seen), ())
         for name, tensor in node.tensors.items()
     ]
     inner = [_part(item, node.path, seen) for item in node.nodes]
-    return (*own, *_merge(inner, node.module))
+    return (*direct, *_merge(inner, node.module))
 
 
 def _part(node: _Node, around: str, seen: set[int]) -> Part:
@@ -267,11 +267,11 @@ def _merge(parts: Sequence[Part], owner: nn.Module) -> tuple[Part, ...]:
 
 def _turns(parts: Sequence[Part], length: int) -> int:
     """Return how many times the pattern of the first ``length`` parts repeats."""
-    wanted = [_likeness(part) for part in parts[:length]]
+    likenesses = [_likeness(part) for part in parts[:length]]
     if not all(part.name.rpartition(".")[2].isdigit() for part in parts[:length]):
         return 1
     turns = 1
-    while [_likeness(part) for part in parts[turns * length : (turns + 1) * length]] == wanted:
+    while [_likeness(part) for part in parts[turns * length : (turns + 1) * length]] == likenesses:
         turns += 1
     return turns
 

@@ -158,9 +158,9 @@ class AttentionRecord:
                 raise ArtifactError("two attention maps have the same name", repr(item.name))
             if len(set(item.heads)) < len(item.heads) or min(item.heads, default=0) < 0:
                 raise ArtifactError(f"heads must be different numbers from 0, got {list(item.heads)}", repr(item.name))
-            wanted = (len(item.heads), len(item.queries.labels), len(item.keys.labels))
-            if item.weights.shape != wanted:
-                raise ArtifactError(f"weights have shape {item.weights.shape}, not {wanted}", item.name)
+            expected = (len(item.heads), len(item.queries.labels), len(item.keys.labels))
+            if item.weights.shape != expected:
+                raise ArtifactError(f"weights have shape {item.weights.shape}, not {expected}", item.name)
             if not (np.isfinite(item.weights).all() and item.weights.min(initial=0) > _NEGATIVE):
                 raise ArtifactError("weights are negative or not finite", item.name, "the page shows weights from 0")
             if item.vectors is not None and (fault := item.vectors.fault(item.weights)):

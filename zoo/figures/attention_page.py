@@ -142,9 +142,9 @@ def check_page(target: Path, *, force: bool) -> None:
 
 def _reader(stored: ModelDirectory) -> tuple[Plugin, Any]:
     """Return the function that reads attention weights for the model's task, and its plugin."""
-    found = plugins.active().attention_task(stored.spec.task)
-    if found is None:
+    reader = plugins.active().attention_task(stored.spec.task)
+    if reader is None:
         remedy = "a plugin adds one as attention of its zoo.Task"
         raise UsageError(f"no task shows the attention of a {stored.spec.task} model", stored.path, remedy)
-    plugin, reference = found
+    plugin, reference = reader
     return plugin, load_reference(reference, plugin)

@@ -125,17 +125,17 @@ def adapt_directory(
     old = stored.spec
     with plugins.blame(old.plugin, f"cannot configure {old.name}", fault=UsageError):
         before = old.config.to_dict()
-        chosen = {**(values or {}), **type(old.config).parse_settings(settings, "--set")}
-        task = task or chosen.get("task")
+        new_values = {**(values or {}), **type(old.config).parse_settings(settings, "--set")}
+        task = task or new_values.get("task")
         if task is not None:
-            config = old.config.with_task(task, chosen, source)
+            config = old.config.with_task(task, new_values, source)
         else:
-            config = type(old.config).from_dict(before | chosen, source)
+            config = type(old.config).from_dict(before | new_values, source)
     if TOKENIZER in stored.files:
         from zoo.tokenizers.load import read_tokenizer
         from zoo.tokenizers.special import check_ids
 
-        check_ids(config, read_tokenizer(stored.file(TOKENIZER)), stored.file(TOKENIZER), chosen)
+        check_ids(config, read_tokenizer(stored.file(TOKENIZER)), stored.file(TOKENIZER), new_values)
     spec = replace(old, name=name or base_name(target), config=config)
     changed = {key: (before[key], value) for key, value in config.to_dict().items() if value != before[key]}
 
@@ -143,11 +143,13 @@ def adapt_directory(
     converted = convert(old, spec, held, dtype=stored.dtype, move=task is not None, seed=seed, where=source)
     if strict:
         converted.head.require_none(source)
-    wanted, aliases = stored_tensors(converted.model)
+    tensors, aliases = stored_tensors(converted.model)
 
     description = describe(spec, dtype=stored.dtype)
     with new_model(target, description, force=force) as stage:
-        digest = persist.write_weights(stage, wanted, converted.tensors.__getitem__, aliases=aliases, progress=progress)
+        digest = persist.write_weights(
+            stage, tensors, converted.tensors.__getitem__, aliases=aliases, progress=progress
+        )
         for file in stored.files.keys() & {TOKENIZER, *COMPANIONS}:
             shutil.copyfile(source / file, stage / file)
             _follow(stage / file, changed)

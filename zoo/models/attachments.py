@@ -34,5 +34,5 @@ def attach(model: nn.Module, attachments: Attachments) -> nn.Module:
 
 
 def attachments(model: nn.Module) -> Attachments:
-    found: Attachments = vars(model).get(_ATTACHED, Attachments())
-    return found
+    attached: Attachments = vars(model).get(_ATTACHED, Attachments())
+    return attached

@@ -31,8 +31,8 @@ _ITEM_SIZE = 4
 
 def list_models(pattern: str = "*", *, task: str | None = None, architecture: str | None = None) -> list[str]:
     """Return the names of presets that match a glob or contain a text, optionally of one task and architecture."""
-    found = registry().search(pattern, task=task, architecture=architecture)
-    return [item.name for item in found if isinstance(item, Summary)]
+    presets = registry().search(pattern, task=task, architecture=architecture)
+    return [item.name for item in presets if isinstance(item, Summary)]
 
 
 def initialise(name: str, *, seed: int, dtype: str | torch.dtype, **config: Any) -> nn.Module:

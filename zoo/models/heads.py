@@ -41,9 +41,9 @@ class HeadChange:
     def require_none(self, where: object) -> None:
         """Raise :class:`UsageError`, which lists all replaced tensors, if there are any."""
         parts = [("would be new", self.new), ("would be dropped", self.dropped)]
-        found = "; ".join(f"{', '.join(fold_names(names))} {what}" for what, names in parts if names)
-        if found:
-            raise UsageError(found, where, argument("strict", text="leave out {} to accept this"))
+        problems = "; ".join(f"{', '.join(fold_names(names))} {what}" for what, names in parts if names)
+        if problems:
+            raise UsageError(problems, where, argument("strict", text="leave out {} to accept this"))
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ def convert(
             it; all such tensors are listed.
     """
     model = create.build_on_meta(new, dtype)
-    wanted = stored_tensors(model)[0]
+    required = stored_tensors(model)[0]
     trunk = replace(new, config=_with_head_of(new.config, old.config)) if move else new
     same_head = create.build_on_meta(trunk, dtype) if move else model
     expected = stored_tensors(same_head)[0]
@@ -89,21 +89,21 @@ def convert(
     changed = {key for key, value in new.config.to_dict().items() if value != before[key]}
     only_head = not move and changed <= {*new.config.head_fields}
     remedy = argument("task", text="pass {} to replace the head") if only_head else None
-    made = _convert_trunk(trunk, same_head, old.config, held, expected, where, remedy)
-    values = {**held, **made}
+    converted = _convert_trunk(trunk, same_head, old.config, held, expected, where, remedy)
+    values = {**held, **converted}
     replaced = new.config.replaced_modules if new.config.task != old.config.task else ()
-    kept = {
+    tensors = {
         name: values[name]
-        for name, like in wanted.items()
+        for name, like in required.items()
         if name in expected and expected[name].shape == like.shape and name.partition(".")[0] not in replaced
     }
-    fresh = tuple(name for name in wanted if name not in kept)
+    fresh = tuple(name for name in required if name not in tensors)
     if fresh:
         built = stored_tensors(create.build(new, seed=seed, dtype=dtype))[0]
-        kept |= {name: built[name] for name in fresh}
-    dropped = tuple(name for name in expected if name not in wanted or name in fresh)
-    shapes = {name: (tuple(held[name].shape), tuple(value.shape)) for name, value in made.items()}
-    return Converted(model, kept, shapes, HeadChange(fresh, dropped))
+        tensors |= {name: built[name] for name in fresh}
+    dropped = tuple(name for name in expected if name not in required or name in fresh)
+    shapes = {name: (tuple(held[name].shape), tuple(value.shape)) for name, value in converted.items()}
+    return Converted(model, tensors, shapes, HeadChange(fresh, dropped))
 
 
 def _with_head_of(config: Config, other: Config) -> Config:
@@ -122,7 +122,7 @@ def _convert_trunk(
     remedy: Wording | None,
 ) -> dict[str, Tensor]:
     """Convert the tensors whose shape changes; raise unless every tensor of the model is available."""
-    made: dict[str, Tensor] = {}
+    converted: dict[str, Tensor] = {}
     problems = [f"{name} would be lost" for name in held if name not in wanted]
     problems += [f"{name} would be new" for name in wanted if name not in held]
     for name, like in wanted.items():
@@ -134,12 +134,12 @@ def _convert_trunk(
         except UsageError as error:
             value, reason = None, f" ({error})"
         if value is not None and value.shape == like.shape:
-            made[name] = value.to(like.dtype)
+            converted[name] = value.to(like.dtype)
         else:
             problems.append(f"{name} has shape {tuple(held[name].shape)}, not {tuple(like.shape)}{reason}")
     if problems:
         raise UsageError(f"the weights do not fit these settings: {'; '.join(problems)}", where, remedy)
-    return made
+    return converted
 
 
 def _adapt_tensor(spec: ModelSpec, model: nn.Module, name: str, tensor: Tensor, old: Config) -> Tensor | None:
@@ -172,9 +172,10 @@ def retask(spec: ModelSpec, model: nn.Module, values: Mapping[str, Any], seed: i
     if config == spec.config:
         return Retasked(spec, model, HeadChange())
     new = replace(spec, config=config)
-    held, own = stored_tensors(model)[0], next(model.parameters()).dtype
-    dtype = "float32" if own == torch.float64 else persist.common_dtype(model)  # no model is built in float64
+    held = stored_tensors(model)[0]
+    real = next(model.parameters()).dtype
+    dtype = "float32" if real == torch.float64 else persist.common_dtype(model)  # no model is built in float64
     converted = convert(spec, new, held, dtype=dtype, move=True, seed=seed, where=spec.name)
-    tensors = {name: item.to(own) if item.is_floating_point() else item for name, item in converted.tensors.items()}
+    tensors = {name: item.to(real) if item.is_floating_point() else item for name, item in converted.tensors.items()}
     persist.fill(converted.model, tensors.items())
     return Retasked(new, attach(converted.model, attachments(model)), converted.head)

@@ -17,20 +17,19 @@ _SAVING_HOOKS = ("_state_dict_hooks", "_state_dict_pre_hooks")
 
 def loading_hooks(model: nn.Module) -> Iterator[str]:
     """Yield the methods and hooks that run when a state is loaded, by module. torch's own change nothing."""
-    return _found(model, _LOADING, _LOADING_HOOKS)
+    return _authored(model, _LOADING, _LOADING_HOOKS)
 
 
 def saving_hooks(model: nn.Module) -> Iterator[str]:
     """Yield the methods and hooks that change the state of modules, or add to it."""
-    return _found(model, _SAVING, _SAVING_HOOKS)
+    return _authored(model, _SAVING, _SAVING_HOOKS)
 
 
-def _found(model: nn.Module, methods: Sequence[str], hooks: Sequence[str]) -> Iterator[str]:
+def _authored(model: nn.Module, methods: Sequence[str], hooks: Sequence[str]) -> Iterator[str]:
     for path, module in model.named_modules():
         where = f"{path or 'the model'} ({type(module).__qualname__})"
         for name in methods:
-            own = name in vars(module) or _is_foreign(getattr(type(module), name))
-            if own:
+            if name in vars(module) or _is_foreign(getattr(type(module), name)):
                 yield f"{name} of {where}"
         for name in hooks:
             for hook in getattr(module, name).values():

@@ -99,11 +99,11 @@ def save(
     >>> torch.equal(load(directory)(ids), model(ids))
     True
     """
-    found, attached = find_spec(model), attachments(model)
+    described = find_spec(model)
+    attached = attachments(model)
     label = attached.tokenizer if tokenizer is None else "bytes" if tokenizer == "bytes" else "file"
-    spec = replace(
-        found, name=name or base_name(directory), description=attached.description or found.description, tokenizer=label
-    )
+    description = attached.description or described.description
+    spec = replace(described, name=name or base_name(directory), description=description, tokenizer=label)
     return save_spec(spec, model, directory, tokenizer=tokenizer, max_shard_bytes=max_shard_bytes, force=force)
 
 
@@ -161,10 +161,10 @@ def write_model(
     read = read or tensors.__getitem__
     digest = write_weights(stage, tensors, read, aliases=aliases, max_shard_bytes=max_shard_bytes, progress=progress)
     write_companions(stage, spec, model, tokenizer)
-    known = replace(origin, weights=digest) if origin is not None else attached.origin.of(digest)
-    card = model_card(spec, common_dtype(model), known, parameter_count(spec))
+    recorded = replace(origin, weights=digest) if origin is not None else attached.origin.of(digest)
+    card = model_card(spec, common_dtype(model), recorded, parameter_count(spec))
     (stage / CARD).write_text(card, encoding="utf-8")
-    return known
+    return recorded
 
 
 def write_companions(
@@ -295,11 +295,11 @@ def check_layout(model: nn.Module, layout: Mapping[str, StoredTensor], where: ob
     problems += [f"unexpected {name}" for name in layout if name not in groups]
     for name, (tensor, _) in groups.items():
         if name in layout:
-            wanted = DTYPES.get(dtype_name(tensor.dtype))
+            expected = DTYPES.get(dtype_name(tensor.dtype))
             if tuple(tensor.shape) != layout[name].shape:
                 problems.append(f"{name} has shape {layout[name].shape}, not {tuple(tensor.shape)}")
-            elif wanted is not None and wanted != layout[name].dtype:
-                problems.append(f"{name} is {layout[name].dtype}, not {wanted}")
+            elif expected is not None and expected != layout[name].dtype:
+                problems.append(f"{name} is {layout[name].dtype}, not {expected}")
     if problems:
         raise ArtifactError(f"the weights are not this model's ({'; '.join(problems)})", where)
 

@@ -178,13 +178,13 @@ class LSHAttention(nn.Module):
         weights = (scores - top).exp()
         total = weights.sum(-1, keepdim=True)
         weights = F.dropout(weights / total, self.dropout, self.training)
-        found = self._rounds(top + total.log()).gather(3, back)  # (B, H, R, T, 1), log-weights of the rounds
+        log_weights = self._rounds(top + total.log()).gather(3, back)  # (B, H, R, T, 1), log-weights of the rounds
 
         def mix(value: Tensor) -> Tensor:
             """(B, H, T, D) -> (B, H, T, D)."""
             mixed = weights @ _with_previous(self._chunks(_pick(value, flat)), 2)  # (B, H, R N, C, D)
             mixed = self._rounds(mixed).gather(3, back.expand(-1, -1, -1, -1, mixed.shape[-1]))
-            return (mixed * found.softmax(2)).sum(2)
+            return (mixed * log_weights.softmax(2)).sum(2)
 
         return self.output(mix_values(mix, value).transpose(1, 2).flatten(2))
 
@@ -204,8 +204,8 @@ class LSHAttention(nn.Module):
     def _inside(self, chunks: int, device: torch.device) -> Tensor:
         """Boolean mask, (R N, 1, 2 C), of the visible keys in the previous chunk and the chunk itself."""
         later = (torch.arange(chunks, device=device) > 0).repeat(self.num_hashes).unsqueeze(1)
-        own = torch.ones_like(later)
-        both = torch.cat((own if self.wrap else later, own), 1)  # (R N, 2)
+        itself = torch.ones_like(later)
+        both = torch.cat((itself if self.wrap else later, itself), 1)  # (R N, 2)
         return both.repeat_interleave(self.chunk_length, 1).unsqueeze(1)
 
 

@@ -159,11 +159,11 @@ class TopKRouter(nn.Module):
         """(M, E) -> (M, X), in float32 at least."""
         wide = torch.promote_types(x.dtype, torch.float32)
         if x.dtype == wide:
-            found: Tensor = self.scores(x)
+            scores: Tensor = self.scores(x)
         else:  # all parameters, those of an adapter too
             widened = {name: value.to(wide) for name, value in self.scores.named_parameters()}
-            found = functional_call(self.scores, widened, x.to(wide))
-        return found
+            scores = functional_call(self.scores, widened, x.to(wide))
+        return scores
 
 
 class Experts(nn.Module):

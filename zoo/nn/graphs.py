@@ -89,14 +89,14 @@ def _attention_inputs(graph: Graph, declared: AttentionInputs, scores: Attention
 
 def _past_length(graph: Graph, feeds: Mapping[str, Tensor]) -> int:
     """Return the number of tokens in the past, which layers with a window do not tell."""
-    found = {
+    sizes = {
         dim: feeds[tensor.name].shape[axis]
         for tensor in graph.input_tensors()
         for axis, dim in enumerate(tensor.dims)
         if dim in (graph.past_length, graph.total_length, "sequence")
     }
-    past = found.get(str(graph.past_length))
-    return found[graph.total_length] - found["sequence"] if past is None else past
+    past = sizes.get(str(graph.past_length))
+    return sizes[graph.total_length] - sizes["sequence"] if past is None else past
 
 
 def _gather(

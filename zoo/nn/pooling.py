@@ -41,11 +41,11 @@ def pool(x: Tensor, padding: Tensor | None, how: Pooling) -> Tensor:
     if how == "last":
         last = (places * padding).argmax(-1)  # (B,)
         return x.gather(1, last[:, None, None].expand(-1, 1, x.shape[2])).squeeze(1)
-    kept = padding.unsqueeze(-1)  # (B, T, 1)
+    real = padding.unsqueeze(-1)  # (B, T, 1)
     if how == "max":
-        highest = x.masked_fill(kept == 0, torch.finfo(x.dtype).min).amax(1)
-        return highest.masked_fill(kept.sum(1) == 0, 0)
-    weights = kept.to(x.dtype) * (places + 1).to(x.dtype)[:, None] if how == "weighted_mean" else kept.to(x.dtype)
+        highest = x.masked_fill(real == 0, torch.finfo(x.dtype).min).amax(1)
+        return highest.masked_fill(real.sum(1) == 0, 0)
+    weights = real.to(x.dtype) * (places + 1).to(x.dtype)[:, None] if how == "weighted_mean" else real.to(x.dtype)
     total, count = (x * weights).sum(1), weights.sum(1).clamp(min=1)
     return total / (count.sqrt() if how == "mean_sqrt_len" else count)
 

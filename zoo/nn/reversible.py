@@ -100,26 +100,26 @@ class _Reversible(torch.autograd.Function):
         def add(parameters: Sequence[Tensor], found: Sequence[Tensor | None]) -> None:
             for parameter, gradient in zip(parameters, found, strict=True):
                 if gradient is not None:
-                    known = gradients[parameter]
-                    gradients[parameter] = gradient if known is None else known + gradient
+                    total = gradients[parameter]
+                    gradients[parameter] = gradient if total is None else total + gradient
 
         device = first.device
         enabled, dtype = ctx.autocast
         for block, decided, (attend_seed, feed_seed) in zip(
             reversed(ctx.blocks), reversed(decisions), reversed(ctx.seeds), strict=True
         ):
-            own = [parameter for parameter in block.parameters() if parameter in learnt]
+            learnt_here = [parameter for parameter in block.parameters() if parameter in learnt]
             with torch.enable_grad(), torch.autocast(device.type, dtype, enabled), _seeded(feed_seed, device):
                 read = first.detach().requires_grad_()
                 made = block.feed(read)
-            d_read, *found = torch.autograd.grad(made, (read, *own), d_second, allow_unused=True)
-            add(own, found)
+            d_read, *found = torch.autograd.grad(made, (read, *learnt_here), d_second, allow_unused=True)
+            add(learnt_here, found)
             d_first, second = d_first + d_read, second - made.detach()
             with torch.enable_grad(), torch.autocast(device.type, dtype, enabled), _seeded(attend_seed, device):
                 read = second.detach().requires_grad_()
                 made = block.attend(read, tokens, decided)
-            d_read, *found = torch.autograd.grad(made, (read, *own), d_first, allow_unused=True)
-            add(own, found)
+            d_read, *found = torch.autograd.grad(made, (read, *learnt_here), d_first, allow_unused=True)
+            add(learnt_here, found)
             d_second, first = d_second + d_read, first - made.detach()
         return None, d_first, d_second, None, *(gradients.get(parameter) for parameter in ctx.parameters)
 

@@ -68,11 +68,11 @@ def positions(source: str | os.PathLike[str] | ModelSpec) -> Plot:
         ArtifactError: the model directory is damaged.
     """
     model = StoredModel(source)
-    found = _merged([*_computed(model), *_learned(model)])
-    if not found:
+    encodings = _merged([*_computed(model), *_learned(model)])
+    if not encodings:
         remedy = "declare learned ones as position_tensors of a module"
         raise UsageError(f"{model.spec.architecture.name} has no positional encodings", model.name, remedy)
-    return _draw(model.name, found)
+    return _draw(model.name, encodings)
 
 
 def _merged(found: Sequence[_Encoding]) -> list[_Encoding]:

@@ -105,11 +105,11 @@ def _draw_errors(axes: Any, rows: Sequence[_Row], levels: Sequence[str], key: st
     values = [errors[name] for row in rows for errors in row.errors.values() for name in (key, limit) if name in errors]
     zero = min((value for value in values if value > 0), default=1e-12) / 4
     for number, level in enumerate(levels):
-        found = [(place, row.errors[level]) for place, row in enumerate(rows) if key in row.errors.get(level, {})]
-        if not found:
+        points = [(place, row.errors[level]) for place, row in enumerate(rows) if key in row.errors.get(level, {})]
+        if not points:
             continue
-        heights = [place + (number + 1) / (len(levels) + 1) - 0.5 for place, _ in found]
-        errors, limits = ([errors[name] or zero for _, errors in found] for name in (key, limit))
+        heights = [place + (number + 1) / (len(levels) + 1) - 0.5 for place, _ in points]
+        errors, limits = ([errors[name] or zero for _, errors in points] for name in (key, limit))
         axes.hlines(heights, errors, limits, color="0.75", linewidth=0.8)
         label = "_" if any(line.get_label() == _ALLOWED for line in axes.get_lines()) else _ALLOWED
         axes.plot(limits, heights, "|", color="black", markersize=5, label=label, gid=f"{limit}-{level}")
@@ -159,11 +159,11 @@ def _draw_points(axes: Any, points: Sequence[tuple[int, int, int, str]]) -> None
     places = {"none": (-0.2, -0.2), "left": (0.2, -0.2), "right": (-0.2, 0.2), "empty row": (0.2, 0.2)}
     size = 4 if len(columns) <= _COLUMNS else 2
     for number, (padding, (marker, label)) in enumerate(_PADDINGS.items()):
-        found = [item for item in points if item[3] == padding]
-        if found:
+        items = [item for item in points if item[3] == padding]
+        if items:
             right, down = places[padding]
-            x = [columns.index(item[1:3]) + right for item in found]
-            y = [batches.index(item[0]) + down for item in found]
+            x = [columns.index(item[1:3]) + right for item in items]
+            y = [batches.index(item[0]) + down for item in items]
             axes.plot(x, y, marker, color=COLOURS[number], markersize=size, label=label, gid=f"padding-{padding}")
     every = math.ceil(len(columns) / _COLUMNS)
     shown = range(0, len(columns), every)
@@ -192,12 +192,12 @@ def _draw_outcomes(axes: Any, parts: Mapping[str, tuple[int, int, int, Sequence[
     for (label, values), colour, hatch in zip(
         bars.items(), (COLOURS[0], COLOURS[1], "0.85"), ("", "//", ".."), strict=True
     ):
-        made = axes.barh(
+        drawn = axes.barh(
             range(len(parts)), values, 0.6, start, color=colour, hatch=hatch, edgecolor="white", label=label
         )
-        for patch in made:
+        for patch in drawn:
             patch.set_gid(f"outcomes-{label}")
-        axes.bar_label(made, [str(value or "") for value in values], label_type="center",
+        axes.bar_label(drawn, [str(value or "") for value in values], label_type="center",
                        color="black" if label == "cannot occur" else "white")  # fmt: skip
         start += values
     axes.set_yticks(range(len(parts)), [f"{printable(graph)}: {part[2]} conditions" for graph, part in parts.items()])
@@ -245,10 +245,10 @@ def _worst(several: Sequence[Mapping[str, Mapping[str, Any]]]) -> dict[str, dict
     worst: dict[str, dict[str, Any]] = {}
     for level in dict.fromkeys(level for errors in several for level in errors):
         for key, limit in _RULES.values():
-            found = [errors[level] for errors in several if key in errors.get(level, {})]
-            if found:
-                chosen = max(found, key=lambda item: item[key] / item[limit] if item[limit] else 0.0)
-                worst.setdefault(level, {}).update({key: chosen[key], limit: chosen[limit]})
+            measured = [errors[level] for errors in several if key in errors.get(level, {})]
+            if measured:
+                largest = max(measured, key=lambda item: item[key] / item[limit] if item[limit] else 0.0)
+                worst.setdefault(level, {}).update({key: largest[key], limit: largest[limit]})
     return worst
 
 

@@ -80,9 +80,9 @@ def memory(directory: str | os.PathLike[str], text: str, *, layer: int = 0, head
     with torch.no_grad():
         scores = as_floats(module.score(x)[:, head, token])
         best, slots = module.search(x)
-    found = _Search(scores, slots[token, head].numpy(), as_floats(best[token, head]), module.num_keys)
+    search = _Search(scores, slots[token, head].numpy(), as_floats(best[token, head]), module.num_keys)
     where = f"{path}, head {head}, token {token} ({tokens[token]!r})"
-    return _draw(f"{name}: product-key search in {where}", found)
+    return _draw(f"{name}: product-key search in {where}", search)
 
 
 def _run(

@@ -32,18 +32,18 @@ def spans(directory: str | os.PathLike[str]) -> Plot:
         ArtifactError: the model directory is damaged.
     """
     model = StoredModel(directory)
-    found = model.find(AdaptiveSpan)
-    if not found:
+    modules = model.find(AdaptiveSpan)
+    if not modules:
         what = f"{model.spec.architecture.name} has no learned attention spans"
         raise UsageError(what, model.name, "choose a model with zoo.nn.AdaptiveSpan")
-    for path, module in found:
+    for path, module in modules:
         model.fill(path, module)
-    values = [as_floats(module.clamped()) for _, module in found]
+    values = [as_floats(module.clamped()) for _, module in modules]
     heads = max(map(len, values))
     table = np.full((len(values), heads), np.nan)
     for layer, row in enumerate(values):
         table[layer, : len(row)] = row
-    limit, ramp = max(module.limit for _, module in found), found[0][1].ramp
+    limit, ramp = max(module.limit for _, module in modules), modules[0][1].ramp
     title = f"{model.name}: attention spans of heads, at most {limit} tokens, ramp of {ramp}"
     figure = new_figure(title, max(2.2, 1.2 + 0.3 * min(len(values), 20)))
     left, right = figure.subplots(1, 2, width_ratios=(3, 1), sharey=True)
@@ -54,7 +54,7 @@ def spans(directory: str | os.PathLike[str]) -> Plot:
                 colour = "white" if span < 0.55 * np.nanmax(table) else "black"
                 left.text(head, layer, f"{span:.3g}", ha="center", va="center", color=colour)
         left.set_xticks(range(heads))
-        left.set_yticks(range(len(values)), [printable(path.partition(".attention")[0]) for path, _ in found])
+        left.set_yticks(range(len(values)), [printable(path.partition(".attention")[0]) for path, _ in modules])
     left.tick_params(length=0)
     right.tick_params(axis="y", length=0, labelleft=False)
     left.set(xlabel="head", ylabel="layer")

@@ -172,7 +172,7 @@ def discover() -> list[Plugin]:
     """Return every installed plugin, built-in ones first, without importing any."""
     from zoo.version import __version__
 
-    found = [Plugin(name, module, DISTRIBUTION, __version__, built_in=True) for name, module in BUILT_IN.items()]
+    plugins = [Plugin(name, module, DISTRIBUTION, __version__, built_in=True) for name, module in BUILT_IN.items()]
     seen = set()
     for source in distributions():
         try:
@@ -186,9 +186,9 @@ def discover() -> list[Plugin]:
         name = _metadata(source, "name")
         if name not in seen:  # the first on the path is the one Python imports
             version = _metadata(source, "version")
-            found += [Plugin(entry.name, entry.value, name, version) for entry in entries]
+            plugins += [Plugin(entry.name, entry.value, name, version) for entry in entries]
         seen.add(name)
-    return sorted(found, key=lambda plugin: (not plugin.built_in, plugin.distribution, plugin.name))
+    return sorted(plugins, key=lambda plugin: (not plugin.built_in, plugin.distribution, plugin.name))
 
 
 def _metadata(source: Distribution, name: str) -> str:

@@ -158,11 +158,11 @@ def read(plugins: Sequence[Plugin], *, retry: bool = False) -> None:
         return
     memory, unknown = _recall(), []
     for plugin in others:
-        known = memory.get(plugin.key)
-        if known is None or not known.still_hold(plugin) or (retry and known.status == "broken"):
+        remembered = memory.get(plugin.key)
+        if remembered is None or not remembered.still_hold(plugin) or (retry and remembered.status == "broken"):
             unknown.append(plugin)
         else:
-            known.put_into(plugin)
+            remembered.put_into(plugin)
     if unknown:
         _read_elsewhere(unknown)
         memory |= {plugin.key: _Contents.of(plugin) for plugin in unknown}
@@ -173,7 +173,7 @@ def read(plugins: Sequence[Plugin], *, retry: bool = False) -> None:
 def load(plugin: Plugin, manager: pluggy.PluginManager) -> None:
     """Import and register a plugin and call its hooks, in this process."""
     started = time.perf_counter()
-    found: dict[str, Any] = {}
+    contents: dict[str, Any] = {}
     presets: dict[str, Preset] = {}
     files: Sequence[Path] = ()
     try:
@@ -184,8 +184,8 @@ def load(plugin: Plugin, manager: pluggy.PluginManager) -> None:
             manager.register(module, plugin.key)
             manager.check_pending()
             for name, kind in CONTRIBUTIONS.items():
-                found[name] = _collect(manager, plugin.key, f"zoo_{name}", kind)
-                for item in found[name]:
+                contents[name] = _collect(manager, plugin.key, f"zoo_{name}", kind)
+                for item in contents[name]:
                     item.check()
             files = _collect(manager, plugin.key, "zoo_presets", Path)
             for path in files:
@@ -197,7 +197,7 @@ def load(plugin: Plugin, manager: pluggy.PluginManager) -> None:
         if manager.has_plugin(plugin.key):
             manager.unregister(name=plugin.key)
         return
-    for name, items in found.items():
+    for name, items in contents.items():
         setattr(plugin, name, items)
     plugin.presets, plugin.preset_files = presets, files
 
@@ -293,12 +293,12 @@ def _memory_name() -> str:
 
 def _recall() -> dict[str, _Contents]:
     """Return the cached contents of plugins, by key. Entries that are not of this version's form are left out."""
-    found = {}
+    recalled = {}
     with suppress(ValueError, RecursionError):
         memory = read_plain(_Memory, json.loads(memo.read(_memory_name()) or b"null"))
         for key, contents in memory.plugins.items() if memory.schema == _SCHEMA else ():
-            found[key] = _Contents.parse(contents)
-    return found
+            recalled[key] = _Contents.parse(contents)
+    return recalled
 
 
 def _environment_stamp() -> str:
@@ -327,14 +327,14 @@ def _files(place: Path) -> list[list[object]]:
     """Return path, size and times of a file, or of every file below a folder, to detect changes."""
     if place.is_file():
         return [_stamp(place)]
-    found = []
+    files = []
     for folder, folders, names in os.walk(place):
         folders[:] = [name for name in folders if name != "__pycache__"]
         for name in names:
             path = os.path.join(folder, name)  # noqa: PTH118  (faster: every command checks all plugins)
             status = os.stat(path)  # noqa: PTH116
-            found.append([path, status.st_size, status.st_mtime_ns, status.st_ctime_ns])
-    return sorted(found)
+            files.append([path, status.st_size, status.st_mtime_ns, status.st_ctime_ns])
+    return sorted(files)
 
 
 def _stamp(file: Path) -> list[object]:

@@ -96,27 +96,27 @@ class Plugins:
     def architecture(self, name: str, where: object = None) -> tuple[Plugin, Architecture]:
         """Return the only provider of ``name`` or ``distribution:name``; otherwise raise :class:`PluginError`."""
         owner, _, short = name.rpartition(":")
-        found = [
+        providers = [
             (plugin, architecture)
             for plugin in self.loaded()
             for architecture in plugin.architectures
             if architecture.name == short and owner in ("", plugin.distribution)
         ]
-        if len(found) > 1:
-            owners = " and ".join(str(plugin) for plugin, _ in found)
+        if len(providers) > 1:
+            owners = " and ".join(str(plugin) for plugin, _ in providers)
             raise PluginError(
                 f"architecture {short!r} is provided by {owners}",
                 where,
-                f"write {found[0][0].distribution}:{short}",
+                f"write {providers[0][0].distribution}:{short}",
             )
-        if not found:
+        if not providers:
             broken = [str(plugin) for plugin in self.all if plugin.status == "broken"]
             disabled = [plugin.name for plugin in self.all if plugin.status == "disabled"]
             hint = known_provider(short) or nearest(short, self.architecture_names())
             if broken or disabled:
                 hint = f"broken: {', '.join(broken) or 'none'}; disabled: {', '.join(disabled) or 'none'}"
             raise PluginError(f"no plugin provides the architecture {name!r}", where, hint)
-        return found[0]
+        return providers[0]
 
     def importer(self, model_type: str | None, where: object = None) -> tuple[Plugin, Importer]:
         """Return the importer of a model type.
@@ -124,19 +124,18 @@ class Plugins:
         Raises :class:`UsageError` if there is none, and :class:`PluginError` if there are several.
         """
         provided = [(plugin, item) for plugin in self.loaded() for item in plugin.importers]
-        known = sorted({item.name for _, item in provided})
+        names = ", ".join(sorted({item.name for _, item in provided}))
         if model_type is None:
-            names = ", ".join(known)
             remedy = Wording(f"pass model_type, one of {names}", f"pass --model-type NAME, one of {names}")
             raise UsageError("the model_type is unknown", where, remedy)
-        found = [(plugin, item) for plugin, item in provided if item.name == model_type]
-        if len(found) > 1:
-            raise clash("importer", model_type, [plugin for plugin, _ in found], where)
-        if not found:
-            hint = f"known: {', '.join(known)}; a plugin adds one with the hook zoo_importers"
+        matches = [(plugin, item) for plugin, item in provided if item.name == model_type]
+        if len(matches) > 1:
+            raise clash("importer", model_type, [plugin for plugin, _ in matches], where)
+        if not matches:
+            hint = f"known: {names}; a plugin adds one with the hook zoo_importers"
             hint = known_provider(model_type) or hint
             raise UsageError(f"no importer for model_type {model_type!r}", where, hint)
-        return found[0]
+        return matches[0]
 
     def exporter(self, name: str) -> tuple[Plugin, Exporter]:
         """Return the exporter to the format ``name``.
@@ -167,15 +166,15 @@ class Plugins:
 
         Raises :class:`PluginError` if several plugins provide one.
         """
-        found = [
+        readers = [
             (plugin, item.attention)
             for plugin in self.loaded()
             for item in plugin.tasks
             if item.attention is not None and item.can_serve(declared)
         ]
-        if len(found) > 1:
-            raise clash("attention of", declared, [plugin for plugin, _ in found])
-        return found[0] if found else None
+        if len(readers) > 1:
+            raise clash("attention of", declared, [plugin for plugin, _ in readers])
+        return readers[0] if readers else None
 
     def objectives(self) -> list[tuple[Plugin, Objective]]:
         """Return the training objectives of all plugins."""
@@ -194,13 +193,13 @@ class Plugins:
                 remedy = "a plugin adds one with the hook zoo_objectives"
                 raise UsageError(f"no objective trains a {task} model", argument("objective"), remedy)
             return fitting[0]
-        found = self._named(
+        match = self._named(
             provided, name, "objective", f"no plugin provides the objective {name!r}", argument("objective")
         )
-        if found not in fitting:
+        if match not in fitting:
             remedy = nearest(name, [item.name for _, item in fitting])
             raise UsageError(f"objective {name!r} is not for a {task} model", argument("objective"), remedy)
-        return found
+        return match
 
     def datasets(self) -> list[tuple[Plugin, Dataset]]:
         """Return the data sets of all plugins."""
@@ -255,15 +254,15 @@ class Plugins:
         also: Iterable[str] = (),
     ) -> tuple[Plugin, Named]:
         """Return the contribution of that name. ``also`` are further names to suggest if it does not exist."""
-        found = [(plugin, item) for plugin, item in provided if item.name == name]
-        if len(found) > 1:
-            raise clash(kind, name, [plugin for plugin, _ in found])
-        if not found:
+        matches = [(plugin, item) for plugin, item in provided if item.name == name]
+        if len(matches) > 1:
+            raise clash(kind, name, [plugin for plugin, _ in matches])
+        if not matches:
             lost = [f"{plugin} is {plugin.status}" for plugin in self.all if plugin.status in ("broken", "disabled")]
-            known = known_provider(name) or nearest(name, {*also, *(item.name for _, item in provided)})
-            hint = "; ".join([known, *lost])
+            suggestion = known_provider(name) or nearest(name, {*also, *(item.name for _, item in provided)})
+            hint = "; ".join([suggestion, *lost])
             raise (PluginError if lost else UsageError)(absent, where, hint)
-        return found[0]
+        return matches[0]
 
     def _mark_conflicts(self) -> None:
         providers: dict[tuple[str, str, str], list[Plugin]] = {}
@@ -286,9 +285,9 @@ class Plugins:
                     plugin.status, plugin.reason = "conflict", f"preset {name!r} is built in: {ways}"
                 continue
             if kind == "command":  # a third-party command cannot replace or disable a built-in one
-                own = name in RESERVED_COMMANDS
+                is_reserved = name in RESERVED_COMMANDS
                 at_fault = [plugin for plugin in plugins if not plugin.built_in]
-                if own or len(at_fault) < len(plugins):
+                if is_reserved or len(at_fault) < len(plugins):
                     for plugin in at_fault:
                         plugin.status, plugin.reason = "conflict", f"command {name!r} is built in"
                     continue

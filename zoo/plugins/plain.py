@@ -75,11 +75,11 @@ def _is_like(kind: Any, value: Any) -> bool:
 
 
 def _read_fields(kind: Any, value: Mapping[str, Any], where: str) -> Any:
-    required, known = _fields(kind)
-    if not required <= value.keys() <= known.keys():
-        wrong = min((required - value.keys()) | (value.keys() - known.keys()))
+    required, fields = _fields(kind)
+    if not required <= value.keys() <= fields.keys():
+        wrong = min((required - value.keys()) | (value.keys() - fields.keys()))
         raise ValueError(f"{where} {'lacks' if wrong in required else 'has an unknown'} field {wrong!r}")
-    return kind(**{name: _read(known[name], item, f"{name} of {where}") for name, item in value.items()})
+    return kind(**{name: _read(fields[name], item, f"{name} of {where}") for name, item in value.items()})
 
 
 @cache

@@ -115,8 +115,8 @@ def _make_preset(name: str, table: Mapping[str, Any], source: str) -> Preset:
         if key not in _KEYS:
             raise UsageError(f"unknown key {key!r}", where, nearest(key, _KEYS))
         if not isinstance(value, _KEYS[key]):
-            wanted = "a table" if _KEYS[key] is dict else "a string"
-            raise UsageError(f"{key} must be {wanted}, got {value!r}", where)
+            expected = "a table" if _KEYS[key] is dict else "a string"
+            raise UsageError(f"{key} must be {expected}, got {value!r}", where)
     if "source" in table and not _SOURCE.fullmatch(table["source"]):
         raise UsageError(f"source must be a name on the hub, got {table['source']!r}", where, "write OWNER/NAME@COMMIT")
     return Preset(name=name, file=source, **table)

@@ -131,9 +131,9 @@ def _is_unedited(path: Path, text: str) -> bool:
 
 def _check_free(plugin: NewPlugin, presets: Collection[str]) -> None:
     """Raise :class:`UsageError` if one of the plugin's names is taken, comparing names as package indices do."""
-    wanted = _normal(plugin.name)
+    normal = _normal(plugin.name)
     for other in active().all:
-        if wanted in map(_normal, (other.name, *(item.name for item in other.architectures))):
+        if normal in map(_normal, (other.name, *(item.name for item in other.architectures))):
             raise UsageError(f"{plugin.name!r} is taken by {other}", None, "choose another name")
     if plugin.preset in presets:
         raise UsageError(f"the preset {plugin.preset!r} already exists", None, "choose another name")

@@ -4,9 +4,6 @@ Errors are judged in two units. The first is the output's largest value: a graph
 from float64 as PyTorch in the model's own dtype, plus ``FLOOR_ULPS`` units in the last place. The second is the largest
 value in the same row or in the same channel, whichever is smaller, so that a few large numbers do not hide errors of
 all others. PyTorch's own error has a ceiling: a model that amplifies rounding beyond it cannot be verified.
-
-A discontinuous model chooses by comparing numbers that it computes, as routing to experts does. Where two of them
-nearly tie, rounding decides, and the output jumps. :class:`JumpErrors` leaves such rows out, if PyTorch jumps there.
 """
 
 from __future__ import annotations
@@ -23,12 +20,9 @@ from zoo.probe.inputs import Point
 __all__ = [
     "FACTOR",
     "FLOOR_ULPS",
-    "JUMP",
     "LOCAL_FACTOR",
     "LOCAL_FLOOR_ULPS",
-    "MOST_JUMPS",
     "Errors",
-    "JumpErrors",
     "allowed_error",
     "as_rows",
 ]
@@ -46,11 +40,6 @@ _SMALLEST = 2.0**-20
 """Rows and channels smaller than this part of the largest value are judged as if they had this size."""
 _ENOUGH = 8
 """Rows or channels from which a largest value is meaningful: that of fewer numbers may be close to 0 by chance."""
-JUMP = 8.0
-"""PyTorch's error at a row, relative to its median over all rows, beyond which the row counts as a jump. Without jumps,
-the largest is 2 to 4 times the median in models with random weights, in float32 and in half precision."""
-MOST_JUMPS = 0.2
-"""Largest share of rows at which PyTorch may jump, and at which the graph may be beyond the limits."""
 _CHUNK = 2**17
 """Numbers compared at a time: so few fit into a core's cache."""
 _SAMPLES = 1_000_000
@@ -279,132 +268,3 @@ class Errors:
             "finite": self.finite,
             "worst_point": self.worst.to_dict() if self.worst else None,
         }
-
-
-@dataclass
-class _Rows:
-    """Errors of some rows of one point: maxima of each row, in both units."""
-
-    point: Point
-    own: Array
-    """PyTorch's error relative to the row or channel, on the model's own weights."""
-    torch: Array
-    torch_local: Array
-    runtime: Array
-    runtime_local: Array
-    reach: Array
-    """PyTorch's largest error on nudged weights."""
-    reach_local: Array
-
-
-@dataclass
-class JumpErrors(Errors):
-    """Errors of an output of a model that is declared discontinuous.
-
-    PyTorch jumps at a row where its error is more than ``JUMP`` times its median. Rows at which it jumps on the model's
-    own weights neither raise the limits nor count as errors of the graph. Where the graph is beyond the limits at
-    another row, PyTorch's error at the same row must be as large on nudged weights, up to a factor of ``FACTOR``. Both
-    shares of rows, where PyTorch jumps and where the graph is beyond the limits, may be ``MOST_JUMPS``. All other rows
-    are judged as in other models.
-    """
-
-    torch_jumps: float = 0.0
-    """Share of rows at which PyTorch jumps on the model's own weights."""
-    runtime_jumps: float = 0.0
-    """Share of rows at which the graph is beyond the limits."""
-    _threshold: float = 0.0
-    _known: list[_Rows] = field(default_factory=list, repr=False)
-    _latest: int = 0
-    """Number of items of the last point."""
-    _kept: list[Array] = field(default_factory=list, repr=False)
-    """For each item, the rows that are judged."""
-    _shifts: list[Array] = field(default_factory=list, repr=False)
-    """How far other constants of the graph move each row, relative to the row or channel."""
-
-    def add_torch(self, reference: Array, yardstick: Array, valid: Array, point: Point) -> None:
-        self._latest = 0
-        super().add_torch(reference, yardstick, valid, point)
-
-    def add_graph(self, reference: Array, result: Array, valid: Array, point: Point) -> None:
-        super().add_graph(reference, result, valid, point)
-        self._settle()
-
-    def allow(self, reference: Array, yardstick: Array, valid: Array, *, bits: int = 1) -> None:
-        """Add a result of PyTorch at the last point, on weights whose last bits are random.
-
-        It shows how far rounding may move each row. Where PyTorch does not jump, nudges of one bit raise the limits.
-        With 0 bits, it is PyTorch's own result with the effect of other constants in the graph, which move every row:
-        a row jumps if it moves by more than ``JUMP`` times the median of these effects.
-        """
-        parts = self._parts(np.flatnonzero(valid), reference.shape[1])
-        for part, rows in zip(parts, self._known[len(self._known) - self._latest :], strict=True):
-            exact = reference[part].astype(np.float64, copy=False)
-            error = np.abs(yardstick[part].astype(np.float64, copy=False) - exact)
-            highest, local = np.max(error, axis=1), np.max(error / self._local_scale(exact), axis=1)
-            rows.reach, rows.reach_local = np.fmax(rows.reach, highest), np.fmax(rows.reach_local, local)
-            if bits == 0:
-                self._shifts.append(local)
-            if bits <= 1:
-                usual = JUMP * float(np.median(np.concatenate(self._shifts))) if bits == 0 else 0.0
-                steady = local <= max(self._threshold, usual)
-                rows.torch = np.maximum(rows.torch, np.where(steady, highest, 0.0))
-                rows.torch_local = np.maximum(rows.torch_local, np.where(steady, local, 0.0))
-        self._settle()
-
-    def _judge_torch(self, allowed: Array, local_scale: Array | None, point: Point) -> None:
-        assert local_scale is not None  # as ``local`` is true
-        torch, own = np.max(allowed, axis=1), np.max(allowed / local_scale, axis=1)
-        none = np.zeros(len(torch))
-        self._known.append(_Rows(point, own, torch, own, none, none, torch, own))
-        self._latest += 1
-
-    def _judge(self, part: int, error: Array, local_scale: Array | None, point: Point) -> None:
-        assert local_scale is not None
-        rows = self._known[len(self._known) - self._latest + part]
-        rows.runtime, rows.runtime_local = np.max(error, axis=1), np.max(error / local_scale, axis=1)
-
-    def _settle(self) -> None:
-        """Recompute the limits and the largest errors from the rows that are judged."""
-        if not self._known:
-            return
-        own = np.concatenate([rows.own for rows in self._known])
-        self._threshold = JUMP * max(float(np.median(own)), self.epsilon)
-        self.torch_jumps = float(np.mean(own > self._threshold))
-        steady = [rows.own <= self._threshold for rows in self._known]
-        pairs = list(zip(self._known, steady, strict=True))
-        largest = [float(np.max(rows.torch, where=there, initial=0.0)) for rows, there in pairs]
-        self.torch, self.worst_torch = max(largest), self._known[int(np.argmax(largest))].point
-        self.local_torch = max(float(np.max(rows.torch_local, where=there, initial=0.0)) for rows, there in pairs)
-        self.runtime = self.local_runtime = 0.0
-        self._kept, beyond = [], 0
-        for rows, there in pairs:
-            off = ~((rows.runtime <= self.limit) & (rows.runtime_local <= self.local_limit))  # true for NaN, too
-            near = (rows.runtime <= FACTOR * rows.reach) & (rows.runtime_local <= FACTOR * rows.reach_local)
-            kept = there & ~(off & near)
-            beyond += int(np.sum(off))
-            self._kept.append(kept)
-            if not (highest := float(np.max(rows.runtime, where=kept, initial=0.0))) <= self.runtime:
-                self.runtime, self.worst = highest, rows.point
-            if not (highest := float(np.max(rows.runtime_local, where=kept, initial=0.0))) <= self.local_runtime:
-                self.local_runtime, self.worst_local = highest, rows.point
-        self.runtime_jumps = beyond / len(own)
-
-    def judged_rows(self, valid: Array) -> Array:
-        judged = valid.copy()
-        if now := self._kept[len(self._kept) - self._latest :]:
-            judged[valid] = np.concatenate(now)
-        return judged
-
-    @property
-    def passed(self) -> bool:
-        return super().passed and max(self.torch_jumps, self.runtime_jumps) <= MOST_JUMPS
-
-    def failure(self) -> str | None:
-        known = super().failure()
-        if known is None and not self.passed:
-            shares = f"{self.torch_jumps:.1%} of the rows in PyTorch and {self.runtime_jumps:.1%} in the graph"
-            return f"jumps at {shares}, allowed {MOST_JUMPS:.0%}"
-        return known
-
-    def to_dict(self) -> dict[str, Any]:
-        return super().to_dict() | {"torch_jumps": self.torch_jumps, "graph_jumps": self.runtime_jumps}

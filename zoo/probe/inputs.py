@@ -86,9 +86,9 @@ def powers(upper: int) -> list[int]:
 
 def given_inputs(graphs: Sequence[Graph]) -> dict[str, TensorSpec]:
     """Return the inputs by name that are neither outputs of a graph nor a past."""
-    made = {tensor.name for graph in graphs for tensor in graph.output_tensors()}
-    made |= {tensor.name for graph in graphs for tensor in graph.past_tensors()}
-    return {tensor.name: tensor for graph in graphs for tensor in graph.input_tensors() if tensor.name not in made}
+    computed = {tensor.name for graph in graphs for tensor in graph.output_tensors()}
+    computed |= {tensor.name for graph in graphs for tensor in graph.past_tensors()}
+    return {tensor.name: tensor for graph in graphs for tensor in graph.input_tensors() if tensor.name not in computed}
 
 
 def make_feeds(
@@ -117,7 +117,7 @@ def make_feeds(
     """
     rng = np.random.default_rng([seed, point.batch, point.length, point.past, len(point.padding)])
     feeds: dict[str, Array] = {}
-    given = given_inputs(graphs)
+    tensors = given_inputs(graphs)
     total = point.length + point.past
     if other is None and not any("sequence" in graph.dim_names() for graph in graphs):
         other = total
@@ -136,7 +136,7 @@ def make_feeds(
         sizes = {**others, **rows, "sequence": total, **dict.fromkeys(lengths, 0)}
         sizes = {**fit_sizes(graphs, sizes), **fixed}
         for tensor in graph.input_tensors():
-            if tensor.name in given and tensor.name not in feeds:
+            if tensor.name in tensors and tensor.name not in feeds:
                 feeds[tensor.name] = _make_tensor(tensor, tensor.shape(sizes), point, rng, special)
     return feeds
 
@@ -171,9 +171,9 @@ def _place(values: Array, special: Iterable[int], upper: int, rng: np.random.Gen
 
 def _replace(values: Array, special: Sequence[float], share: int, rng: np.random.Generator) -> None:
     """Replace one in ``share`` values by special ones, each as often as the others."""
-    chosen = rng.permutation(special)
+    order = rng.permutation(special)
     places = rng.permutation(values.size)[: -(-values.size // share)]
-    values[places] = np.resize(chosen, places.size)
+    values[places] = np.resize(order, places.size)
 
 
 def _make_mask(shape: tuple[int, ...], point: Point) -> Array:

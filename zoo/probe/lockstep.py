@@ -87,8 +87,8 @@ class _Thread(Generic[Result]):
         self._theirs.release()
         self._mine.acquire()
         assert self.product is not None
-        found, self.product = self.product, None
-        return found
+        product, self.product = self.product, None
+        return product
 
     def resume(self) -> None:
         """Let the thread run until it needs a product or has ended."""

@@ -107,8 +107,8 @@ def weights_of(model: nn.Module) -> list[Tensor]:
     Those that the model declares fixed are left out.
     """
     names = set(not_perturbed(model))
-    found = {id(tensor): tensor for name, tensor in model.state_dict(keep_vars=True).items() if name not in names}
-    return list(found.values())
+    weights = {id(tensor): tensor for name, tensor in model.state_dict(keep_vars=True).items() if name not in names}
+    return list(weights.values())
 
 
 def not_perturbed(model: nn.Module) -> list[str]:

@@ -42,10 +42,10 @@ def run_pipeline(
     is called once on all tokens, and the outputs of the last ``point.length`` are returned. Both must give the same
     result, as :class:`zoo.Graph` requires.
     """
-    known: Arrays = dict(feeds)
+    arrays: Arrays = dict(feeds)
     results = {}
     for graph in graphs:
-        inputs = {tensor.name: known[tensor.name] for tensor in graph.input_tensors() if tensor.name in known}
+        inputs = {tensor.name: arrays[tensor.name] for tensor in graph.input_tensors() if tensor.name in arrays}
         if not graph.pasts:
             outputs = executor(graph, inputs)
         else:
@@ -60,7 +60,7 @@ def run_pipeline(
                 if "sequence" in tensor.dims and not split:
                     axis = tensor.dims.index("sequence")
                     outputs[tensor.name] = outputs[tensor.name].take(range(point.past, stop), axis)
-        known |= outputs
+        arrays |= outputs
         results[graph.name] = outputs
     return results
 

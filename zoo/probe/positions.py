@@ -31,10 +31,10 @@ def check_shape(graph: Graph, tensor: TensorSpec, shape: tuple[int, ...], feeds:
         raise ParityError(f"{tensor.name} of graph {graph.name!r} declares the dimension {dim!r}, which no input has")
     if declared != shape:
         dims = ", ".join(map(str, tensor.dims))
-        known = ", ".join(f"{name} {size}" for name, size in sizes.items() if name in graph.dim_names())
+        stated = ", ".join(f"{name} {size}" for name, size in sizes.items() if name in graph.dim_names())
         raise ParityError(
             f"{tensor.name} of graph {graph.name!r} has shape {shape}, but declares ({dims}), which is {declared} for "
-            f"{known}"
+            f"{stated}"
         )
 
 
@@ -76,11 +76,11 @@ def kept_positions(graph: Graph, tensor: TensorSpec, feeds: Feeds, point: Point)
     ends = np.flatnonzero(np.diff(valid, axis=0).any(1)).tolist()
     powers = [2**power for power in range(1, length.bit_length())]
     around = {place + near for place in (0, length // 2, length - 1, *powers, *ends) for near in (-1, 0, 1)}
-    chosen = sorted(place for place in around if 0 <= place < length)
+    places = sorted(place for place in around if 0 <= place < length)
     order = np.random.default_rng(length).permutation(length)
     order = order[np.argsort(~np.any(valid, axis=1)[order], kind="stable")]
-    others = order[~np.isin(order, chosen)][: max(0, KEPT - len(chosen))]
-    return Kept(axis, whole, np.sort(np.array([*chosen, *others])))
+    others = order[~np.isin(order, places)][: max(0, KEPT - len(places))]
+    return Kept(axis, whole, np.sort(np.array([*places, *others])))
 
 
 def _sizes(graph: Graph, feeds: Feeds, point: Point) -> dict[str, int]:
@@ -111,16 +111,16 @@ def valid_positions(graph: Graph, tensor: TensorSpec, feeds: Feeds, point: Point
     """Return a boolean array, True where an output is defined: in rows with tokens in every mask, outside padding."""
     valid = np.ones([1] * len(tensor.dims), dtype=bool)
     for place in (tensor.dims.index(name) for name in graph.rows if name in tensor.dims):
-        found = (item for item in graph.input_tensors() if item.is_mask and item.dims[0] == tensor.dims[place])
-        masks: dict[Any, Any] = {item.dims[1]: feeds[item.name] != 0 for item in found}
+        masks_of_rows = (item for item in graph.input_tensors() if item.is_mask and item.dims[0] == tensor.dims[place])
+        masks: dict[Any, Any] = {item.dims[1]: feeds[item.name] != 0 for item in masks_of_rows}
         if graph.pasts and graph.total_length in masks:
             masks["sequence"] = masks[graph.total_length][:, -point.length :]
         whole = masks.get(graph.total_length)
-        kept = {} if whole is None else {dim: whole[:, -count:] for dim, count in graph.kept_lengths().items()}
+        in_windows = {} if whole is None else {dim: whole[:, -count:] for dim, count in graph.kept_lengths().items()}
         for mask in masks.values():
             valid = valid & _along(mask.any(1), tensor, place)
         for axis, dim in enumerate(tensor.dims):
-            mask = (masks | kept).get(dim, _quotient_mask(dim, masks) if is_quotient(dim) else None)
+            mask = (masks | in_windows).get(dim, _quotient_mask(dim, masks) if is_quotient(dim) else None)
             if mask is not None:
                 valid = valid & _along(mask, tensor, place, axis)
     return valid
@@ -138,6 +138,6 @@ def _quotient_mask(dim: Dim, masks: Mapping[str, Any]) -> Any:
     """
     for length, mask in masks.items():
         if dim_names(dim) == (length,):
-            whole, *own = (dim_size(dim, {length: int(count)}) for count in (mask.shape[1], *mask.sum(1)))
-            return np.arange(whole) < np.array(own)[:, None]
+            whole, *counts = (dim_size(dim, {length: int(count)}) for count in (mask.shape[1], *mask.sum(1)))
+            return np.arange(whole) < np.array(counts)[:, None]
     return None

@@ -79,10 +79,10 @@ class Product(torch.Tensor):
     @staticmethod
     def __new__(cls, x: Tensor, weight: Tensor, bias: Tensor | None) -> Product:
         shape = (*x.shape[:-1], len(weight))
-        made: Product = torch.Tensor._make_wrapper_subclass(cls, shape, dtype=x.dtype, device=x.device)
-        made.factors = x.clone(), weight, bias  # the model may go on to change x in place
-        made.whole = None
-        return made
+        wrapper: Product = torch.Tensor._make_wrapper_subclass(cls, shape, dtype=x.dtype, device=x.device)
+        wrapper.factors = x.clone(), weight, bias  # the model may go on to change x in place
+        wrapper.whole = None
+        return wrapper
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
@@ -152,8 +152,8 @@ class KeptWide(TorchFunctionMode):
         except RuntimeError:
             x, named = args[0] if args else None, kwargs or {}
             dtype = x.dtype if isinstance(x, Tensor) and _is_in_place(function) else torch.float64
-            given = {leaf.dtype for leaf in pytree.tree_leaves((args, named)) if isinstance(leaf, Tensor)}
-            if not given >= {torch.float32, torch.float64}:
+            dtypes = {leaf.dtype for leaf in pytree.tree_leaves((args, named)) if isinstance(leaf, Tensor)}
+            if not dtypes >= {torch.float32, torch.float64}:
                 raise
             args, named = pytree.tree_map_only(Tensor, lambda leaf: _converted(leaf, dtype), (args, named))
             return function(*args, **named)
@@ -267,13 +267,13 @@ def share_weights(model: nn.Module, source: nn.Module, dtype: torch.dtype) -> No
 
     Large ones are converted where they are used, and follow any change of the source. The model must not be trained.
     """
-    made: dict[int, Tensor] = {}
+    copies: dict[int, Tensor] = {}
     for name, tensor in _named_tensors(source):
-        if id(tensor) not in made:
-            made[id(tensor)] = _in_dtype(tensor, dtype)
-        wide, (owner, _, leaf) = made[id(tensor)], name.rpartition(".")
+        if id(tensor) not in copies:
+            copies[id(tensor)] = _in_dtype(tensor, dtype)
+        wide, (owner, _, leaf) = copies[id(tensor)], name.rpartition(".")
         if isinstance(tensor, nn.Parameter) and not isinstance(wide, nn.Parameter):
-            wide = made[id(tensor)] = nn.Parameter(wide, requires_grad=False)
+            wide = copies[id(tensor)] = nn.Parameter(wide, requires_grad=False)
         setattr(model.get_submodule(owner), leaf, wide)
 
 

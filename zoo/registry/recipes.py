@@ -37,7 +37,9 @@ class Recipe:
         """Return the values of a table, such as ``settings`` (of training) or ``options`` (of the objective)."""
         prefix = f"{name}."
         return {
-            key.removeprefix(prefix): given[-1].value for key, given in self.origins.items() if key.startswith(prefix)
+            key.removeprefix(prefix): assignments[-1].value
+            for key, assignments in self.origins.items()
+            if key.startswith(prefix)
         }
 
     def where(self, key: str) -> str:
@@ -49,20 +51,20 @@ def _layers() -> list[tuple[str, Mapping[str, Mapping[str, Any]]]]:
     """Return the name and the recipes of each preset file, in increasing precedence."""
     files = [(path, label) for path, label in preset_layers()]
     provided = [(path, None) for plugin in plugins.active().loaded() for path in plugin.preset_files]
-    found: list[tuple[str, Mapping[str, Mapping[str, Any]]]] = []
+    layers: list[tuple[str, Mapping[str, Mapping[str, Any]]]] = []
     for path, label in (*files[:1], *provided, *files[1:]):
         source = label or str(path)
-        found.append((source, read_tables(Path(path), source)["recipes"]))
-    return found
+        layers.append((source, read_tables(Path(path), source)["recipes"]))
+    return layers
 
 
 def recipe_names() -> dict[str, str]:
     """Return the description of each recipe, by name."""
-    found: dict[str, str] = {}
+    descriptions: dict[str, str] = {}
     for _, recipes in _layers():
         for name, table in recipes.items():
-            found[name] = str(table.get("description", found.get(name, "")))
-    return dict(sorted(found.items()))
+            descriptions[name] = str(table.get("description", descriptions.get(name, "")))
+    return dict(sorted(descriptions.items()))
 
 
 def find_recipe(name: str) -> Recipe:
@@ -79,8 +81,8 @@ def find_recipe(name: str) -> Recipe:
             raise UsageError(f"recipes inherit in a cycle ({' -> '.join((*seen, base))})", "--recipe")
         entries = [(f"{source} [recipes.{base}]", recipes[base]) for source, recipes in layers if base in recipes]
         if not entries:
-            known = {recipe for _, recipes in layers for recipe in recipes}
-            raise UsageError(f"unknown recipe {base!r}", chain[0][0] if chain else "--recipe", nearest(base, known))
+            names = {recipe for _, recipes in layers for recipe in recipes}
+            raise UsageError(f"unknown recipe {base!r}", chain[0][0] if chain else "--recipe", nearest(base, names))
         for where, table in entries:
             _check(table, where)
         chain, seen = [*entries, *chain], [*seen, base]

@@ -65,7 +65,7 @@ def _make_spec(
                 raise UsageError(f"{setting!r} is not key=value", "--set")
             origins.setdefault(key, []).append(Assignment(cls.parse_setting(key, text), f"--set {setting}"))
         where = " ".join([name, *(f"--set {setting}" for setting in settings)]) if settings else entries[-1].where
-        config = cls.from_dict({key: given[-1].value for key, given in origins.items()}, where)
+        config = cls.from_dict({key: assignments[-1].value for key, assignments in origins.items()}, where)
         for key, value in config.to_dict().items():
             origins.setdefault(key, [Assignment(value, DEFAULT)])
     return ModelSpec(
@@ -86,12 +86,12 @@ class Registry:
 
     def __init__(self, loaded: Plugins) -> None:
         self.plugins = loaded
-        own = Plugin("zoo", "zoo", DISTRIBUTION, __version__, built_in=True)
+        core = Plugin("zoo", "zoo", DISTRIBUTION, __version__, built_in=True)
         files = [read_presets(path, label) for path, label in preset_layers()]
-        own.presets = files[0]
+        core.presets = files[0]
         self._providers: dict[str, list[Plugin]] = {}
         self._layers: list[Mapping[str, Preset]] = []
-        for plugin in (own, *loaded.loaded()):
+        for plugin in (core, *loaded.loaded()):
             self._layers.append(plugin.presets)
             for name in plugin.presets:
                 self._providers.setdefault(name, []).append(plugin)
@@ -164,15 +164,15 @@ class Registry:
         Results are cached until a preset's values or its plugin's files change, so configurations are rarely imported.
         """
         unfiltered = (task, architecture) == (None, None)
-        found: list[Summary | tuple[str, ZooError]] = []
+        matches: list[Summary | tuple[str, ZooError]] = []
         for name, summary in self._summarize(self.names(pattern)).items():
             if isinstance(summary, ZooError):
                 if unfiltered:
-                    found.append((name, summary))
+                    matches.append((name, summary))
                 continue
             if task in (None, summary.task) and architecture in (None, summary.architecture):
-                found.append(summary)
-        return found
+                matches.append(summary)
+        return matches
 
     def _summarize(self, names: Sequence[str]) -> dict[str, Summary | ZooError]:
         """Return the task and size of presets, or the errors that prevent their resolution.
@@ -181,7 +181,7 @@ class Registry:
         imported; third-party code is imported in a subprocess, so that its side effects stay there.
         """
         memo = Memo("presets")
-        found: dict[str, Summary | ZooError] = {}
+        summaries: dict[str, Summary | ZooError] = {}
         unknown: dict[str, _Gathered] = {}
         for name in names:
             try:
@@ -195,31 +195,31 @@ class Registry:
                 if size is None:
                     unknown[name] = gathered
                 else:
-                    found[name] = _summary(name, gathered, size)
+                    summaries[name] = _summary(name, gathered, size)
             except ZooError as error:
-                found[name] = error
+                summaries[name] = error
         jobs = {name: _plain(gathered) for name, gathered in unknown.items()}
         function = "zoo.registry.resolution:measure"
         for outcome in isolation.run(function, jobs, parse=_parse_measured, seconds=loading.seconds()):
             name, gathered = outcome.job, unknown[outcome.job]
             if outcome.failure is not None:
-                found[name] = PluginError(f"{gathered.plugin} cannot configure {name} ({outcome.failure})")
+                summaries[name] = PluginError(f"{gathered.plugin} cannot configure {name} ({outcome.failure})")
                 continue
             measured: _Measured = outcome.value
             if measured.size is not None:
                 memo.put(_facts(gathered), asdict(measured.size))
-                found[name] = _summary(name, gathered, measured.size)
+                summaries[name] = _summary(name, gathered, measured.size)
             else:
-                found[name] = (UsageError if measured.usage else PluginError)(measured.error)
+                summaries[name] = (UsageError if measured.usage else PluginError)(measured.error)
         memo.keep()
-        return {name: found[name] for name in names}
+        return {name: summaries[name] for name in names}
 
 
 def _facts(gathered: _Gathered) -> Any:
     """Return the cache key of a preset's task and size; None if the plugin's fingerprint does not cover its code."""
     plugin, architecture = gathered.plugin, gathered.architecture
-    own = architecture.config.partition(".")[0] == plugin.module.partition(".")[0]
-    if plugin.fingerprint is None or not own:
+    covered = architecture.config.partition(".")[0] == plugin.module.partition(".")[0]
+    if plugin.fingerprint is None or not covered:
         return None
     return plugin.fingerprint, architecture.config, [dict(entry.config) for entry in gathered.entries]
 

@@ -25,14 +25,14 @@ def new_directory(target: Path, *, force: bool, owned: Owned, kind: str = "a mod
 
     Raises :class:`UsageError` as :func:`check_target` does, and ``StorageError`` when the file system refuses.
     """
-    given = target
+    original = target
     with storage_errors(target):
         target = Path(os.path.abspath(target))  # noqa: PTH100  (resolve() would follow links)
         check_target(target, force=force, owned=owned, kind=kind)
         target.parent.mkdir(parents=True, exist_ok=True)
         with (
             staged(target.parent, f".{target.name}{STAGE}", partial(restore, target)) as stage,
-            _named(stage, given),
+            _named(stage, original),
         ):
             yield stage
             make_durable(stage)
@@ -48,12 +48,12 @@ def new_file(target: Path, *, force: bool) -> Iterator[Path]:
     Raises :class:`UsageError` when ``target`` exists and ``force`` is false, or is not a plain file, and
     ``StorageError`` when the file system refuses.
     """
-    given = target
+    original = target
     with storage_errors(target):
         target = Path(os.path.abspath(target))  # noqa: PTH100
         check_file_target(target, force=force)
         target.parent.mkdir(parents=True, exist_ok=True)
-        with staged(target.parent, f".{target.name}{STAGE}") as stage, _named(stage / target.name, given):
+        with staged(target.parent, f".{target.name}{STAGE}") as stage, _named(stage / target.name, original):
             yield stage / target.name
             make_durable(stage)
             check_file_target(target, force=force)

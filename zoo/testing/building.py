@@ -215,14 +215,14 @@ def signature(subject: Subject) -> None:
         results = run(TorchExecutor(model, keep_wide=False), subject.graphs, feeds)
     except KeyError as error:
         fail(expected, f"{error} is missing")
-    known = dict(feeds)
+    tensors = dict(feeds)
     for graph in subject.graphs:
-        check_shapes(graph, known, results[graph.name], expected, f"from graph {graph.name!r}")
+        check_shapes(graph, tensors, results[graph.name], expected, f"from graph {graph.name!r}")
         for tensor in graph.output_tensors():
             dtype = results[graph.name][tensor.name].dtype
             if dtype != dtype_of(tensor, np.dtype(np.float64)):
                 fail(expected, f"{tensor.name} is {dtype} with float64 weights, but is declared {tensor.dtype}")
-        known |= results[graph.name]
+        tensors |= results[graph.name]
 
 
 def _check_parameters(model: nn.Module, graph: Graph) -> None:
@@ -231,14 +231,14 @@ def _check_parameters(model: nn.Module, graph: Graph) -> None:
     if not callable(method):
         fail(expected, f"{type(model).__name__} has no method {graph.method}")
     parameters = inspect.signature(method).parameters
-    wanted = [item.name for item in graph.inputs] + [item.name for item in graph.pasts]
-    for name in wanted:
+    names = [item.name for item in graph.inputs] + [item.name for item in graph.pasts]
+    for name in names:
         if name not in parameters or parameters[name].kind is inspect.Parameter.POSITIONAL_ONLY:
             fail(expected, f"it has no parameter {name}")
     for name, parameter in parameters.items():
         if parameter.kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD):
             fail(expected, f"it accepts arbitrary arguments as {parameter}")
-        if name not in wanted and parameter.default is inspect.Parameter.empty:
+        if name not in names and parameter.default is inspect.Parameter.empty:
             fail(expected, f"its parameter {name} is not an input and has no default")
 
 
@@ -289,9 +289,9 @@ def _without_gradient(
     weights = [torch.randn(output.shape, generator=generator, dtype=output.dtype) for output in outputs]
     loss = torch.stack([(output * weight).sum() for output, weight in zip(outputs, weights, strict=True)]).sum()
     named = {name: model.get_parameter(name) for name in names}
-    found: Sequence[Tensor | None] = torch.autograd.grad(loss, list(named.values()), allow_unused=True)
+    gradients: Sequence[Tensor | None] = torch.autograd.grad(loss, list(named.values()), allow_unused=True)
     missing = {}
-    for name, gradient in zip(named, found, strict=True):
+    for name, gradient in zip(named, gradients, strict=True):
         if gradient is None:
             missing[name] = f"{name} has none: no output depends on it"
         elif not gradient.isfinite().all():
@@ -321,6 +321,6 @@ def half_precision(subject: Subject) -> None:
         check_finite(subject.graphs, results, expected, f"in {dtype}")
         for graph in subject.graphs:
             for tensor in graph.output_tensors():
-                found = results[graph.name][tensor.name].dtype
-                if tensor.dtype == "float" and found != dtype:
-                    fail(expected, f"{tensor.name} is {found}")
+                actual = results[graph.name][tensor.name].dtype
+                if tensor.dtype == "float" and actual != dtype:
+                    fail(expected, f"{tensor.name} is {actual}")

@@ -76,7 +76,7 @@ def find_check(checks: Sequence[Check], name: str, where: object = None) -> Chec
 
 def check_names(checks: Sequence[Check], expected_failures: Mapping[str, str], where: object) -> None:
     """Raise :class:`UsageError` unless every key is the name of a check."""
-    known = [check.name for check in checks]
+    names = [check.name for check in checks]
     for name in expected_failures:
-        if name not in known:
-            raise UsageError(f"no check {name!r}", where, nearest(name, known))
+        if name not in names:
+            raise UsageError(f"no check {name!r}", where, nearest(name, names))

@@ -81,13 +81,13 @@ def length_of(graph: Graph, tensor: TensorSpec) -> str:
 
 def masks(graphs: Sequence[Graph]) -> list[tuple[TensorSpec, str]]:
     """Return every mask once, with the length that it applies to."""
-    found = {
+    masks_by_name = {
         tensor.name: (tensor, length_of(graph, tensor))
         for graph in reversed(graphs)
         for tensor in graph.input_tensors()
         if tensor.is_mask
     }
-    return list(found.values())
+    return list(masks_by_name.values())
 
 
 def inputs_along(graphs: Sequence[Graph], length: str, feeds: Feeds) -> list[tuple[TensorSpec, int]]:
@@ -116,12 +116,12 @@ def run(execute: Executor, graphs: Sequence[Graph], feeds: Feeds, cuts: Sequence
 
     A graph with a past is called on the parts between the cuts, and its outputs are concatenated.
     """
-    known: Arrays = dict(feeds)
+    tensors: Arrays = dict(feeds)
     results = {}
     for graph in graphs:
-        inputs = {tensor.name: known[tensor.name] for tensor in graph.input_tensors() if tensor.name in known}
+        inputs = {tensor.name: tensors[tensor.name] for tensor in graph.input_tensors() if tensor.name in tensors}
         results[graph.name] = _in_calls(execute, graph, inputs, cuts) if graph.pasts else execute(graph, inputs)
-        known |= results[graph.name]
+        tensors |= results[graph.name]
     return results
 
 
@@ -156,10 +156,10 @@ class Recorder:
         """The graph, the name of the input, and its value before and after a call."""
 
     def __call__(self, graph: Graph, feeds: Feeds) -> Arrays:
-        given = {name: np.array(value) for name, value in feeds.items()}  # contiguous, so that tensors share memory
-        before = {name: value.copy() for name, value in given.items()}
-        outputs = self._execute(graph, given)
-        self.inputs += [(graph.name, name, before[name], given[name]) for name in given]
+        inputs = {name: np.array(value) for name, value in feeds.items()}  # contiguous, so that tensors share memory
+        before = {name: value.copy() for name, value in inputs.items()}
+        outputs = self._execute(graph, inputs)
+        self.inputs += [(graph.name, name, before[name], inputs[name]) for name in inputs]
         return outputs
 
 
@@ -244,7 +244,7 @@ def check_shapes(graph: Graph, inputs: Feeds, outputs: Feeds, expected: str, sit
         if tensor.name in inputs:
             sizes |= {dim: inputs[tensor.name].shape[axis] for axis, dim in enumerate(tensor.dims) if type(dim) is str}
     for tensor in graph.output_tensors():
-        wanted, shape = tensor.shape(sizes), tuple(outputs[tensor.name].shape)
-        if shape != wanted:
+        expected_shape, shape = tensor.shape(sizes), tuple(outputs[tensor.name].shape)
+        if shape != expected_shape:
             dims = ", ".join(map(str, tensor.dims))
-            fail(expected, f"{situation}, {tensor.name} has shape {shape}, but ({dims}) is {wanted}")
+            fail(expected, f"{situation}, {tensor.name} has shape {shape}, but ({dims}) is {expected_shape}")

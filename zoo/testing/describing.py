@@ -92,10 +92,10 @@ def presets(plugin: Plugin) -> None:
     """
     if not plugin.presets:
         raise Inapplicable("the plugin provides no presets")
-    known = registry()
+    registered = registry()
     for name in plugin.presets:
         try:
-            _ = known.resolve(f"{plugin.distribution}:{name}").graphs
+            _ = registered.resolve(f"{plugin.distribution}:{name}").graphs
         except ZooError as error:
             fail("every preset resolves", str(error))
 
@@ -184,19 +184,19 @@ def declaration(subject: Subject) -> None:
     if not spec.graphs:
         fail("graphs() returns at least one graph", "it returns none")
     _check_unique("graph", [graph.name for graph in spec.graphs], spec.name)
-    given: dict[str, TensorSpec] = {}
+    declared: dict[str, TensorSpec] = {}
     sizes: dict[str, Size] = {}
     for graph in spec.graphs:
-        _check_graph(graph, given)
+        _check_graph(graph, declared)
         for name, size in graph.sizes.items():
             if sizes.setdefault(name, size) != size:
                 fail("a dimension has the same sizes in every graph", f"{name!r} is {sizes[name]}, and {size}")
         for tensor in graph.input_tensors():
-            known = given.setdefault(tensor.name, tensor)
-            if (known.dims, known.dtype) != (tensor.dims, tensor.dtype):
-                what = f"{known.dtype} {known.dims} in one graph, and {tensor.dtype} {tensor.dims} in another"
+            earlier = declared.setdefault(tensor.name, tensor)
+            if (earlier.dims, earlier.dtype) != (tensor.dims, tensor.dtype):
+                what = f"{earlier.dtype} {earlier.dims} in one graph, and {tensor.dtype} {tensor.dims} in another"
                 fail("tensors with the same name are declared alike", f"{tensor.name} is {what}")
-        given |= {tensor.name: tensor for tensor in graph.output_tensors()}
+        declared |= {tensor.name: tensor for tensor in graph.output_tensors()}
 
 
 def _check_unique(kind: str, names: Sequence[str], where: str) -> None:
@@ -214,7 +214,7 @@ def _check_graph(graph: Graph, given: Mapping[str, TensorSpec]) -> None:
         fail("a graph has inputs and outputs", f"{where} lacks one of them")
     _check_unique("input", [tensor.name for tensor in inputs], where)
     _check_unique("output", [tensor.name for tensor in outputs], where)
-    known = {dim for tensor in inputs for dim in tensor.dims if dim_names(dim) == (dim,)}
+    free = {dim for tensor in inputs for dim in tensor.dims if dim_names(dim) == (dim,)}
     passed = {dim for tensor in inputs if tensor.name in given for dim in tensor.dims if is_quotient(dim)}
     for tensor in (*inputs, *outputs):
         if not tensor.dims or tensor.dims[0] not in graph.rows:
@@ -224,7 +224,7 @@ def _check_graph(graph: Graph, given: Mapping[str, TensorSpec]) -> None:
             if isinstance(dim, int) and dim < 1:
                 fail("a fixed size is positive", f"{tensor.name} of {where} is {tensor.dims}")
             for name in () if dim in passed else dim_names(dim):
-                if name not in known:
+                if name not in free:
                     fail(
                         "every free size is a dimension of an input, not only part of a sum or quotient",
                         f"{name!r} of {tensor.name} in {where} is not",

@@ -92,10 +92,10 @@ def reproducible_training(subject: Subject) -> None:
     first = {name: item.clone() for name, item in gradients(model).items()}
     other = build_on_meta(subject.spec)
     fill(other, held.items())
-    for found, what in ((gradients(model), "again"), (gradients(other), "by a new model with the same weights")):
-        for name, wanted in first.items():
-            scale = float(wanted.abs().max())
-            if name not in found or not torch.allclose(found[name], wanted, rtol=0, atol=1e-5 * scale):
+    for repeated, what in ((gradients(model), "again"), (gradients(other), "by a new model with the same weights")):
+        for name, gradient in first.items():
+            scale = float(gradient.abs().max())
+            if name not in repeated or not torch.allclose(repeated[name], gradient, rtol=0, atol=1e-5 * scale):
                 fail(f"the gradient of {name} is the same when it is computed {what}", "it differs")
 
 

@@ -111,8 +111,12 @@ def run_check(check: Check, subject: Subject | Plugin, expected_failure: str | N
     if expected_failure is not None and facts["status"] == "failed":
         facts |= {"status": "expected failure", "reason": expected_failure}
     elif expected_failure is not None and facts["status"] == "passed":
-        known = f"the expected failure ({expected_failure})"
-        facts = {"status": "failed", "expected": known, "happened": "it passes: remove it from expected_failures"}
+        failure_text = f"the expected failure ({expected_failure})"
+        facts = {
+            "status": "failed",
+            "expected": failure_text,
+            "happened": "it passes: remove it from expected_failures",
+        }
     return Result(check=check.name, seconds=time.perf_counter() - started, **facts)
 
 
@@ -141,8 +145,8 @@ def run_checks(name: str, *, expected_failures: Mapping[str, str] | None = None)
         PluginError: the plugin does not load, or expects the failure of an unknown check.
     """
     subject = find_subject(name)
-    known = _expected(subject.spec.architecture, expected_failures)
-    return [run_check(check, subject, known.get(check.name)) for check in all_checks()]
+    reasons = _expected(subject.spec.architecture, expected_failures)
+    return [run_check(check, subject, reasons.get(check.name)) for check in all_checks()]
 
 
 def _expected(architecture: Architecture, more: Mapping[str, str] | None) -> dict[str, str]:
@@ -178,10 +182,10 @@ def parametrize_with_checks(
 
     parameters = []
     for name in names:
-        known = _expected(declared(name), expected_failures)
+        reasons = _expected(declared(name), expected_failures)
         find = functools.cache(functools.partial(find_subject, name))
         for check in all_checks():
-            reason = known.get(check.name)
+            reason = reasons.get(check.name)
             marks = [] if reason is None else [pytest.mark.xfail(strict=True, reason=reason)]
             parameters.append(pytest.param(functools.partial(one, check, find), id=f"{name}-{check.name}", marks=marks))
     decorator: Callable[[Any], Any] = pytest.mark.parametrize("check", parameters)

@@ -103,17 +103,17 @@ def find_subject(name: str) -> Subject:
 
     Raises :class:`zoo.UsageError` for an unknown name, and :class:`zoo.PluginError` for faults of its plugin.
     """
-    known = registry()
+    presets = registry()
     if not _is_architecture(name):
-        return Subject(known.resolve(name))
+        return Subject(presets.resolve(name))
     plugin, architecture = plugins.active().architecture(name)
-    found = [
+    summaries = [
         item
-        for item in known.search(architecture=architecture.name)
+        for item in presets.search(architecture=architecture.name)
         if isinstance(item, Summary) and item.plugin is plugin
     ]
-    if found:
-        return Subject(known.resolve(_smallest(found)))
+    if summaries:
+        return Subject(presets.resolve(_smallest(summaries)))
     with plugins.blame(plugin, f"cannot configure {architecture.name}"):
         config = config_class(plugin, architecture).from_dict({}, architecture.name)
     return Subject(ModelSpec(architecture.name, plugin, architecture, config))

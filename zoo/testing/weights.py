@@ -31,9 +31,9 @@ def attention_weights(subject: Subject) -> None:
     if not any(graph.attentions for graph in subject.graphs):
         raise Inapplicable("no graph declares attention weights")
     feeds = make_inputs(subject)
-    own = [(mask, length, side) for mask, length in masks(subject.graphs) for side in sides(mask)]
+    padded_sides = [(mask, length, side) for mask, length in masks(subject.graphs) for side in sides(mask)]
     execute, asked = executor(subject.exact), tuple(graph.with_attentions() for graph in subject.graphs)
-    for mask, length, side in [(None, "", "no"), *own]:
+    for mask, length, side in [(None, "", "no"), *padded_sides]:
         inputs = {**feeds, mask.name: padded(feeds[mask.name], side)} if mask else feeds
         plain = run(execute, subject.graphs, inputs)
         try:
@@ -42,10 +42,10 @@ def attention_weights(subject: Subject) -> None:
             fail("a graph computes the attention weights that it declares", str(error))
         expected, situation = "recording weights does not change outputs", f"with {side} padding"
         check_equal(subject.graphs, plain, results, expected, situation, counting(inputs))
-        known = dict(inputs)
+        tensors = dict(inputs)
         for graph in asked:
-            check_shapes(graph, known, results[graph.name], "weights have the declared shape", situation)
-            known |= results[graph.name]
+            check_shapes(graph, tensors, results[graph.name], "weights have the declared shape", situation)
+            tensors |= results[graph.name]
             for tensor in graph.recorded():
                 tokens = np.ones((1, 1)) if mask is None else inputs[mask.name]
                 _check_rows(tensor, length, tokens, results[graph.name][tensor.name], situation)

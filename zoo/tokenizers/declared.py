@@ -140,11 +140,11 @@ def _named(
 def _own(stated: dict[str, Any]) -> dict[str, Any]:
     """Take the special tokens with roles of the model's own, such as ``image_token``, from settings; by their key."""
     keys = [key for key, value in stated.items() if key.endswith("_token") and key not in _KEYS and _is_token(value)]
-    own = {key: stated.pop(key) for key in keys}
+    special = {key: stated.pop(key) for key in keys}
     for key in ("model_specific_special_tokens", "extra_special_tokens"):
         if isinstance(stated.get(key), Mapping):
-            own |= stated.pop(key)
-    return own
+            special |= stated.pop(key)
+    return special
 
 
 def add_tokens(tokenizer: Tokenizer, declared: DeclaredTokens) -> None:
@@ -163,12 +163,12 @@ def add_tokens(tokenizer: Tokenizer, declared: DeclaredTokens) -> None:
             tokens.append(token)
     named = {_text(token) for token in declared.named.values()}
     special = {token.content for token in present if token.special}
-    made = [AddedToken(token, special=True) if isinstance(token, str) else token for token in tokens]
-    for token in made:
+    added = [AddedToken(token, special=True) if isinstance(token, str) else token for token in tokens]
+    for token in added:
         # the library still leaves a token that was special out of decoded texts, but does not store this
         token.special = token.special or token.content in named or token.content in special
         special |= {token.content} if token.special else set()
-    tokenizer.add_tokens(made)
+    tokenizer.add_tokens(added)
 
 
 def _text(token: Any) -> str:

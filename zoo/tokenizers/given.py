@@ -52,26 +52,26 @@ def _settled(source: str | os.PathLike[str]) -> SettledTokenizer | None:
     folder = path if is_folder else path.parent
     if source == BYTES or (folder / MANIFEST).is_file():
         return None
-    found = find_tokenizer(path) if is_folder else path
+    file = find_tokenizer(path) if is_folder else path
     beside = [name for name in (*BESIDE, CONFIG) if (folder / name).is_file()]
-    if found is None or not found.is_file() or not beside:
+    if file is None or not file.is_file() or not beside:
         return None
-    if found.suffix in (".model", ".spm"):
-        _require_pieces(found)
-    if found.name not in (TOKENIZER, *VOCABULARIES):
+    if file.suffix in (".model", ".spm"):
+        _require_pieces(file)
+    if file.name not in (TOKENIZER, *VOCABULARIES):
         return None
     config = load_json(folder / CONFIG) if CONFIG in beside else {}
     family, overrides = _family(config, folder)
     stated = {key: value for key, value in config.items() if key != "vocab_size"}  # of a model that is not made
-    return settle(found, stated, family=family, overrides=overrides, strict=False)
+    return settle(file, stated, family=family, overrides=overrides, strict=False)
 
 
 def _require_pieces(path: Path) -> None:
     """Raise :class:`UsageError` for tokens that files declare beside a SentencePiece model that lacks them."""
-    known, where = read_tokenizer(path), path.with_name(BESIDE[0])
+    tokenizer, where = read_tokenizer(path), path.with_name(BESIDE[0])
     settings, names, added = read_beside(path)
     declared = read_declared(settings, names, added, (), where).all_texts
-    missing = [text for text in declared if known.token_to_id(text) is None]
+    missing = [text for text in declared if tokenizer.token_to_id(text) is None]
     if missing:
         shown = ", ".join(map(repr, missing[:5])) + ", ..." * (len(missing) > 5)
         what = f"the files beside it declare tokens that the SentencePiece model lacks: {shown}"

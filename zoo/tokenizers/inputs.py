@@ -138,13 +138,13 @@ class TextInputs:
         mask = padded([[1] * len(row) for row, _ in rows], side, length=self.length)
         segments = [types or [0] * len(row) for row, types in rows]
         types = padded(segments, side, length=self.length) if self.segments > 1 else mask * 0
-        known = {"position_ids": np.maximum(mask.cumsum(1) - 1, 0), "token_type_ids": types, self.ids_input.name: ids}
+        columns = {"position_ids": np.maximum(mask.cumsum(1) - 1, 0), "token_type_ids": types, self.ids_input.name: ids}
         tensors = [tensor for tensor in self.graph.inputs if isinstance(tensor, TensorSpec)]
-        known |= {tensor.name: mask for tensor in tensors if tensor.is_mask}
-        unknown = sorted({tensor.name for tensor in tensors} - set(known))
+        columns |= {tensor.name: mask for tensor in tensors if tensor.is_mask}
+        unknown = sorted({tensor.name for tensor in tensors} - set(columns))
         if unknown:
             raise UsageError(f"unsupported graph inputs {', '.join(unknown)}", f"graph {self.graph.name}")
-        return {tensor.name: known[tensor.name] for tensor in tensors}
+        return {tensor.name: columns[tensor.name] for tensor in tensors}
 
 
 def padded(rows: Sequence[Any], side: Side, fill: int = 0, length: int | None = None) -> Array:

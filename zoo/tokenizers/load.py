@@ -109,13 +109,13 @@ def bert_tokenizer(
 def find_tokenizer(folder: Path) -> Path | None:
     """Return the file of a directory that :func:`read_tokenizer` reads, or None."""
     pairs = [name for name, merges in _MERGES.items() if (folder / merges).exists()]
-    found = [folder / name for name in (TOKENIZER, *pairs, "vocab.txt") if (folder / name).exists()]
-    if not found and all((folder / name).exists() for name in MARIAN):
+    candidates = [folder / name for name in (TOKENIZER, *pairs, "vocab.txt") if (folder / name).exists()]
+    if not candidates and all((folder / name).exists() for name in MARIAN):
         return folder / MARIAN[0]
     sentencepiece = sorted(folder.glob("*.model"))
-    if not found and len(sentencepiece) == 1:
+    if not candidates and len(sentencepiece) == 1:
         return sentencepiece[0]
-    return found[0] if found else None
+    return candidates[0] if candidates else None
 
 
 def read_tokenizer(source: str | Path) -> Tokenizer:
@@ -232,10 +232,10 @@ def _file_of(source: Path) -> Path:
         return source
     if (source / MANIFEST).is_file():
         return ModelDirectory.open(source, weights=False).file(TOKENIZER)
-    found = find_tokenizer(source)
-    if found is None:
+    file = find_tokenizer(source)
+    if file is None:
         raise ArtifactError("no tokenizer in this directory", source, KNOWN)
-    return found
+    return file
 
 
 def _reader(path: Path) -> tuple[str, Callable[[Path], Tokenizer]]:
@@ -309,14 +309,14 @@ def _read_byte_level(path: Path) -> Tokenizer:
 def _add_roberta_tokens(tokenizer: Tokenizer, settings: Mapping[str, Any], path: Path) -> Tokenizer:
     """Add RoBERTa's special tokens (Liu et al. 2019), with bos and eos around each text."""
     names = {role: _content(settings.get(f"{role}_token")) or name for role, name in _ROBERTA_SPECIAL.items()}
-    known = {role: number for role, name in names.items() if (number := tokenizer.token_to_id(name)) is not None}
-    lacks = [names[role] for role in ("bos", "eos") if role not in known]
+    roles = {role: number for role, name in names.items() if (number := tokenizer.token_to_id(name)) is not None}
+    lacks = [names[role] for role in ("bos", "eos") if role not in roles]
     if lacks:
         raise ArtifactError(f"not a vocabulary of RoBERTa (no {lacks[0]})", path, KNOWN)
     # the mask absorbs the space before it, so that "a <mask>" is filled with a token that begins with a space
-    tokenizer.add_special_tokens([AddedToken(names[role], lstrip=role == "mask", special=True) for role in known])
+    tokenizer.add_special_tokens([AddedToken(names[role], lstrip=role == "mask", special=True) for role in roles])
     tokenizer.post_processor = processors.RobertaProcessing(
-        (names["eos"], known["eos"]), (names["bos"], known["bos"]), add_prefix_space=False
+        (names["eos"], roles["eos"]), (names["bos"], roles["bos"]), add_prefix_space=False
     )
     return tokenizer
 

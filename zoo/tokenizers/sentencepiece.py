@@ -217,9 +217,9 @@ def m2m100_tokenizer(path: Path) -> Tokenizer:
     source = f"__{settings.get('src_lang') or 'en'}__"
     if source not in tokens:
         raise ArtifactError(f"src_lang {settings['src_lang']!r} is not a language of M2M100", path)
-    known = [(token, tokenizer.token_to_id(token)) for token in (source, end)]
+    pair = [(token, tokenizer.token_to_id(token)) for token in (source, end)]
     tokenizer.post_processor = processors.TemplateProcessing(
-        single=f"{source} $A {end}", pair=f"{source} $A $B {end}", special_tokens=known
+        single=f"{source} $A {end}", pair=f"{source} $A $B {end}", special_tokens=pair
     )
     return tokenizer
 
@@ -259,12 +259,12 @@ def _numbered_tokenizer(
     if absent:
         what = f"{len(absent)} of {len(scores)} pieces are not in {where.name}, such as {absent[0]!r}"
         warnings.warn(f"{path}: {what}: words with them are split differently", ZooWarning, stacklevel=3)
-    kept = [name for name in (*special, "<s>") if name in vocabulary]
-    unread = {name for name in vocabulary if len(name) > 1} - {*scores, *kept, *codes}
+    present = [name for name in (*special, "<s>") if name in vocabulary]
+    unread = {name for name in vocabulary if len(name) > 1} - {*scores, *present, *codes}
     least = min(scores.values(), default=0.0) - _PENALTY
     ordered = sorted(vocabulary, key=vocabulary.__getitem__)
     pieces = [(_UNREAD + name, 0.0) if name in unread else (name, scores.get(name, least)) for name in ordered]
-    tokenizer = convert(model, path, pieces, vocabulary[special[1]], kept, may_merge=path.name == M2M100[0])
+    tokenizer = convert(model, path, pieces, vocabulary[special[1]], present, may_merge=path.name == M2M100[0])
     tokenizer.normalizer = normalizers.Sequence([normalizers.Replace(_UNREAD, "\U000f0001"), tokenizer.normalizer])
     tokenizer.decoder = decoders.Sequence([decoders.Replace(_UNREAD, ""), tokenizer.decoder])
     return tokenizer
@@ -273,8 +273,8 @@ def _numbered_tokenizer(
 def _merges(pieces: Sequence[tuple[str, float]]) -> list[tuple[str, str]]:
     """Return the merges of a BPE, given its pieces and their scores: the best scores are merged first."""
     names = {name for name, _ in pieces}
-    found = []
+    merges = []
     for name, _ in sorted(pieces, key=lambda piece: -piece[1]):
         splits = ((name[:place], name[place:]) for place in range(1, len(name)))
-        found += [split for split in splits if names.issuperset(split)]
-    return found
+        merges += [split for split in splits if names.issuperset(split)]
+    return merges

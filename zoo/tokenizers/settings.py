@@ -92,8 +92,8 @@ def settle(
             remove_spaces(tokenizer)
     new = added_to = description(tokenizer, path)
     if isinstance(rows := config.get("vocab_size"), int):
-        kept = [one for one in new["added_tokens"] if one["id"] < rows or one["content"] not in tokens.unstated]
-        new = new | {"added_tokens": kept}
+        remaining = [one for one in new["added_tokens"] if one["id"] < rows or one["content"] not in tokens.unstated]
+        new = new | {"added_tokens": remaining}
     if new != content and kind is None and name not in _GENERIC:
         _refuse(tokenizer, original, name, where)
     if new != added_to:

@@ -69,7 +69,7 @@ def special_ids(backend: Tokenizer, settings: Mapping[str, Any] | None = None) -
     """
     added = sorted(backend.get_added_tokens_decoder().items(), reverse=True)
     special = {token.content.lower(): number for number, token in added if token.special}
-    found: dict[str, int] = {}
+    ids: dict[str, int] = {}
     for role, names in _NAMES.items():
         stated = (settings or {}).get(f"{role}_token")
         stated = stated.get("content") if isinstance(stated, Mapping) else stated
@@ -78,8 +78,8 @@ def special_ids(backend: Tokenizer, settings: Mapping[str, Any] | None = None) -
         candidates += [backend.token_to_id(spelled) for name in names for spelled in (name, name.upper())]
         number = next((item for item in candidates if item is not None), None)
         if number is not None:
-            found[role] = number
-    return found
+            ids[role] = number
+    return ids
 
 
 def fit(
@@ -193,8 +193,8 @@ class _Fitting:
         role = name.removesuffix(_SUFFIX)
         if role in _NAMES:
             return (role, *_INSTEAD.get(role, ()))
-        known = special_ids(given_tokenizer(self.spec.tokenizer)) if self.spec.tokenizer else {}
-        like = [item for item in (*_STARTS, "eos") if known.get(item) == value]
+        roles = special_ids(given_tokenizer(self.spec.tokenizer)) if self.spec.tokenizer else {}
+        like = [item for item in (*_STARTS, "eos") if roles.get(item) == value]
         like += [item for item in (*_STARTS, "eos") if before.get(f"{item}{_SUFFIX}") == value]
         return (*like[:1], *(_STARTS if name == "decoder_start_token_id" else ()))
 

@@ -35,9 +35,9 @@ class Surplus:
 
 def find_surplus(tokenizer: Tokenizer, vocab_size: int | None) -> Surplus | None:
     """Return the tokens with ids from ``vocab_size`` on, or None if there are none."""
-    found = {token: number for token, number in tokenizer.get_vocab().items() if number >= (vocab_size or number + 1)}
-    ordered = dict(sorted(found.items(), key=lambda item: item[1]))
-    return Surplus(ordered, vocab_size or 0) if found else None
+    surplus = {token: number for token, number in tokenizer.get_vocab().items() if number >= (vocab_size or number + 1)}
+    ordered = dict(sorted(surplus.items(), key=lambda item: item[1]))
+    return Surplus(ordered, vocab_size or 0) if surplus else None
 
 
 def drop_surplus(tokenizer: Tokenizer, surplus: Surplus, settings: Mapping[str, Any], where: object) -> Tokenizer:
@@ -57,9 +57,9 @@ def drop_surplus(tokenizer: Tokenizer, surplus: Surplus, settings: Mapping[str, 
     """
     content = description(tokenizer, where)
     added = {item["content"] for item in content.get("added_tokens", ())}
-    own = [token for token in surplus.tokens if token not in added or _in_vocabulary(content["model"], token)]
-    if own:
-        raise ArtifactError(f"{own[0]!r} belongs to the vocabulary and cannot be dropped", where)
+    in_vocabulary = [token for token in surplus.tokens if token not in added or _in_vocabulary(content["model"], token)]
+    if in_vocabulary:
+        raise ArtifactError(f"{in_vocabulary[0]!r} belongs to the vocabulary and cannot be dropped", where)
     for role in _ROLES:
         if (token := _text(settings.get(role))) in surplus.tokens:
             raise ArtifactError(f"the {role} {token!r} lies beyond the {surplus.vocab_size} tokens of the model", where)
@@ -69,13 +69,13 @@ def drop_surplus(tokenizer: Tokenizer, surplus: Surplus, settings: Mapping[str, 
 
 def without_tokens(content: Mapping[str, Any], dropped: Collection[str]) -> dict[str, Any]:
     """Return tokenizer_config.json or special_tokens_map.json without mentions of dropped tokens."""
-    kept = {key: value for key, value in content.items() if _text(value) not in dropped}
-    for key, value in kept.items():
+    remaining = {key: value for key, value in content.items() if _text(value) not in dropped}
+    for key, value in remaining.items():
         if key == "added_tokens_decoder" and isinstance(value, dict):
-            kept[key] = {number: item for number, item in value.items() if _text(item) not in dropped}
+            remaining[key] = {number: item for number, item in value.items() if _text(item) not in dropped}
         elif isinstance(value, list):
-            kept[key] = [item for item in value if _text(item) not in dropped]
-    return kept
+            remaining[key] = [item for item in value if _text(item) not in dropped]
+    return remaining
 
 
 def _in_vocabulary(model: Any, token: str) -> bool:

@@ -37,8 +37,8 @@ class TokenBytes:
         if name is None or (token in self._added and self._added[token]["special"]):
             return None
         if token not in self._added:
-            if self._has_bytes and (found := _BYTE.fullmatch(name)):
-                return bytes.fromhex(found[1])
+            if self._has_bytes and (match := _BYTE.fullmatch(name)):
+                return bytes.fromhex(match[1])
             if self._symbols and self._symbols.keys() >= {*name}:
                 return bytes(self._symbols[symbol] for symbol in name)
         before, whole = self._decode(self._before), self._decode([*self._before, token])

@@ -103,8 +103,10 @@ def model_tokenizer(
 
     Raises :class:`ArtifactError` if the model has no tokenizer.
     """
-    own = tokenizer is None and TARGET_TOKENIZER in stored.files
-    target = Tokenizer(read_tokenizer(stored.file(TARGET_TOKENIZER)), special_tokens=special_tokens) if own else None
+    has_target = tokenizer is None and TARGET_TOKENIZER in stored.files
+    target = (
+        Tokenizer(read_tokenizer(stored.file(TARGET_TOKENIZER)), special_tokens=special_tokens) if has_target else None
+    )
     backend = read_tokenizer(stored.file(TOKENIZER)) if tokenizer is None else given_tokenizer(tokenizer)
     return Tokenizer(backend, inputs, special_tokens=special_tokens, target=target)
 
@@ -351,10 +353,10 @@ class Tokenizer:
         encoded = self._encode(self.backend, texts, where)
         require_tokens(encoded, where, *names)
         try:
-            found = token_windows(encoded, limit=self.limit, stride=self.stride)
+            windows = token_windows(encoded, limit=self.limit, stride=self.stride)
         except ValueError as error:
             raise ArtifactError(str(error), where, "lower stride, or raise truncate") from error
-        for window in found:
+        for window in windows:
             yield encoded, window.places
 
     def chat(self, messages: Sequence[Mapping[str, Any]], **values: Any) -> list[int]:

@@ -28,9 +28,9 @@ def places_in_words(words: Sequence[str], offsets: Sequence[tuple[int, int]]) ->
     [None, 0, 0, 1, None]
     """
     stops = np.array(list(accumulate(len(word) + 1 for word in words))) - 1
-    found: list[int | None] = []
+    places: list[int | None] = []
     for start, end in offsets:
         word = int(np.searchsorted(stops, start, "right"))  # the first word that ends after the token's start
         inside = word < len(words) and max(start, int(stops[word]) - len(words[word])) < end
-        found.append(word if inside else None)
-    return found
+        places.append(word if inside else None)
+    return places

@@ -53,8 +53,8 @@ class StepBatches(Dataset[MicroBatch]):
         positions = self._order.positions(step)[part * self._size : (part + 1) * self._size]
         indices = self._order.examples(positions).tolist()
         generators = [generator(self._order.seed, _EXAMPLE, int(position)) for position in positions]
-        chosen = zip(indices, generators, strict=True)
-        examples = [self._criterion.augment(self._examples[index], random) for index, random in chosen]
+        pairs = zip(indices, generators, strict=True)
+        examples = [self._criterion.augment(self._examples[index], random) for index, random in pairs]
         batch = self._criterion.collate(examples, generators)
         return MicroBatch(batch, indices, seed)
 
@@ -77,12 +77,12 @@ def step_batches(
         num_workers=workers,
         worker_init_fn=_outlive_signals,
     )
-    found: list[MicroBatch] = []
+    parts: list[MicroBatch] = []
     for (step, part), batch in zip(product(range(first, last), mine), loader, strict=True):
-        found.append(batch)
+        parts.append(batch)
         if part == mine[-1]:
-            yield step, found
-            found = []
+            yield step, parts
+            parts = []
 
 
 def _outlive_signals(_: int) -> None:
@@ -102,8 +102,8 @@ def evaluation_batches(
     starts = range(0, len(order), size)
     for start in (starts[place] for place in processes.mine(starts)):
         indices = order[start : start + size].tolist()
-        chosen, generators = [examples[index] for index in indices], [generator(_EXAMPLE, index) for index in indices]
-        yield indices, criterion.collate(chosen, generators)
+        selected, generators = [examples[index] for index in indices], [generator(_EXAMPLE, index) for index in indices]
+        yield indices, criterion.collate(selected, generators)
 
 
 def seed_everything(seed: int) -> None:

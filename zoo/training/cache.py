@@ -161,8 +161,8 @@ def _limit() -> float:
     """Return the size in bytes that all entries may have together."""
     text = os.environ.get(LIMIT, str(_LIMIT))
     try:
-        if (found := float(text)) >= 0:
-            return found * 1e9
+        if (limit := float(text)) >= 0:
+            return limit * 1e9
     except ValueError:
         pass
     raise UsageError(f"must be a number of GB, got {text!r}", LIMIT)
@@ -177,9 +177,9 @@ def _prune(folder: Path, target: Path, limit: float) -> None:
     entries, total = [], 0
     for entry in folder.iterdir():
         with suppress(OSError):  # removed by another process
-            found = [path.stat() for path in (entry, *entry.iterdir())]
-            total += (size := sum(item.st_size for item in found))
-            entries.append((max(item.st_mtime for item in found), size, entry))
+            statuses = [path.stat() for path in (entry, *entry.iterdir())]
+            total += (size := sum(item.st_size for item in statuses))
+            entries.append((max(item.st_mtime for item in statuses), size, entry))
     for used, size, entry in sorted(entries):
         if used > time.time() - _RECENT or (total <= limit and not entry.name.startswith(".")):
             continue

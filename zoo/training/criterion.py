@@ -69,8 +69,8 @@ class Sums:
         if any(term.count < 0 for term in terms):
             counts = ", ".join(str(term.count) for term in terms)
             raise PluginError(f"the objective counts {counts} targets in a batch")
-        self._totals = [known + term.total.item() for known, term in zip(self._totals, terms, strict=True)]
-        self._counts = [known + term.count for known, term in zip(self._counts, terms, strict=True)]
+        self._totals = [total + term.total.item() for total, term in zip(self._totals, terms, strict=True)]
+        self._counts = [total + term.count for total, term in zip(self._counts, terms, strict=True)]
         for place, term in enumerate(terms):
             if term.correct is not None:
                 self._correct[place] += term.correct
@@ -79,8 +79,8 @@ class Sums:
     def add_up(self, processes: Processes) -> None:
         """Replace the sums by those over all processes."""
         parts = (self._totals, self._counts, self._correct, self._judged)
-        found = iter(processes.sums(*(value for part in parts for value in part)))
-        self._totals, self._counts, self._correct, self._judged = ([next(found) for _ in part] for part in parts)
+        sums = iter(processes.sums(*(value for part in parts for value in part)))
+        self._totals, self._counts, self._correct, self._judged = ([next(sums) for _ in part] for part in parts)
 
     @property
     def targets(self) -> int:
@@ -112,8 +112,8 @@ class Sums:
     def by_name(self, names: Sequence[str]) -> dict[str, float]:
         """Return the losses and accuracies that are defined, such as ``next_sentence_loss``, by the names of terms."""
         kinds = (("loss", self.losses), ("accuracy", self.accuracies))
-        found = {f"{name}_{kind}": values[place] for place, name in enumerate(names) for kind, values in kinds}
-        return {name: value for name, value in found.items() if value is not None}
+        values_by_name = {f"{name}_{kind}": values[place] for place, name in enumerate(names) for kind, values in kinds}
+        return {name: value for name, value in values_by_name.items() if value is not None}
 
 
 class Criterion(ABC):
@@ -201,15 +201,15 @@ class Criterion(ABC):
         Arguments that ``forward`` requires beside them get what stands for nothing: a mask of ones, segments of zeros,
         an empty past.
         """
-        given: dict[str, Any] = {name: tensor for name, tensor in batch.items() if name in self._inputs}
-        for name in _required(model) - given.keys():
-            like = next(iter(given.values()))
+        inputs: dict[str, Any] = {name: tensor for name, tensor in batch.items() if name in self._inputs}
+        for name in _required(model) - inputs.keys():
+            like = next(iter(inputs.values()))
             if name in self._pasts:
                 past = self._pasts[name]
-                given[name] = (Cache if isinstance(past, KeyValues) else LayerStates).empty(past.num_layers)
+                inputs[name] = (Cache if isinstance(past, KeyValues) else LayerStates).empty(past.num_layers)
             else:
-                given[name] = torch.full_like(like, int(name in self._masks))
-        return self.named(model(**given))
+                inputs[name] = torch.full_like(like, int(name in self._masks))
+        return self.named(model(**inputs))
 
     def named(self, outputs: Any) -> Mapping[str, Tensor]:
         """Return by name what a model's ``forward`` returns."""
@@ -277,11 +277,11 @@ class Criterion(ABC):
         """
         if not is_list(row[role]):
             return self.checked(self.encode_text(row, role, offsets=False).ids, role)
-        found = listed_ids(row, role)
-        if not self.packed and len(found) > self.max_length:
+        ids = listed_ids(row, role)
+        if not self.packed and len(ids) > self.max_length:
             self.truncated += 1
-            found = found[: self.max_length]
-        return self.checked(found, role)
+            ids = ids[: self.max_length]
+        return self.checked(ids, role)
 
     def checked(self, ids: Sequence[int], role: str) -> Ids:
         """Return token ids as an array. Raises :class:`ValueError` if it is empty, or an id unknown."""
@@ -291,11 +291,11 @@ class Criterion(ABC):
             name, size = "target_vocab_size", fields.target_vocab_size
         if not len(ids):
             raise ValueError(f"{role} is empty")
-        found = np.asarray(ids, np.int64)
-        outside = [item for item in (found.min(), found.max()) if size is not None and not 0 <= item < size]
+        array = np.asarray(ids, np.int64)
+        outside = [item for item in (array.min(), array.max()) if size is not None and not 0 <= item < size]
         if outside:
             raise ValueError(f"{role} has the token id {outside[0]}, outside of {name} {size}")
-        return found.astype(np.int32)
+        return array.astype(np.int32)
 
     @property
     def end_id(self) -> int | None:
@@ -322,10 +322,10 @@ def is_list(value: Any) -> bool:
 
 def listed_ids(row: Row, role: str) -> list[int]:
     """Return a column that holds a list of token ids. Raises :class:`ValueError` if other things are in it."""
-    found = [int(item) for item in row[role] if isinstance(item, int | np.integer) and not isinstance(item, bool)]
-    if len(found) != len(row[role]):
+    ids = [int(item) for item in row[role] if isinstance(item, int | np.integer) and not isinstance(item, bool)]
+    if len(ids) != len(row[role]):
         raise ValueError(f"{role} must be a text or a list of token ids")
-    return found
+    return ids
 
 
 def wide(logits: Tensor) -> Tensor:

@@ -20,21 +20,21 @@ def preset_defaults(spec: ModelSpec) -> dict[str, Any]:
     Raises :class:`UsageError` for a key that is no setting of training or of an objective for the architecture's tasks,
     or for a value of the wrong type or out of its range, naming the file and the table.
     """
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     classes = list(_classes(spec)) if spec.training else []
-    for key, given in spec.training.items():
+    for key, assignments in spec.training.items():
         owners = [cls for cls in classes if key in cls.field_types()]
-        for one in given:
+        for one in assignments:
             if not owners:
-                known = {name for cls in classes for name in cls.field_types()}
-                raise UsageError(f"unknown key {key!r} in training", one.source, nearest(key, known))
+                names = {name for cls in classes for name in cls.field_types()}
+                raise UsageError(f"unknown key {key!r} in training", one.source, nearest(key, names))
             for cls in owners:
-                found[key] = cls.check_field(key, one.value, one.source)
+                values[key] = cls.check_field(key, one.value, one.source)
     for cls in classes:
-        own = {key: value for key, value in found.items() if key in cls.field_types()}
-        if own:
-            cls.from_dict(own, spec.training[next(reversed(own))][-1].source)
-    return found
+        settings = {key: value for key, value in values.items() if key in cls.field_types()}
+        if settings:
+            cls.from_dict(settings, spec.training[next(reversed(settings))][-1].source)
+    return values
 
 
 def _classes(spec: ModelSpec) -> Iterator[type[Settings]]:

@@ -32,11 +32,11 @@ def find_non_finite(model: nn.Module, backward: Callable[[], Loss]) -> str | Non
     for name, parameter in model.named_parameters():
         if not _is_finite(whole(parameter.detach())):
             return f"the weight {name}"
-    found: list[str] = []
+    culprits: list[str] = []
 
     def watch(name: str, kind: str, part: nn.Module, before: Any, after: Any) -> None:
-        if not found and _is_finite(before) and not _is_finite(after):
-            found.append(f"the {kind} of {name} ({type(part).__name__.removeprefix('FSDP')})")
+        if not culprits and _is_finite(before) and not _is_finite(after):
+            culprits.append(f"the {kind} of {name} ({type(part).__name__.removeprefix('FSDP')})")
 
     def watch_backward(name: str, part: nn.Module, after: Any, before: Any) -> None:
         watch(name, "gradient", part, before, after)
@@ -53,8 +53,8 @@ def find_non_finite(model: nn.Module, backward: Callable[[], Loss]) -> str | Non
     finally:
         for handle in handles:
             handle.remove()
-    if found:
-        return found[0]
+    if culprits:
+        return culprits[0]
     if not _is_finite([term.total for term in (loss, *loss.further)]):
         return "the loss"
     gradients = {name: parameter.grad for name, parameter in model.named_parameters()}

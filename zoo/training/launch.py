@@ -85,19 +85,21 @@ def start(
     plugin, objective = plugins.active().objective(plan.objective, str(declared.get("task", spec.task)))
     sources = find_sources(plan, objective)
     declared |= classes_of(spec, declared, objective, sources[0])
-    found = retask(spec, model, declared, plan.settings.seed)
-    persist.fill(create.build_on_meta(found.spec), stored_tensors(found.model)[0].items())  # it can be loaded again
-    origin = replace(origin, changes=(*origin.changes, *found.head.changes()))
-    spec = replace(found.spec, name=base_name(directory))
-    tokenizer = model_tokenizer(plan, spec, found.model)
-    adapters = adapt(plan, spec, found.model, found.head.new)
+    retasked = retask(spec, model, declared, plan.settings.seed)
+    persist.fill(
+        create.build_on_meta(retasked.spec), stored_tensors(retasked.model)[0].items()
+    )  # it can be loaded again
+    origin = replace(origin, changes=(*origin.changes, *retasked.head.changes()))
+    spec = replace(retasked.spec, name=base_name(directory))
+    tokenizer = model_tokenizer(plan, spec, retasked.model)
+    adapters = adapt(plan, spec, retasked.model, retasked.head.new)
     digests = data_digests(sources, tokenizer) | (adapters.digests() if adapters is not None else {})
     plan = replace(plan, objective=objective.name, digests=digests)
     parts = (plugin, objective, sources, tokenizer, origin, adapters, processes, progress, trackers, release)
-    run = _make(plan, spec, found.model, directory, *parts)
+    run = _make(plan, spec, retasked.model, directory, *parts)
     run.notes = (*([fitted.note] if fitted.note else []), *run.notes)
-    own = TOKENIZER in attachments(found.model).files
-    run.begin(plan.tokenizer or (None if own else spec.tokenizer), force=force)
+    has_tokenizer = TOKENIZER in attachments(retasked.model).files
+    run.begin(plan.tokenizer or (None if has_tokenizer else spec.tokenizer), force=force)
     return run
 
 
@@ -137,9 +139,9 @@ def resume(
         model, adapters = trainable(persist.load_directory(stored), copy=copy), None
     else:
         spec, base, _ = load_model(plan, {}, copy=copy)
-        found = retask(spec, base, stored.spec.config.to_dict(), plan.settings.seed)
-        model = attach(found.model, persist.read_companions(stored))
-        adapters = adapt(plan, stored.spec, model, found.head.new)
+        retasked = retask(spec, base, stored.spec.config.to_dict(), plan.settings.seed)
+        model = attach(retasked.model, persist.read_companions(stored))
+        adapters = adapt(plan, stored.spec, model, retasked.head.new)
     plugin, objective = plugins.active().objective(plan.objective, stored.spec.task)
     sources = find_sources(plan, objective)
     tokenizer = model_tokenizer(replace(plan, tokenizer=None), stored.spec, model)
@@ -162,12 +164,12 @@ def resume(
 
 def _without_names(digests: Mapping[str, str]) -> dict[str, str]:
     """Return digests with the types of files in place of their names, such as ``data 0 *.txt``."""
-    found = {}
+    unnamed = {}
     for key, digest in digests.items():
         part, _, rest = key.partition(" ")
         number, _, name = rest.partition(" ")
-        found[f"{part} {number} *{Path(name).suffix.lower()}" if number.isdecimal() and name else key] = digest
-    return found
+        unnamed[f"{part} {number} *{Path(name).suffix.lower()}" if number.isdecimal() and name else key] = digest
+    return unnamed
 
 
 def _make(

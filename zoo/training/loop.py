@@ -288,8 +288,8 @@ class Trainer:
 
     def _average(self) -> None:
         if self.averages:
-            kept = self.settings.ema or 0.0
-            torch._foreach_lerp_(list(self.averages.values()), [item.detach() for _, item in self.trained()], 1 - kept)
+            decay = self.settings.ema or 0.0
+            torch._foreach_lerp_(list(self.averages.values()), [item.detach() for _, item in self.trained()], 1 - decay)
 
     def _fail(
         self, number: int, parts: Sequence[MicroBatch], weights: Sequence[float], what: str | None = None
@@ -298,9 +298,9 @@ class Trainer:
         culprit: tuple[str, MicroBatch] | None = None
         for part in (*parts, *self._idle(parts)) if what is None else ():
             self.optimizer.zero_grad(set_to_none=True)
-            found = find_non_finite(self.model, partial(self._backward, part, weights))
-            if culprit is None and found is not None:
-                culprit = found, part
+            module = find_non_finite(self.model, partial(self._backward, part, weights))
+            if culprit is None and module is not None:
+                culprit = module, part
         if culprit is not None:
             what, parts = f"{culprit[0]} is not finite", [culprit[1]]
         examples = sorted(index for part in parts for index in part.examples)
@@ -351,13 +351,13 @@ class Trainer:
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the tensors of the run by name: those of the model, averages, and the optimiser's state."""
-        found = {f"weight/{name}": tensor for name, tensor in stored_tensors(self.model)[0].items()}
-        found |= {f"average/{name}": tensor for name, tensor in self.averages.items()}
+        tensors = {f"weight/{name}": tensor for name, tensor in stored_tensors(self.model)[0].items()}
+        tensors |= {f"average/{name}": tensor for name, tensor in self.averages.items()}
         for name, parameter in self.trained():
             for key, value in self.optimizer.state.get(parameter, {}).items():
                 if value is not None:
-                    found[f"optimizer/{name}/{key}"] = torch.as_tensor(value)
-        return found
+                    tensors[f"optimizer/{name}/{key}"] = torch.as_tensor(value)
+        return tensors
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
@@ -365,12 +365,12 @@ class Trainer:
         if not self.averages:
             yield
             return
-        kept = {name: parameter.detach().clone() for name, parameter in self.trained()}
+        current = {name: parameter.detach().clone() for name, parameter in self.trained()}
         self._assign(self.averages)
         try:
             yield
         finally:
-            self._assign(kept)
+            self._assign(current)
 
     @torch.no_grad()
     def _assign(self, values: dict[str, Tensor]) -> None:

@@ -51,9 +51,9 @@ def _depths(model: nn.Module) -> dict[str, int]:
     blocks = max(lists, key=lambda name: len(lists[name]), default="")
     depths, seen = {}, False
     for name, _ in model.named_parameters():
-        found = re.match(rf"{re.escape(blocks)}\.(\d+)\.", name) if blocks else None
-        seen = seen or found is not None
-        depths[name] = int(found[1]) + 1 if found else (len(lists[blocks]) + 1 if seen else 0)
+        match = re.match(rf"{re.escape(blocks)}\.(\d+)\.", name) if blocks else None
+        seen = seen or match is not None
+        depths[name] = int(match[1]) + 1 if match else (len(lists[blocks]) + 1 if seen else 0)
     return depths
 
 

@@ -173,9 +173,9 @@ def make_plan(
     is_directory = Path(model).is_dir()
     spec = ModelDirectory.open(model, weights=False).spec if is_directory else registry().resolve(model)
     task = task or recipe.get("task")
-    plugin, found = plugins.active().objective(objective or recipe.get("objective"), task or spec.task)
-    own: type[Settings] = load_reference(found.options, plugin) if found.options else Settings
-    kinds: tuple[type[Settings], ...] = (TrainingSettings, own, type(spec.config))
+    plugin, declared = plugins.active().objective(objective or recipe.get("objective"), task or spec.task)
+    options_class: type[Settings] = load_reference(declared.options, plugin) if declared.options else Settings
+    kinds: tuple[type[Settings], ...] = (TrainingSettings, options_class, type(spec.config))
     parts: tuple[dict[str, Any], ...] = tuple(recipe.table(name) for name in ("settings", "options", "config"))
     for key, value in preset_defaults(spec).items():
         place = next((number for number, kind in enumerate(kinds[:2]) if key in kind.field_types()), None)
@@ -187,32 +187,32 @@ def make_plan(
         key = text.partition("=")[0]
         place = next((number for number, kind in enumerate(kinds) if key in kind.field_types()), None)
         if place is None:
-            known = {name for kind in kinds for name in kind.field_types()}
-            raise UsageError(f"unknown key {key!r}", f"--set {text}", nearest(key, known))
+            names = {name for kind in kinds for name in kind.field_types()}
+            raise UsageError(f"unknown key {key!r}", f"--set {text}", nearest(key, names))
         parts[place].update(kinds[place].parse_settings([text], "--set"))
-    given = {key: value for key, value in settings.items() if value is not None}
+    stated = {key: value for key, value in settings.items() if value is not None}
     for one, other in _EXCLUDING.items():
-        if one in given and other not in given:
+        if one in stated and other not in stated:
             parts[0].pop(other, None)
     adapters = lora or _recipe_adapters(recipe)
     if adapters is not None and not is_directory:
         remedy = "train adapters of a model directory"
         raise UsageError(f"{model} is a preset, without weights to adapt", argument("lora"), remedy)
-    chosen = tuple(data) or tuple(recipe.get("data", ()))
-    if not chosen:
+    sources = tuple(data) or tuple(recipe.get("data", ()))
+    if not sources:
         raise UsageError("no data", argument("data"), "name files, directories, or a data set")
     return Plan(
         model=model,
         config=parts[2],
         task=task,
         tokenizer=tokenizer or recipe.get("tokenizer"),
-        objective=found.name,
-        options=own.from_dict(parts[1], "options").to_dict(),
-        data=chosen,
+        objective=declared.name,
+        options=options_class.from_dict(parts[1], "options").to_dict(),
+        data=sources,
         validation=tuple(validation) or (() if data else tuple(recipe.get("validation", ()))),
         columns={**recipe.table("columns"), **columns},
         skip_bad=skip_bad,
-        settings=TrainingSettings.from_dict({**parts[0], **given}, "settings"),
+        settings=TrainingSettings.from_dict({**parts[0], **stated}, "settings"),
         lora=adapters,
         trackers=tuple(trackers),
         identity=secrets.token_hex(8),

@@ -104,10 +104,10 @@ def digest_of(tokenizer: Tokenizer | None) -> str:
 
 
 def data_digests(sources: tuple[Source, Source | None], tokenizer: Tokenizer | None) -> dict[str, str]:
-    found = {f"data {name}": digest for name, digest in sources[0].digests.items()}
+    digests = {f"data {name}": digest for name, digest in sources[0].digests.items()}
     if sources[1] is not None:
-        found |= {f"validation {name}": digest for name, digest in sources[1].digests.items()}
-    return {**found, "tokenizer": digest_of(tokenizer)}
+        digests |= {f"validation {name}": digest for name, digest in sources[1].digests.items()}
+    return {**digests, "tokenizer": digest_of(tokenizer)}
 
 
 def options_of(plan: Plan, plugin: Plugin, objective: Objective) -> Settings:
@@ -119,7 +119,7 @@ def options_of(plan: Plan, plugin: Plugin, objective: Objective) -> Settings:
 def make_criterion(
     plan: Plan, spec: ModelSpec, plugin: Plugin, objective: Objective, tokenizer: Tokenizer | None
 ) -> Criterion:
-    chosen = options_of(plan, plugin, objective)
+    options = options_of(plan, plugin, objective)
     criterion = load_reference(objective.criterion, plugin)
     with plugins.blame(plugin, f"cannot construct {objective.criterion}"):
         if not issubclass(criterion, Criterion):
@@ -128,7 +128,7 @@ def make_criterion(
         if plan.settings.max_length is not None and not limit:
             raise UsageError(f"objective {objective.name} has no lengths", "max_length", "leave it out")
         try:
-            return criterion(spec.config, tokenizer, chosen, limit)
+            return criterion(spec.config, tokenizer, options, limit)
         except ValueError as error:
             raise UsageError(str(error), f"objective {objective.name}") from error
 

@@ -32,12 +32,12 @@ def shard(model: nn.Module, processes: Processes, run: Callable[[], object]) -> 
         processes: those that share the run.
         run: runs the model.
     """
-    found = [find_units(model, run) if processes.is_first else []]
-    distributed.broadcast_object_list(found, device=processes.device)
+    units = [find_units(model, run) if processes.is_first else []]
+    distributed.broadcast_object_list(units, device=processes.device)
     # The losses of criteria do not change the outputs of the model in place.
     warnings.filterwarnings("ignore", rf"FSDP2-wrapped module \(FSDP{type(model).__name__}\) returned a view")
     mesh = init_device_mesh(processes.device.type, (processes.count,))
-    for name in (*found[0], ""):
+    for name in (*units[0], ""):
         unit = fully_shard(model.get_submodule(name), mesh=mesh, reshard_after_forward=True)
         unit.set_gradient_divide_factor(1.0)
         unit.set_force_sum_reduction_for_comms(True)  # Gloo cannot multiply while it sums
@@ -136,6 +136,6 @@ class Collector:
 
     def _agree(self, name: str | None) -> str | None:
         """Return the name that the first process gives."""
-        found = [name]
-        distributed.broadcast_object_list(found, device=self._processes.device)
-        return found[0]
+        names = [name]
+        distributed.broadcast_object_list(names, device=self._processes.device)
+        return names[0]

@@ -57,10 +57,10 @@ class _Counter(TorchDispatchMode):
         self.total = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        found = func(*args, **(kwargs or {}))
+        result = func(*args, **(kwargs or {}))
         if (formula := flop_registry.get(func.overloadpacket)) is not None:
-            self.total += formula(*args, **(kwargs or {}), out_val=found)
-        return found
+            self.total += formula(*args, **(kwargs or {}), out_val=result)
+        return result
 
 
 def batch_elements(batch: Batch) -> int:

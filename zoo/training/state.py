@@ -31,12 +31,12 @@ def write_state(trainer: Trainer, file: Path, read: Callable[[str], Tensor], *, 
     ``read`` returns the values of one of the tensors of :meth:`Trainer.tensors`.
     """
     trained = {f"weight/{name}" for name, _ in trainer.trained()} if trainer.averages or alone else set()
-    kept = {
+    tensors = {
         name: tensor
         for name, tensor in trainer.tensors().items()
         if name in trained or name.startswith("optimizer/") or (alone and name.startswith("average/"))
     }
-    write_tensors(file, kept, read, {"step": str(trainer.done)})
+    write_tensors(file, tensors, read, {"step": str(trainer.done)})
 
 
 def read_state(trainer: Trainer, file: Path) -> None:
@@ -55,18 +55,18 @@ def read_state(trainer: Trainer, file: Path) -> None:
     for path, value in tensors.items():
         part, _, name = path.partition("/")
         name, _, key = name.rpartition("/") if part == "optimizer" else (name, "", "")
-        known = parameters.get(name)
-        if known is None or (part != "optimizer" and value.shape != known.shape):
+        parameter = parameters.get(name)
+        if parameter is None or (part != "optimizer" and value.shape != parameter.shape):
             raise ArtifactError(f"the state does not fit the model: {path}", file)
         if part == "optimizer":
-            states[name][key] = _place(key, value, known)
+            states[name][key] = _place(key, value, parameter)
         elif part == "average":
-            trainer.averages[name].copy_(shard_like(value, known))
+            trainer.averages[name].copy_(shard_like(value, parameter))
         else:
             with torch.no_grad():
                 if trainer.averages and f"average/{name}" not in tensors:
-                    trainer.averages[name].copy_(known)
-                known.copy_(shard_like(value, known))
+                    trainer.averages[name].copy_(parameter)
+                parameter.copy_(shard_like(value, parameter))
     for name, state in states.items():
         if state:
             trainer.optimizer.state[parameters[name]] = state

@@ -56,9 +56,9 @@ class Trackers:
     """
 
     def __init__(self, names: Sequence[str]) -> None:
-        found = [plugins.active().tracker(name) for name in dict.fromkeys(names)]
+        providers = [plugins.active().tracker(name) for name in dict.fromkeys(names)]
         self._factories: list[tuple[Plugin, str, Callable[[TrackedRun], Tracking]]] = [
-            (owner, tracker.name, load_reference(tracker.start, owner)) for owner, tracker in found
+            (owner, tracker.name, load_reference(tracker.start, owner)) for owner, tracker in providers
         ]
         self._running: list[tuple[Plugin, str, Tracking]] = []
 
@@ -78,15 +78,15 @@ class Trackers:
         self._running = []
 
     def _tell(self, what: Callable[[Tracking], None]) -> None:
-        kept = []
+        remaining = []
         for owner, name, tracking in self._running:
             try:
                 with plugins.blame(owner, f"the tracker {name} failed and is left out from now on"):
                     what(tracking)
-                kept.append((owner, name, tracking))
+                remaining.append((owner, name, tracking))
             except ZooError as error:
                 warnings.warn(str(error), ZooWarning, stacklevel=2)
-        self._running = kept
+        self._running = remaining
 
 
 def import_package(module: str, tracker: str) -> Any:

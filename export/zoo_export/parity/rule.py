@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 
 from zoo.contract import Graph, TensorSpec
-from zoo.probe.errors import FACTOR, FLOOR_ULPS, LOCAL_FACTOR, LOCAL_FLOOR_ULPS, Errors, JumpErrors, as_rows
+from zoo.probe.errors import FACTOR, FLOOR_ULPS, LOCAL_FACTOR, LOCAL_FLOOR_ULPS, Errors, as_rows
 from zoo.probe.inputs import Feeds, Point
+from zoo.probe.jumps import JumpErrors
 from zoo.probe.pipeline import Arrays
 from zoo.probe.positions import check_shape, kept_positions, valid_positions
 from zoo_export.parity.metrics import Distribution, sampled_rows

@@ -148,13 +148,13 @@ class BERTConfig(EmbeddingConfig):
             if not 0 <= self.global_tokens <= window // 2:
                 raise ValueError(f"global_tokens {self.global_tokens} lies outside 0 ... half of window {window}")
         elif self.attention_window is not None or self.global_tokens:
-            found = f"attention_window is {self.attention_window} and global_tokens is {self.global_tokens}"
-            raise ValueError(f"attention {self.attention!r} has no window, but {found}")
+            values = f"attention_window is {self.attention_window} and global_tokens is {self.global_tokens}"
+            raise ValueError(f"attention {self.attention!r} has no window, but {values}")
 
     def _check_features(self) -> None:
         if self.feature_layers and self.task not in _BASE:
-            found = f"feature_layers is {self.feature_layers} and the task is {self.task!r}"
-            raise ValueError(f"feature_layers is for the tasks {_BASE[0]!r} and {_BASE[1]!r}, but {found}")
+            values = f"feature_layers is {self.feature_layers} and the task is {self.task!r}"
+            raise ValueError(f"feature_layers is for the tasks {_BASE[0]!r} and {_BASE[1]!r}, but {values}")
         if self.feature_merge != "concat" and not self.feature_layers:
             raise ValueError(f"feature_merge is {self.feature_merge!r}, but feature_layers is empty")
         for layer in self.feature_layers:
@@ -168,12 +168,12 @@ class BERTConfig(EmbeddingConfig):
         Like the original classes, models for text-classification and pretraining get a pooler, and others with a head
         lose theirs. Those without a head keep it.
         """
-        chosen = dict(values or {})
+        changes = dict(values or {})
         if task != self.task:
-            chosen.setdefault("feature_layers", self.feature_layers if task in _BASE else ())
-            chosen.setdefault("feature_merge", self.feature_merge if chosen["feature_layers"] else "concat")
-            chosen.setdefault("pooler", self.pooler if task in _BASE else task in _CLASSES_OF_TEXT)
-        return super().with_task(task, chosen, where)
+            changes.setdefault("feature_layers", self.feature_layers if task in _BASE else ())
+            changes.setdefault("feature_merge", self.feature_merge if changes["feature_layers"] else "concat")
+            changes.setdefault("pooler", self.pooler if task in _BASE else task in _CLASSES_OF_TEXT)
+        return super().with_task(task, changes, where)
 
     @property
     def position_rows(self) -> int:

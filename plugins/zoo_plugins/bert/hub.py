@@ -46,10 +46,10 @@ __all__ = [
 def _derive_bert(checkpoint: Checkpoint, values: dict[str, Any]) -> Mapping[str, Any]:
     require_types(checkpoint, values)
     pooler = values["task"] == "text-classification" or has_tensor(checkpoint, "pooler.dense.weight")
-    found: dict[str, Any] = {"pooler": pooler, **sentence_encoder(checkpoint)}
+    fields: dict[str, Any] = {"pooler": pooler, **sentence_encoder(checkpoint)}
     if values["task"] == "fill-mask" and has_tensor(checkpoint, "cls.seq_relationship.weight"):
-        found["task"] = "pretraining"  # both heads are present, whichever class wrote the file
-    return found
+        fields["task"] = "pretraining"  # both heads are present, whichever class wrote the file
+    return fields
 
 
 def _bert_rules(c: BERTConfig) -> Sequence[Rule]:

@@ -204,13 +204,13 @@ class BERT(nn.Module):
 
     def merge(self, states: list[Tensor]) -> Tensor:
         """Merge the states of ``feature_layers``, (B, T, E) each, to (B, T, E), or (B, T, n E) if concatenated."""
-        chosen = [states[layer] for layer in self.config.feature_layers]
+        layers = [states[layer] for layer in self.config.feature_layers]
         match self.config.feature_merge:
             case "sum":
-                return torch.stack(chosen).sum(0)
+                return torch.stack(layers).sum(0)
             case "mean":
-                return torch.stack(chosen).mean(0)
-        return torch.cat(chosen, dim=-1)
+                return torch.stack(layers).mean(0)
+        return torch.cat(layers, dim=-1)
 
     def adapt_tensor(self, name: str, tensor: Tensor, old: BERTConfig) -> Tensor | None:
         """Truncate the position embedding to a smaller ``max_seq_len``; the number of padding rows must not change."""

@@ -73,14 +73,14 @@ def read_common(checkpoint: Checkpoint, values: Mapping[str, Any], *, theta: flo
     """
     hub = checkpoint.config
     said = hub.get("rope_scaling") or hub.get("rope_parameters") or {}
-    found = read_frequencies(
+    fields = read_frequencies(
         said,
         checkpoint.config_file,
         theta=hub.get("rope_theta", theta),
         length=hub.get("max_position_embeddings", values["max_seq_len"]),
         original=hub.get(_ORIGINAL),
     )
-    return {**found, **sentence_encoder(checkpoint)}
+    return {**fields, **sentence_encoder(checkpoint)}
 
 
 def read_frequencies(
@@ -115,9 +115,9 @@ def read_frequencies(
             raise UsageError(f"rope_parameters has a bad {key}: {value!r}", where)
     if ours in ("llama3", "yarn", "longrope"):
         told[_ORIGINAL] = original or told.get(_ORIGINAL) or length
-    found = {_ROPE_FIELDS[key]: value for key, value in told.items() if key not in _MSCALES}
-    found |= {"rope_scaling": ours, "rope_theta": said.get("rope_theta", theta)}
-    return found | _derived(ours, told, length, where)
+    fields = {_ROPE_FIELDS[key]: value for key, value in told.items() if key not in _MSCALES}
+    fields |= {"rope_scaling": ours, "rope_theta": said.get("rope_theta", theta)}
+    return fields | _derived(ours, told, length, where)
 
 
 def _is_valid(key: str, value: object) -> bool:
@@ -137,16 +137,16 @@ def _derived(kind: str, told: Mapping[str, Any], length: Any, where: object) -> 
     original = told[_ORIGINAL]
     if not all(type(item) is int and item > 0 for item in (length, original)):
         raise UsageError(f"max_position_embeddings and {_ORIGINAL} must be positive numbers", where)
-    found: dict[str, Any] = {"rope_factor": told.get("factor") or length / original}
+    fields: dict[str, Any] = {"rope_factor": told.get("factor") or length / original}
     if kind == "longrope":
-        found["max_seq_len"] = min(length, original)
+        fields["max_seq_len"] = min(length, original)
     elif "attention_factor" not in told and all(told.get(key) for key in _MSCALES):
-        over, under = (_magnitude(found["rope_factor"], told[key]) for key in _MSCALES)
-        found["rope_attention_factor"] = over / under
+        over, under = (_magnitude(fields["rope_factor"], told[key]) for key in _MSCALES)
+        fields["rope_attention_factor"] = over / under
     for key in ("beta_fast", "beta_slow"):
         if key in told and not told[key]:
-            found[_ROPE_FIELDS[key]] = getattr(LlamaConfig, _ROPE_FIELDS[key])
-    return found
+            fields[_ROPE_FIELDS[key]] = getattr(LlamaConfig, _ROPE_FIELDS[key])
+    return fields
 
 
 def _magnitude(factor: float, mscale: float) -> float:
@@ -210,15 +210,15 @@ def write_rope(c: LlamaConfig) -> dict[str, Any]:
     """Write both the keys of transformers 5 and those of earlier versions, which other programs read."""
     parameters = write_frequencies(c)
     scaling = {key: value for key, value in parameters.items() if key != "rope_theta"}
-    found: dict[str, Any] = {
+    values: dict[str, Any] = {
         "rope_parameters": parameters,
         "rope_theta": c.rope_theta,
         "rope_scaling": scaling if c.rope_scaling != "none" else None,
     }
     if c.rope_scaling == "longrope":
-        found[_ORIGINAL] = c.rope_original_length
-        found["max_position_embeddings"] = max(c.max_seq_len, round((c.rope_original_length or 0) * c.rope_factor))
-    return found
+        values[_ORIGINAL] = c.rope_original_length
+        values["max_position_embeddings"] = max(c.max_seq_len, round((c.rope_original_length or 0) * c.rope_factor))
+    return values
 
 
 def rope_notes(c: LlamaConfig) -> Sequence[str]:

@@ -138,22 +138,22 @@ class Llama(nn.Module):
         if self.config.local_rope_theta is None:
             return dict.fromkeys(windows, self.positions(positions, dtype))
         kinds = {window: self.positions if window is None else self.local_positions for window in windows}
-        made = {kind: kind(positions, dtype) for kind in dict.fromkeys(kinds.values())}
-        return {window: made[kind] for window, kind in kinds.items()}
+        by_kind = {kind: kind(positions, dtype) for kind in dict.fromkeys(kinds.values())}
+        return {window: by_kind[kind] for window, kind in kinds.items()}
 
 
 def _scaling(c: LlamaConfig) -> dict[str, Any]:
     """Return the options of :class:`RotaryPositions` for the configured scaling."""
     factor, length = c.rope_factor, c.rope_original_length or c.max_seq_len
-    found: dict[str, Any] = {"magnitude": c.rope_attention_factor}
+    options: dict[str, Any] = {"magnitude": c.rope_attention_factor}
     match c.rope_scaling:
         case "linear":
-            found["scale"] = partial(interpolate_frequencies, factor=factor)
+            options["scale"] = partial(interpolate_frequencies, factor=factor)
         case "llama3":
             low, high = c.rope_low_freq_factor, c.rope_high_freq_factor
-            found["scale"] = partial(llama3_rope_scaling, factor=factor, low=low, high=high, original_length=length)
+            options["scale"] = partial(llama3_rope_scaling, factor=factor, low=low, high=high, original_length=length)
         case "yarn":
-            found["from_periods"] = partial(
+            options["from_periods"] = partial(
                 yarn_frequencies,
                 theta=c.rope_theta,
                 factor=factor,
@@ -163,5 +163,5 @@ def _scaling(c: LlamaConfig) -> dict[str, Any]:
                 truncate=c.rope_truncate,
             )
         case "longrope":
-            found["from_periods"] = partial(stretched_frequencies, factors=c.rope_short_factors)
-    return found
+            options["from_periods"] = partial(stretched_frequencies, factors=c.rope_short_factors)
+    return options

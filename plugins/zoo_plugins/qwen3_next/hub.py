@@ -72,19 +72,19 @@ def _parts(*names: str) -> tuple[str, ...]:
 
 def _rules_3_5(c: Qwen3NextConfig) -> Sequence[Rule]:
     linear = "model.layers.*.linear_attn"
-    own = (
+    linear_rules = (
         Rule(_parts("query", "key", "value"), f"{linear}.in_proj_qkv"),
         Rule("blocks.*.attention.gate", f"{linear}.in_proj_z"),
         Rule("blocks.*.attention.rate", f"{linear}.in_proj_b"),
         Rule("blocks.*.attention.step", f"{linear}.in_proj_a"),
     )
-    return _by_layer((*_shared_rules(c), *own), c)
+    return _by_layer((*_shared_rules(c), *linear_rules), c)
 
 
 def _rules_next(c: Qwen3NextConfig) -> Sequence[Rule]:
     linear, groups, mlp = "model.layers.*.linear_attn", c.linear_num_key_heads, "model.layers.*.mlp"
     parts = ("gate", "up", "down")
-    own = (
+    expert_rules = (
         Rule("blocks.*.mlp.router.scores", f"{mlp}.gate"),
         *(Rule(f"blocks.*.mlp.experts.{part}", f"{mlp}.experts.#.{part}_proj.weight") for part in parts),
         *(Rule(f"blocks.*.mlp.shared.{part}", f"{mlp}.shared_expert.{part}_proj") for part in parts),
@@ -92,7 +92,7 @@ def _rules_next(c: Qwen3NextConfig) -> Sequence[Rule]:
         Rule(_parts("query", "key", "value", "gate"), f"{linear}.in_proj_qkvz", interleaved=groups),
         Rule(_parts("rate", "step"), f"{linear}.in_proj_ba", interleaved=groups),
     )
-    return _by_layer((*_shared_rules(c), *own), c)
+    return _by_layer((*_shared_rules(c), *expert_rules), c)
 
 
 def _rules_images(c: Qwen3NextConfig) -> Sequence[Rule]:
@@ -123,9 +123,9 @@ def _read_layers(hub: Mapping[str, Any], where: object, values: dict[str, Any]) 
 def _read_images(checkpoint: Checkpoint, values: dict[str, Any]) -> dict[str, Any]:
     """Read the section of the text decoder, which also names the tokens."""
     hub, where = QWEN3_5_IMAGES.section(checkpoint, _TEXT), f"{checkpoint.config_file}, {_TEXT}"
-    for key, wanted in _REQUIRED.items():
-        if hub.get(key, wanted) != wanted:
-            raise UsageError(f"{key} {hub[key]!r} is not supported, only {wanted!r}", where)
+    for key, required in _REQUIRED.items():
+        if hub.get(key, required) != required:
+            raise UsageError(f"{key} {hub[key]!r} is not supported, only {required!r}", where)
     tokens = {key: hub[key] for key in _NO_TOKENS if hub.get(key) is not None}
     return {**tokens, **_read_layers(hub, where, values)}
 
@@ -136,8 +136,8 @@ def _refuse_images(c: Qwen3NextConfig) -> dict[str, Any]:
 
 def _read_next(checkpoint: Checkpoint, values: dict[str, Any]) -> dict[str, Any]:
     """Read the layers with experts, beside what Qwen3.5 has."""
-    found = _read(checkpoint, values)
-    return {**found, "expert_layers": read_expert_layers(checkpoint, len(found["linear_layers"]))}
+    fields = _read(checkpoint, values)
+    return {**fields, "expert_layers": read_expert_layers(checkpoint, len(fields["linear_layers"]))}
 
 
 def _write(c: Qwen3NextConfig) -> dict[str, Any]:

@@ -148,7 +148,7 @@ class T5Config(EmbeddingConfig):
             causal=False,
         )
         layers, heads = self.num_decoder_layers or self.num_layers, self.num_heads
-        own = attentions(layers, heads, keys="past_sequence + sequence")
+        self_attentions = attentions(layers, heads, keys="past_sequence + sequence")
         crossing = attentions(layers, heads, keys="encoder_sequence", name="cross_attentions")
         decoder = Graph(
             name="decoder",
@@ -161,7 +161,7 @@ class T5Config(EmbeddingConfig):
             ),
             outputs=(floats("logits", "batch", "sequence", self.vocab_size),),
             past=self._key_values("past_key_values", "past_sequence"),
-            attentions=tuple(chain.from_iterable(zip(own, crossing, strict=True))),
+            attentions=tuple(chain.from_iterable(zip(self_attentions, crossing, strict=True))),
         )
         return encoder, decoder
 

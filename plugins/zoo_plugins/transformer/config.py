@@ -200,10 +200,10 @@ class TransformerConfig(ClassifierConfig):
             raise UsageError(f"a model for {self.task} cannot become one for {task}: only one has embeddings", where)
         if task in ("text2text-generation", "text-classification") and not self.has_decoder:
             raise UsageError(f"a model for {self.task} has no decoder, which {task} needs", where)
-        chosen = dict(values or {})
+        changes = dict(values or {})
         if task != self.task:
-            chosen.setdefault("head_bias", False)
-        return super().with_task(task, chosen, where)
+            changes.setdefault("head_bias", False)
+        return super().with_task(task, changes, where)
 
     @property
     def encoder(self) -> Stack:
@@ -267,7 +267,7 @@ class TransformerConfig(ClassifierConfig):
             causal=False,
         )
         layers, heads = self.decoder.num_layers, self.decoder.num_heads
-        own = attentions(layers, heads, keys="past_sequence + sequence")
+        self_attentions = attentions(layers, heads, keys="past_sequence + sequence")
         crossing = attentions(layers, heads, keys="encoder_sequence", name="cross_attentions")
         decoder = Graph(
             name="decoder",
@@ -280,7 +280,7 @@ class TransformerConfig(ClassifierConfig):
             ),
             outputs=(floats("logits", "batch", "sequence", self.decoder.vocab_size),),
             past=self._key_values("past_key_values", "past_sequence"),
-            attentions=tuple(chain.from_iterable(zip(own, crossing, strict=True))),
+            attentions=tuple(chain.from_iterable(zip(self_attentions, crossing, strict=True))),
         )
         return encoder, decoder
 
@@ -294,9 +294,9 @@ class TransformerConfig(ClassifierConfig):
             vectors = floats("decoder_inputs_embeds", "batch", "sequence", self.hidden_size)
             inputs += [vectors, mask("decoder_attention_mask")]
             layers, heads = decoder.num_layers, decoder.num_heads
-            own = attentions(layers, heads, name="decoder_attentions")
+            self_attentions = attentions(layers, heads, name="decoder_attentions")
             crossing = attentions(layers, heads, keys=source, name="cross_attentions")
-            weights += tuple(chain.from_iterable(zip(own, crossing, strict=True)))
+            weights += tuple(chain.from_iterable(zip(self_attentions, crossing, strict=True)))
         return Graph(
             method="transform",
             inputs=tuple(inputs),

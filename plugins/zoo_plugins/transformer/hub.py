@@ -271,8 +271,8 @@ def _torch_derive(checkpoint: Checkpoint, values: dict[str, Any]) -> Mapping[str
         return shape(first) == shape(second) and torch.equal(tensors[first].read(), tensors[second].read())
 
     def layers(side: str) -> int:
-        found = (re.match(rf"transformer\.{side}\.layers\.(\d+)\.", name) for name in tensors)
-        return 1 + max((int(match[1]) for match in found if match), default=-1)
+        matches = (re.match(rf"transformer\.{side}\.layers\.(\d+)\.", name) for name in tensors)
+        return 1 + max((int(match[1]) for match in matches if match), default=-1)
 
     layer, last = "transformer.encoder.layers.0", "transformer.decoder.layers.0"
     trunk = {

@@ -77,10 +77,10 @@ class ViTConfig(ClassifierConfig, ImageConfig):
 
         Another task gets neither a pooler nor a second classifier.
         """
-        chosen = dict(values or {})
+        changes = dict(values or {})
         if task != self.task:
-            chosen = {"pooler": False, "distillation_head": False} | chosen
-        return super().with_task(task, chosen, where)
+            changes = {"pooler": False, "distillation_head": False} | changes
+        return super().with_task(task, changes, where)
 
     @property
     def reads_patches(self) -> bool:

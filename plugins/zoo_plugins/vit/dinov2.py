@@ -48,10 +48,10 @@ def _derive(checkpoint: Checkpoint, values: dict[str, Any]) -> Mapping[str, Any]
     if not isinstance(ratio, int | float) or ratio <= 0:
         raise UsageError(f"mlp_ratio must be positive, got {ratio!r}", where)
     width = _width(hidden, ratio, gated=values["gated"] is True)
-    found: dict[str, Any] = {"intermediate_size": width, "classify_patches": True}
+    fields: dict[str, Any] = {"intermediate_size": width, "classify_patches": True}
     if values["gated"]:
-        found["activation"] = "silu"  # whatever hidden_act says
-    return found if hub.keys() & {"id2label", "num_labels"} else {**found, "num_classes": 2}
+        fields["activation"] = "silu"  # whatever hidden_act says
+    return fields if hub.keys() & {"id2label", "num_labels"} else {**fields, "num_classes": 2}
 
 
 def _restore(c: ViTConfig) -> Mapping[str, Any]:

@@ -47,8 +47,8 @@ def _derive(checkpoint: Checkpoint, values: dict[str, Any]) -> Mapping[str, Any]
         what = f"pooler_output_size {size} is not supported, only hidden_size {values['hidden_size']}"
         raise UsageError(what, checkpoint.config_file)
     pooler = any(name.endswith("pooler.dense.weight") for name in checkpoint.tensors)
-    found = {"pooler": pooler and values["task"] == "image-feature-extraction"}
-    return found if hub.keys() & {"id2label", "num_labels"} else {**found, "num_classes": 2}
+    fields = {"pooler": pooler and values["task"] == "image-feature-extraction"}
+    return fields if hub.keys() & {"id2label", "num_labels"} else {**fields, "num_classes": 2}
 
 
 def _derive_deit(checkpoint: Checkpoint, values: dict[str, Any]) -> Mapping[str, Any]:

@@ -53,7 +53,7 @@ def _derive(checkpoint: Checkpoint, values: dict[str, Any]) -> Mapping[str, Any]
         raise UsageError(f"patches of {patch} x {width} with {rows} positions are not those of a square image", where)
     if classifier and distilled != ("head_dist.weight" in tensors):
         raise ArtifactError("only one of dist_token and head_dist.weight is present", checkpoint.where)
-    found: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "task": "image-classification" if classifier else "image-feature-extraction",
         "image_size": _image_size(arguments, pretrained, side, patch),
         "patch_size": patch,
@@ -70,15 +70,15 @@ def _derive(checkpoint: Checkpoint, values: dict[str, Any]) -> Mapping[str, Any]
         **{f"image_{key}": pretrained[key] for key in ("mean", "std") if pretrained.get(key)},
     }
     names = checkpoint.config.get("label_names")
-    return {**found, "labels": [str(name) for name in names]} if classifier and isinstance(names, list) else found
+    return {**fields, "labels": [str(name) for name in names]} if classifier and isinstance(names, list) else fields
 
 
 def _shape(checkpoint: Checkpoint, name: str, rank: int) -> tuple[int, ...]:
     """Return the shape of a tensor that every vision transformer has."""
     tensor = checkpoint.tensors.get(name)
     if tensor is None or len(tensor.shape) != rank:
-        found = "missing" if tensor is None else f"of shape {tensor.shape}"
-        raise ArtifactError(f"not a plain vision transformer: {name} is {found}", checkpoint.where)
+        shape = "missing" if tensor is None else f"of shape {tensor.shape}"
+        raise ArtifactError(f"not a plain vision transformer: {name} is {shape}", checkpoint.where)
     return tensor.shape
 
 

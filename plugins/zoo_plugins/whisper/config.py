@@ -125,7 +125,7 @@ class WhisperConfig(Config):
             sizes={free: sound},
         )
         layers, heads = self.num_decoder_layers or self.num_layers, self.num_decoder_heads or self.num_heads
-        own = attentions(layers, heads, keys="past_sequence + sequence")
+        self_attentions = attentions(layers, heads, keys="past_sequence + sequence")
         crossing = attentions(layers, heads, keys=positions, name="cross_attentions")
         decoder = Graph(
             name="decoder",
@@ -137,7 +137,7 @@ class WhisperConfig(Config):
             ),
             outputs=(floats("logits", "batch", "sequence", self.vocab_size),),
             past=self._key_values("past_key_values", "past_sequence"),
-            attentions=tuple(chain.from_iterable(zip(own, crossing, strict=True))),
+            attentions=tuple(chain.from_iterable(zip(self_attentions, crossing, strict=True))),
             sizes={free: sound},
         )
         return encoder, decoder

@@ -46,7 +46,7 @@ _PARTS = {
 def _check_features(checkpoint: Checkpoint, values: dict[str, Any]) -> Mapping[str, Any]:
     """Raise :class:`UsageError` if the checkpoint's feature extractor computes other features than the graph."""
     said = checkpoint.json(_PREPROCESSOR)
-    known = {
+    required = {
         "feature_size": values["num_mel_bins"],
         "sampling_rate": SAMPLING_RATE,
         "n_fft": WINDOW,
@@ -55,9 +55,9 @@ def _check_features(checkpoint: Checkpoint, values: dict[str, Any]) -> Mapping[s
         "do_normalize": False,
         "padding_value": 0.0,
     }
-    for key, wanted in known.items():
-        if said.get(key, wanted) != wanted:
-            what = f"{key} {said[key]!r} is not supported, only {wanted!r}"
+    for key, value in required.items():
+        if said.get(key, value) != value:
+            what = f"{key} {said[key]!r} is not supported, only {value!r}"
             raise UsageError(what, checkpoint.path / _PREPROCESSOR)
     return {}
 

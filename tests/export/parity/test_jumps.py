@@ -18,8 +18,9 @@ from tests.export.parity.small_plugin import DISTRIBUTION, PLUGIN, PRESETS, sour
 from tests.exported import inlined
 from zoo.artifact import ModelDirectory
 from zoo.models import create, persist
-from zoo.probe.errors import MOST_JUMPS, Errors, JumpErrors
+from zoo.probe.errors import Errors
 from zoo.probe.inputs import Point
+from zoo.probe.jumps import MOST_JUMPS, JumpErrors
 from zoo.registry import registry
 from zoo_export.parity.compare import compare
 from zoo_export.trace.make import make_graphs

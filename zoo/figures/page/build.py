@@ -89,12 +89,12 @@ def _append(blocks: list[str], block: str) -> int:
 
 def _add_vectors(facts: dict[str, Any], vectors: Sequence[dict[str, Any] | None]) -> None:
     """Add the facts about queries and keys to those of maps, and their largest errors to those of the page."""
-    for item, own in zip(facts["maps"], vectors, strict=True):
-        item["vectors"] = own
+    for item, vector in zip(facts["maps"], vectors, strict=True):
+        item["vectors"] = vector
     facts["vectors"] = None
-    if found := [own for own in vectors if own is not None]:
-        errors = {name: max(own[name] for own in found) for name in ("error", "weight_error")}
-        facts["vectors"] = {"kind": found[0]["queries"]["kind"], **errors}
+    if present := [vector for vector in vectors if vector is not None]:
+        errors = {name: max(vector[name] for vector in present) for name in ("error", "weight_error")}
+        facts["vectors"] = {"kind": present[0]["queries"]["kind"], **errors}
 
 
 def quantise(weights: Array, levels: int) -> tuple[Array, Array]:

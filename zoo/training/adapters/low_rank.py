@@ -65,9 +65,9 @@ def add_adapters(model: nn.Module, settings: LowRankSettings, fresh: Collection[
         if isinstance(part, nn.modules.batchnorm._BatchNorm):
             raise UsageError(f"training changes the statistics of {name}, which adapters cannot hold", argument("lora"))
     dense = {name: part for name, part in model.named_modules() if type(part) is nn.Linear}
-    own = {name: part for name, part in dense.items() if f"{name}.weight" not in fresh}
-    chosen = _targets(model, list(own), settings.targets)
-    for name in chosen:
+    candidates = {name: part for name, part in dense.items() if f"{name}.weight" not in fresh}
+    targets = _targets(model, list(candidates), settings.targets)
+    for name in targets:
         others = other_owners(model, f"{name}.weight")
         if others:
             raise UsageError(f"{name} has the weight {others[0]}, so an adapter could not be merged", "targets")
@@ -75,7 +75,7 @@ def add_adapters(model: nn.Module, settings: LowRankSettings, fresh: Collection[
         parameter.requires_grad_(name in fresh)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        _replace_layers(model, {id(own[name]): LowRankLinear(own[name], settings) for name in chosen})
+        _replace_layers(model, {id(candidates[name]): LowRankLinear(candidates[name], settings) for name in targets})
 
 
 def _replace_layers(model: nn.Module, adapted: Mapping[int, LowRankLinear]) -> None:
@@ -119,10 +119,10 @@ def _targets(model: nn.Module, dense: list[str], globs: tuple[str, ...]) -> list
     if globs:
         return [name for name in dense if any(fnmatchcase(name, glob) for glob in globs)]
     lists = tuple(f"{name}." for name, part in model.named_modules() if isinstance(part, nn.ModuleList))
-    found = [name for name in dense if name.startswith(lists)]
-    if not found:
+    names = [name for name in dense if name.startswith(lists)]
+    if not names:
         raise UsageError("the model has no dense layers in lists of blocks", "targets", nearest("", dense))
-    return found
+    return names
 
 
 @dataclass(frozen=True)

@@ -86,10 +86,10 @@ def merge_directory(
     """:func:`merge_adapter`, and return what was merged."""
     check_model_target(target, force=force)
     stored = ModelDirectory.open(base, rehash=True)
-    found = merge(stored, persist.load_directory(stored), adapter)
-    spec = replace(found.spec, name=base_name(target))
-    persist.save_spec(spec, found.model, target, force=force, origin=found.origin, progress=progress)
-    return replace(found, spec=spec)
+    merged = merge(stored, persist.load_directory(stored), adapter)
+    spec = replace(merged.spec, name=base_name(target))
+    persist.save_spec(spec, merged.model, target, force=force, origin=merged.origin, progress=progress)
+    return replace(merged, spec=spec)
 
 
 def merge(stored: ModelDirectory, model: nn.Module, adapter: Path) -> Merged:
@@ -100,9 +100,9 @@ def merge(stored: ModelDirectory, model: nn.Module, adapter: Path) -> Merged:
 
     Raises :class:`ArtifactError` or :class:`UsageError` as :func:`merge_adapter`.
     """
-    found = read_changes(stored, model, adapter)
-    changes, own = found.changes, found.own
-    _apply(found.model, changes, adapter)
+    read = read_changes(stored, model, adapter)
+    changes, own = read.changes, read.own
+    _apply(read.model, changes, adapter)
     updated, replaced = tuple(changes.updates), tuple(changes.whole)
     if own is None:
         done = [f"adapter {base_name(adapter)} merged"]
@@ -110,10 +110,10 @@ def merge(stored: ModelDirectory, model: nn.Module, adapter: Path) -> Merged:
             done.append(f"its copy of {', '.join(fold_names(changes.equal))} left out, equal to the model's")
         origin = stored.origin.derive("adapted", source=stored.spec.name, changes=tuple(done))
         return Merged(stored.spec, model, origin, updated, replaced, changes.equal)
-    attach(found.model, persist.read_companions(own))
+    attach(read.model, persist.read_companions(own))
     origin = replace(own.origin, changes=(*own.origin.changes, "low-rank adapters merged"))
-    spec = replace(found.spec, description=own.spec.description, tokenizer=own.spec.tokenizer)
-    return Merged(spec, found.model, origin, updated, replaced, changes.equal)
+    spec = replace(read.spec, description=own.spec.description, tokenizer=own.spec.tokenizer)
+    return Merged(spec, read.model, origin, updated, replaced, changes.equal)
 
 
 def read_changes(stored: ModelDirectory, model: nn.Module, adapter: Path) -> Found:
@@ -136,12 +136,12 @@ def _read_own(stored: ModelDirectory, model: nn.Module, adapter: ModelDirectory)
     if record.get("weights") != digest_layout(stored.path, stored.layout):
         what = f"the adapter was trained on other weights, those of {record.get('base')}"
         raise ArtifactError(what, adapter.path, f"give their model instead of {stored.path}")
-    found = retask(stored.spec, model, adapter.spec.config.to_dict(), 0)
-    changes = read_adapter(adapter.path, _names(record.get("layout"), found.spec, found.model, adapter.path))
-    missing = ", ".join(sorted(set(found.head.new) - {*changes.whole, *changes.equal}))
+    retasked = retask(stored.spec, model, adapter.spec.config.to_dict(), 0)
+    changes = read_adapter(adapter.path, _names(record.get("layout"), retasked.spec, retasked.model, adapter.path))
+    missing = ", ".join(sorted(set(retasked.head.new) - {*changes.whole, *changes.equal}))
     if missing:
         raise ArtifactError(f"lacks {missing}", adapter.path)
-    return Found(found.spec, found.model, changes, adapter)
+    return Found(retasked.spec, retasked.model, changes, adapter)
 
 
 def _names(layout: Any, spec: ModelSpec, model: nn.Module, where: Path) -> AdapterNames:

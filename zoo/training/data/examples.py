@@ -60,8 +60,8 @@ class ExamplesWriter:
         if not self.count:
             for name, values in example.items():
                 self._open(name, values.dtype)
-        found = {name: values.dtype.str for name, values in example.items()}
-        if found != self._dtypes:
+        dtypes = {name: values.dtype.str for name, values in example.items()}
+        if dtypes != self._dtypes:
             raise ValueError("has other columns, or another kind of numbers, than the first row")
         for name, values in example.items():
             data, ends = self._files[name]

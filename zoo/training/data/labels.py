@@ -81,13 +81,13 @@ def classes_of(spec: ModelSpec, values: Mapping[str, Any], objective: Objective,
     if problem == "regression":
         first = next((row["label"] for row in source.rows if isinstance(row, Mapping) and "label" in row), None)
         return {"num_classes": max(1, len(items_of(first))), "labels": ()}
-    found, several, alike, broken = _count(source)
-    if len(found) < 2 and broken is not None:  # rather than the number of classes
+    counts, several, alike, broken = _count(source)
+    if len(counts) < 2 and broken is not None:  # rather than the number of classes
         raise ArtifactError(broken.what, broken.where)
-    if not found:
+    if not counts:
         return {}
     tags = task == "token-classification"  # which has a label per token
-    names = _names(found, source, regression=not tags)
+    names = _names(counts, source, regression=not tags)
     several = several and not tags
     problem = problem or ("multi_label_classification" if several else "single_label_classification")
     if problem == "single_label_classification" and len(names) == 1:
@@ -101,7 +101,7 @@ def classes_of(spec: ModelSpec, values: Mapping[str, Any], objective: Objective,
 def _count(source: Source) -> tuple[Counter[str], bool, bool, RowError | None]:
     """Return the number of labels of each class, whether any row has a list, whether all rows have the same classes,
     and the first broken row."""
-    found: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     combinations: set[frozenset[str]] = set()
     several = False
     broken: RowError | None = None
@@ -112,10 +112,10 @@ def _count(source: Source) -> tuple[Counter[str], bool, bool, RowError | None]:
         label = row.get("label")
         several = several or isinstance(label, list | tuple | np.ndarray)
         named = list(_classes(label))
-        found.update(named)
+        counts.update(named)
         if len(combinations) < 2:
             combinations.add(frozenset(named))
-    return found, several, len(combinations) < 2, broken
+    return counts, several, len(combinations) < 2, broken
 
 
 def _classes(label: Any) -> Iterator[str]:
@@ -129,14 +129,14 @@ def _classes(label: Any) -> Iterator[str]:
 
 def _names(found: Counter[str], source: Source, *, regression: bool) -> tuple[str, ...]:
     """Return the names of classes in order. Raises :class:`UsageError` as :func:`classes_of`."""
-    given = {name for name in found if name.lower().lstrip("+-") not in _NO_NUMBERS}
-    numbers = {name for name in given if _NUMBER.fullmatch(name)}
-    if numbers and given & {"True", "False"}:
+    names = {name for name in found if name.lower().lstrip("+-") not in _NO_NUMBERS}
+    numbers = {name for name in names if _NUMBER.fullmatch(name)}
+    if numbers and names & {"True", "False"}:
         what = f"labels are both truth values and numbers, as True and {min(numbers)}"
         raise UsageError(what, source.name, "write all of them in one way")
-    if given and numbers == given:
+    if names and numbers == names:
         counts: Counter[str] = Counter()
-        for name in given:
+        for name in names:
             counts[class_name(name)] += found[name]
         _check_few(counts, source, regression=regression)
         return tuple(sorted(counts, key=lambda name: (float(name), name)))

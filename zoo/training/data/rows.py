@@ -51,15 +51,15 @@ def data_files(paths: Sequence[Path]) -> list[Path]:
         ArtifactError: a path does not exist or is no plain file, or a directory holds no data.
         UsageError: a file has an unknown type, or the files have several.
     """
-    known = (*LINES, JSON, *TABLES, *TEXTS, PARQUET, *IMAGES)
+    suffixes = (*LINES, JSON, *TABLES, *TEXTS, PARQUET, *IMAGES)
     files: list[Path] = []
     for path in paths:
         if is_saved(path):
             files.append(path)
         elif path.is_dir():
-            found = sorted(item for item in path.rglob("*") if item.suffix.lower() in known and item.is_file())
+            found = sorted(item for item in path.rglob("*") if item.suffix.lower() in suffixes and item.is_file())
             if not found:
-                raise ArtifactError("no data in this directory", path, f"put *{', *'.join(known)} there")
+                raise ArtifactError("no data in this directory", path, f"put *{', *'.join(suffixes)} there")
             files += found
         elif not path.exists():
             raise ArtifactError("no such file", path)
@@ -67,8 +67,8 @@ def data_files(paths: Sequence[Path]) -> list[Path]:
             check_plain(path)  # it is read more than once
             files.append(path)
     for path in files:
-        if path.suffix.lower() not in known and not is_saved(path):
-            raise UsageError("unknown file type", path, f"name it *{', *'.join(known)}")
+        if path.suffix.lower() not in suffixes and not is_saved(path):
+            raise UsageError("unknown file type", path, f"name it *{', *'.join(suffixes)}")
     if len({_kind(path) for path in files}) > 1:
         raise UsageError("plain texts, images and tables cannot be mixed", files[0], "name the files of one kind")
     return files
@@ -108,12 +108,12 @@ def read_rows(
             raise UsageError("an image has no columns but image and label", path, "give .jsonl, .csv or .parquet")
         yield {"image": str(path), "label": path.absolute().parent.name}
         return
-    found: Iterator[tuple[int, dict[str, Any] | str]]
+    rows: Iterator[tuple[int, dict[str, Any] | str]]
     if is_saved(path) or suffix == PARQUET:
-        found = enumerate(read_saved(path) if is_saved(path) else _read_parquet(path), 1)
+        rows = enumerate(read_saved(path) if is_saved(path) else _read_parquet(path), 1)
     else:
-        found = read_numbered(path)
-    for number, row in found:
+        rows = read_numbered(path)
+    for number, row in rows:
         where = f"{path}, row {number}"
         if isinstance(row, str):
             yield RowError(where, row)
@@ -124,15 +124,15 @@ def read_rows(
                 yield RowError(where, f"has no {lacks!r}")
                 continue
             raise UsageError(f"no column {lacks!r}", path, nearest(lacks, row))
-        wanted = {**columns, **{role: column for role, column in optional.items() if column in row}}
-        null = next((column for column in wanted.values() if row[column] is None), None)
-        broken = next((column for column in wanted.values() if _has_surrogate(row[column])), None)
+        roles = {**columns, **{role: column for role, column in optional.items() if column in row}}
+        null = next((column for column in roles.values() if row[column] is None), None)
+        broken = next((column for column in roles.values() if _has_surrogate(row[column])), None)
         if null is not None:
             yield RowError(where, f"{null!r} is null")
         elif broken is not None:
             yield RowError(where, f"{broken!r} is not valid Unicode")
         else:
-            found_row = LocatedRow({role: row[column] for role, column in wanted.items()}, where)
+            found_row = LocatedRow({role: row[column] for role, column in roles.items()}, where)
             if isinstance(found_row.get("image"), str):
                 found_row["image"] = str(path.parent / found_row["image"])
             yield found_row

@@ -61,13 +61,13 @@ def read_saved(path: Path) -> Iterator[dict[str, Any]]:
         what, remedy = "a saved data set needs the package datasets", "pip install attention-zoo[datasets]"
         raise MissingPackageError(what, path, remedy) from error
     try:
-        found = datasets.load_from_disk(str(path)).with_format(None)
-        check_names(found.data.column_names, path)
-        for name, feature in found.features.items():
+        dataset = datasets.load_from_disk(str(path)).with_format(None)
+        check_names(dataset.data.column_names, path)
+        for name, feature in dataset.features.items():
             if isinstance(feature, datasets.Image):
-                found = found.cast_column(name, datasets.Image(decode=False))
-        named = _class_names(datasets, found.features)
-        for batch in found.iter(_BATCH):
+                dataset = dataset.cast_column(name, datasets.Image(decode=False))
+        named = _class_names(datasets, dataset.features)
+        for batch in dataset.iter(_BATCH):
             for values in zip(*batch.values(), strict=True):
                 row = dict(zip(batch, values, strict=True))
                 yield row | {name: convert(row[name]) for name, convert in named.items() if row[name] is not None}
@@ -79,9 +79,9 @@ def read_saved(path: Path) -> Iterator[dict[str, Any]]:
 
 def _class_names(datasets: Any, features: Mapping[str, Any]) -> dict[str, Callable[[Any], Any]]:
     """Return functions from the numbers of classes, or lists of these, to names, for the columns that hold them."""
-    found: dict[str, Callable[[Any], Any]] = {}
+    converters: dict[str, Callable[[Any], Any]] = {}
     for name, feature in features.items():
         item = getattr(feature, "feature", feature)
         if isinstance(item, datasets.ClassLabel):
-            found[name] = item.int2str
-    return found
+            converters[name] = item.int2str
+    return converters

@@ -82,8 +82,8 @@ class _DatasetRows:
             if lacks is not None:
                 yield RowError(where, f"has no {lacks!r}")
             else:
-                wanted = (*self._roles.items(), *self._optional.items())
-                yield LocatedRow({role: row[column] for role, column in wanted if column in row}, where)
+                roles = (*self._roles.items(), *self._optional.items())
+                yield LocatedRow({role: row[column] for role, column in roles if column in row}, where)
 
 
 def find_source(
@@ -158,10 +158,10 @@ def _digest_of_images(rows: Rows, known: Digests) -> str:
     """Return the SHA-256 of the image files that rows name, with their classes. Missing files are left out."""
     digest = hashlib.sha256()
     for row in rows:
-        found = row if isinstance(row, Mapping) else {}
-        path = found.get("image")
+        columns = row if isinstance(row, Mapping) else {}
+        path = columns.get("image")
         if isinstance(path, str) and Path(path).is_file():
-            digest.update(f"{Path(path).name} {found.get('label')} {known.of(Path(path))}\n".encode())
+            digest.update(f"{Path(path).name} {columns.get('label')} {known.of(Path(path))}\n".encode())
     return digest.hexdigest()
 
 

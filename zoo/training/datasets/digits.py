@@ -21,8 +21,8 @@ _WHITE = 16
 def rows(split: str) -> Iterator[dict[str, Any]]:
     """Yield images as lists of 8 rows of 8 integers from 0 to 255, and labels from ``0`` to ``9``."""
     datasets: Any = importlib.import_module("sklearn.datasets")
-    found = datasets.load_digits()
-    count = len(found.images)
+    digits = datasets.load_digits()
+    count = len(digits.images)
     for index in permute(np.arange(count), count, _SEED)[_SPLITS[split]]:
-        pixels = np.rint(found.images[index] * (255 / _WHITE)).astype(int)
-        yield {"image": pixels.tolist(), "label": str(found.target[index])}
+        pixels = np.rint(digits.images[index] * (255 / _WHITE)).astype(int)
+        yield {"image": pixels.tolist(), "label": str(digits.target[index])}

@@ -27,15 +27,15 @@ def class_number(config: ClassifierConfig, label: Any) -> int:
     Raises :class:`ValueError` if it is unknown.
     """
     names, name = _numbers(config.labels), class_name(label)
-    found = names.get(str(label), names.get(name))
-    if found is None and isinstance(label, bool | np.bool_):
-        found = int(label) if config.num_classes <= 2 and names.keys() <= {"0", "1"} else None
-    elif found is None and name.isdecimal() and not all(map(str.isdecimal, names or [""])):
-        found = int(name)
-    if found is None or found >= config.num_classes:
-        known = ", ".join(config.labels) or f"0 to {config.num_classes - 1}"
-        raise ValueError(f"label {label!r} is not one of {known}")
-    return found
+    number = names.get(str(label), names.get(name))
+    if number is None and isinstance(label, bool | np.bool_):
+        number = int(label) if config.num_classes <= 2 and names.keys() <= {"0", "1"} else None
+    elif number is None and name.isdecimal() and not all(map(str.isdecimal, names or [""])):
+        number = int(name)
+    if number is None or number >= config.num_classes:
+        classes = ", ".join(config.labels) or f"0 to {config.num_classes - 1}"
+        raise ValueError(f"label {label!r} is not one of {classes}")
+    return number
 
 
 @lru_cache(maxsize=1)
@@ -60,10 +60,10 @@ def label_array(config: ClassifierConfig, label: Any) -> Array:
         indicator = np.zeros(config.num_classes, np.float32)
         if config.num_classes == 1:  # the probability of one class: 0 or 1, or a list with or without its name
             named = [class_name(item) for item in several]
-            known = ("1", "True", *config.labels)
-            if named not in ([], ["0"], ["False"], *([name] for name in known)):
-                raise ValueError(f"label must be 0 or 1, or a list with or without {known[-1]!r}, got {label!r}")
-            indicator[:] = bool(named) and named[0] in known
+            labels = ("1", "True", *config.labels)
+            if named not in ([], ["0"], ["False"], *([name] for name in labels)):
+                raise ValueError(f"label must be 0 or 1, or a list with or without {labels[-1]!r}, got {label!r}")
+            indicator[:] = bool(named) and named[0] in labels
             return indicator
         numbers = [class_number(config, item) for item in several]
         if len(set(numbers)) < len(numbers):

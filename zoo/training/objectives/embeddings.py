@@ -70,8 +70,8 @@ class SentenceEmbedding(Criterion):
                 right = logits.detach().argmax(1).eq(targets)
                 return Loss(F.cross_entropy(logits, targets, reduction="sum"), len(text), int(right.sum()))
             case "cosine-similarity":
-                wanted = batch["similarity"].to(text.dtype)
-                return Loss(F.mse_loss((text * pair).sum(1), wanted, reduction="sum"), len(text))
+                similarity = batch["similarity"].to(text.dtype)
+                return Loss(F.mse_loss((text * pair).sum(1), similarity, reduction="sum"), len(text))
             case "triplet":
                 near, far = ((text - other).square().sum(1) for other in (pair, negative[0]))
                 losses = (near - far + self.settings.margin).relu()

@@ -71,13 +71,13 @@ class Corruption(Criterion):
         if is_list(row["text"]):
             ids = listed_ids(row, "text")
             starts = range(0, max(1, len(ids)), self.max_length)
-            found = [self._example(ids[start : start + self.max_length], None) for start in starts]
+            examples = [self._example(ids[start : start + self.max_length], None) for start in starts]
         else:
             truncated = self.truncated
             first = self.encode_text(row)
             self.truncated = truncated
-            found = [self._example(piece.ids, piece) for piece in (first, *first.overflowing)]
-        usable = [example for example in found if len(self._places(example))]
+            examples = [self._example(piece.ids, piece) for piece in (first, *first.overflowing)]
+        usable = [example for example in examples if len(self._places(example))]
         if not usable:
             raise ValueError(_ALL_SPECIAL)
         return usable
@@ -127,9 +127,9 @@ class Corruption(Criterion):
     def collate(self, examples: Sequence[Example], generators: Sequence[np.random.Generator]) -> Batch:
         read, targets = [], []
         for example, random in zip(examples, generators, strict=True):
-            ids, wanted = self.corrupt(example["input_ids"], self.choose(example, random), random)
+            ids, target = self.corrupt(example["input_ids"], self.choose(example, random), random)
             read.append({**example, "input_ids": ids})
-            targets.append(wanted)
+            targets.append(target)
         return {**self.text_batch(read), "targets": padded(targets, IGNORED)}
 
 

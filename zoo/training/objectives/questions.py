@@ -54,18 +54,18 @@ class QuestionAnswering(Criterion):
         inside = {place for place in context if offsets[place][0] < stop and offsets[place][1] > start}
         if answer is not None and not inside:
             raise ValueError("the answer has no tokens")
-        fields, found = self.pair_fields(encoded), []
+        fields, examples = self.pair_fields(encoded), []
         windows = token_windows(encoded, limit=self.max_length, name="context")
         for window in windows:
             kept = [number for number, place in enumerate(window.places) if place in inside]
             span = (kept[0], kept[-1]) if inside and len(kept) == len(inside) else (0, 0)
             parts = {name: values[window.places] for name, values in fields.items()}
-            found.append({**parts, "span": np.array(span, np.int32)})
-        without = sum(not example["span"].any() for example in found)
-        self.noted["windows"] += len(found)
+            examples.append({**parts, "span": np.array(span, np.int32)})
+        without = sum(not example["span"].any() for example in examples)
+        self.noted["windows"] += len(examples)
         self.noted["windows without the answer"] += without if answer is not None else 0
-        self.noted["answers that no window holds"] += answer is not None and without == len(found)
-        return found
+        self.noted["answers that no window holds"] += answer is not None and without == len(examples)
+        return examples
 
     def _answer(self, row: Row) -> tuple[int, int] | None:
         """Return the answer's first character in the context and the one after its last; None for no answer."""

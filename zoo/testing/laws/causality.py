@@ -1,0 +1,98 @@
+"""The check of which tokens an output depends on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from zoo.contract import Graph
+from zoo.testing.check import Inapplicable, fail
+from zoo.testing.laws.changes import LONG, along, token_inputs
+from zoo.testing.subject import Subject
+
+__all__ = ["causality"]
+
+
+def causality(subject: Subject) -> None:
+    """A graph is causal if, and only if, it is declared so.
+
+    In a causal graph, one with a past or with ``causal=True``, later tokens never change earlier outputs, and some
+    earlier token changes a later output. With ``causal=False``, some later token changes an earlier output, or no token
+    changes the output of another, as in a model that treats each position by itself. A causal model that sees later
+    tokens has excellent training loss, but cannot generate text.
+
+    Mask with ``zoo.nn.build_mask(causal=True)``, or correct the declaration.
+    """
+    checked = False
+    for graph in subject.graphs:
+        for length in _lengths_of_outputs(graph):
+            if graph.pasts or graph.causal is not None:
+                _check_order(subject, graph, length)
+                checked = True
+    if not checked:
+        raise Inapplicable("no graph with an output along a length is declared causal or not causal")
+
+
+def _lengths_of_outputs(graph: Graph) -> list[str]:
+    from zoo.testing.compute import outputs_of
+
+    names = {
+        dim for tensor in outputs_of(graph) for dim in tensor.dims if isinstance(dim, str) and dim not in graph.rows
+    }
+    return ["sequence"] if graph.pasts and "sequence" in names else sorted(names & set(graph.dim_names()))
+
+
+def _check_order(subject: Subject, graph: Graph, length: str) -> None:
+    from zoo.testing.compute import LENGTH, TOLERANCE, executor, make_inputs, run
+
+    execute = executor(subject.exact)
+    looked_ahead = looked_back = 0.0
+    for tokens in (LENGTH, LONG):
+        feeds = make_inputs(subject, length=tokens, other=min(tokens, subject.longest))
+        size = max((feeds[tensor.name].shape[axis] for tensor, axis in token_inputs(subject, length, feeds)), default=1)
+        if size < 2:
+            raise Inapplicable("inputs have only one token")
+        reference = run(execute, subject.graphs, feeds)[graph.name]
+        for place in range(1, size) if size <= LENGTH else (size // 2, size - 1):
+            early, late = slice(place), slice(place, None)
+            for_later = run(execute, subject.graphs, _changed(subject, length, feeds, late))[graph.name]
+            for_earlier = run(execute, subject.graphs, _changed(subject, length, feeds, early))[graph.name]
+            looked_ahead = max(looked_ahead, _moved(graph, length, early, reference, for_later))
+            looked_back = max(looked_back, _moved(graph, length, late, reference, for_earlier))
+    where = f"graph {graph.name!r}, along {length}"
+    if graph.causal is False:
+        if looked_ahead <= TOLERANCE < looked_back:
+            happened = "only earlier tokens change later ones"
+            fail(f"in {where}, a later token changes an earlier output, as causal=False declares", happened)
+        return
+    if looked_ahead > TOLERANCE:
+        happened = f"an earlier output changes by {looked_ahead:.2g} of the largest value"
+        fail(f"in {where}, no later token changes an earlier output", happened)
+    if looked_back <= TOLERANCE:
+        fail(f"in {where}, an earlier token changes a later output", "none does: tokens are independent")
+
+
+def _changed(subject: Subject, length: str, feeds: Mapping[str, Any], place: slice) -> dict[str, Any]:
+    """Return the inputs with other tokens in a slice of a length."""
+    import numpy as np
+
+    from zoo.testing.compute import change
+
+    rng = np.random.default_rng(3)
+    result = dict(feeds)
+    for tensor, axis in token_inputs(subject, length, feeds):
+        where = (*(slice(None),) * axis, place)
+        result[tensor.name] = result[tensor.name].copy()
+        result[tensor.name][where] = change(tensor, feeds[tensor.name][where], rng)
+    return result
+
+
+def _moved(graph: Graph, length: str, place: slice, reference: Mapping[str, Any], results: Mapping[str, Any]) -> float:
+    """Return the largest distance between outputs in a slice of a length."""
+    from zoo.testing.compute import distance, outputs_of
+
+    return max(
+        distance(*(along(tensor, length, place, values[tensor.name]) for values in (reference, results)))
+        for tensor in outputs_of(graph)
+        if length in tensor.dims
+    )
