@@ -16,11 +16,12 @@ import torch
 from filelock import FileLock
 
 from zoo import plugins
-from zoo.artifact import ModelDirectory
+from zoo.artifact import Export, ModelDirectory
 from zoo.models import create, persist
 from zoo.registry import registry
-from zoo_export.export import export_model
+from zoo_export.export import export_graphs_only, export_model
 from zoo_export.graph.file import inline
+from zoo_export.parity.evidence import restore
 from zoo_export.trace.make import Options
 from zoo_runtime import load_session
 
@@ -120,36 +121,95 @@ def change_weights(model: torch.nn.Module, seed: int, *, noise: bool, gain: floa
                 parameter.add_(1.0 if name.endswith("weight") else 0.0)
 
 
-@pytest.fixture(scope="session")
-def exported_model(exported_build: Builder, shared: Path) -> Builder:
-    """Build a preset with these settings and export it, once for all workers."""
+def sign_export(folder: Path, *, options: Options = Options(), force: bool = False) -> Path:
+    """Export a model as verified without the comparison that takes most of the time of an export.
 
-    def export(name: str, *settings: str, **options: Any) -> Path:
-        key = hashlib.sha256(repr((name, settings, sorted(options.items()))).encode()).hexdigest()
-        folder = shared / "exported" / key
+    For tests of what reads exports. Those of the exporter itself, in tests/export, use verified ones.
+    """
+    export_graphs_only(folder, options=options, force=force)
+    stored = ModelDirectory.open(folder)
+    digests = {"config": stored.config_digest(), "weights": stored.weight_digests()}
+    restore(Export(stored, options.variant), {"verified": True, "provider": "cpu", **digests})
+    return folder
+
+
+@pytest.fixture(scope="session")
+def once(shared: Path) -> Callable[..., Path]:
+    """Have the first worker that asks for a model of this name and key make it; the others wait for it."""
+
+    def provide(name: str, key: object, make: Callable[[], Path]) -> Path:
+        folder = shared / "exported" / hashlib.sha256(repr((name, key)).encode()).hexdigest()
         folder.mkdir(parents=True, exist_ok=True)
         with FileLock(folder / "lock"):
             if not (folder / "done").exists():
-                built = exported_build(name, *settings, **options)
-                export_model(built)
-                built.rename(folder / name)
+                make().rename(folder / name)
                 (folder / "done").touch()
         return folder / name
+
+    return provide
+
+
+@pytest.fixture(scope="session")
+def exported_model(exported_build: Builder, once: Callable[..., Path]) -> Builder:
+    """Build a preset with these settings, and export and verify it, once for all workers."""
+
+    def export(name: str, *settings: str, **options: Any) -> Path:
+        def make() -> Path:
+            folder = exported_build(name, *settings, **options)
+            export_model(folder)
+            return folder
+
+        return once(name, ("verified", settings, sorted(options.items())), make)
+
+    return export
+
+
+@pytest.fixture(scope="session", name="exported_model")
+def signed_export(exported_build: Builder, once: Callable[..., Path]) -> Builder:
+    """Build a preset with these settings, and export it as verified without a comparison, once for all workers.
+
+    The name of the fixture is ``exported_model``, which it replaces where it is imported.
+    """
+
+    def export(name: str, *settings: str, **options: Any) -> Path:
+        key = "signed", settings, sorted(options.items())
+        return once(name, key, lambda: sign_export(exported_build(name, *settings, **options)))
 
     return export
 
 
 @pytest.fixture(scope="session")
-def showing(exported_build: Builder) -> Builder:
-    """Export a model with non-trivial weights, only with its attentions."""
-    made: dict[object, Path] = {}
+def showing(verified_showing: Builder) -> Builder:
+    """The same as ``verified_showing``; folders whose tests do not read the evidence replace it."""
+    return verified_showing
+
+
+@pytest.fixture(scope="session")
+def verified_showing(exported_build: Builder, once: Callable[..., Path]) -> Builder:
+    """Export a model with non-trivial weights, only with its attentions, and verify it, once for all workers."""
 
     def export(name: str, *settings: str, queries_keys: bool = False) -> Path:
-        key = name, settings, queries_keys
-        if key not in made:
-            folder = made[key] = exported_build(name, *settings, noise=True, gain=3.0)
+        def make() -> Path:
+            folder = exported_build(name, *settings, noise=True, gain=3.0)
             export_model(folder, options=Options(attentions=True, queries_keys=queries_keys))
-        return made[key]
+            return folder
+
+        return once(name, ("verified attentions", settings, queries_keys), make)
+
+    return export
+
+
+@pytest.fixture(scope="session", name="showing")
+def signed_showing(exported_build: Builder, once: Callable[..., Path]) -> Builder:
+    """Replace ``showing`` where it is imported: export with attentions, as verified without a comparison."""
+
+    def export(name: str, *settings: str, queries_keys: bool = False) -> Path:
+        options = Options(attentions=True, queries_keys=queries_keys)
+
+        def make() -> Path:
+            return sign_export(exported_build(name, *settings, noise=True, gain=3.0), options=options)
+
+        return once(name, ("signed attentions", settings, queries_keys), make)
 
     return export
 

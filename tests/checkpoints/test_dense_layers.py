@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 import zoo as library
+from tests.exported import sign_export
 from zoo.checkpoints import export_checkpoint, import_checkpoint
 from zoo.checkpoints.original import Exact
-from zoo_export.export import export_model
 from zoo_runtime import load_session
 
 Zoo = Callable[..., Any]
@@ -219,7 +219,7 @@ def test_prompts(tmp_path: Path, zoo: Zoo) -> None:
     tokenizer.save(str(tmp_path / "hub/tokenizer.json"))
     ours = tmp_path / "ours"
     import_checkpoint(tmp_path / "hub", ours)
-    export_model(ours)
+    sign_export(ours)
     with load_session(ours) as session:
 
         def vector(text: str, **options: Any) -> Any:

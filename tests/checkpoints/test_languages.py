@@ -22,9 +22,9 @@ from transformers import (
     T5ForConditionalGeneration,
 )
 
+from tests.exported import sign_export
 from zoo.checkpoints import export_checkpoint, import_checkpoint
 from zoo.errors import UsageError
-from zoo_export.export import export_model
 from zoo_runtime import load_session
 from zoo_runtime.running.session import Session
 
@@ -53,7 +53,7 @@ def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
     model.save_pretrained(folder / "hub")
     tokenizer.save_pretrained(folder / "hub")
     import_checkpoint(folder / "hub", folder / "ours")
-    export_model(folder / "ours")
+    sign_export(folder / "ours")
     return folder
 
 
@@ -136,7 +136,7 @@ def test_prefixes_of_tasks(tmp_path: Path) -> None:
     file.write_text(json.dumps(json.loads(file.read_text()) | {"task_specific_params": tasks}))
     import_checkpoint(tmp_path / "hub", tmp_path / "ours", verify=False)
     assert json.loads((tmp_path / "ours/task_prefixes.json").read_text()) == {"summarization": "summarize: "}
-    export_model(tmp_path / "ours")
+    sign_export(tmp_path / "ours")
     with load_session(tmp_path / "ours") as session:
         plain = session.run(["summarize: abc"], max_new_tokens=3)
         assert session.run(["abc"], task_prefix="summarization", max_new_tokens=3) == plain

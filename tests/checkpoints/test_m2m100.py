@@ -10,10 +10,10 @@ import pytest
 import torch
 from transformers import M2M100Config, M2M100ForConditionalGeneration, M2M100Tokenizer
 
+from tests.exported import sign_export
 from tests.tokenizers.test_tokenizer import SENTENCES, sentencepiece_file
 from zoo.checkpoints import import_checkpoint
 from zoo.errors import UsageError
-from zoo_export.export import export_model
 from zoo_runtime import load_session
 
 SIZES = {
@@ -37,7 +37,7 @@ def test_translations_equal_transformers(tmp_path: Path) -> None:
         parameter.copy_(0.5 * torch.randn(parameter.shape, generator=generator))
     model.save_pretrained(hub)
     import_checkpoint(hub, tmp_path / "ours", verify=True)
-    export_model(tmp_path / "ours")
+    sign_export(tmp_path / "ours")
     options = {"source": "de", "target": "zu", "max_new_tokens": 9, "suppress_tokens": (1,)}
     with load_session(tmp_path / "ours", truncate=12) as session:
         for text in SENTENCES[:2]:

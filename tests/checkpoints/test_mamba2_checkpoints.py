@@ -13,9 +13,9 @@ from torch.testing import assert_close
 from transformers import AutoModelForCausalLM, Mamba2Config, Mamba2ForCausalLM, Mamba2Model
 
 import zoo as library
+from tests.exported import sign_export
 from zoo.checkpoints import Exact, export_checkpoint, import_checkpoint
 from zoo.errors import UsageError
-from zoo_export import export_model
 from zoo_runtime import load_session
 
 SIZES = {
@@ -93,7 +93,7 @@ def test_generated_texts_equal_the_original(tmp_path: Path, options: dict[str, A
     theirs = make(eos_token_id=None)
     theirs.save_pretrained(tmp_path / "hub")
     import_checkpoint(tmp_path / "hub", tmp_path / "ours")
-    export_model(tmp_path / "ours")
+    sign_export(tmp_path / "ours")
     prompts = [[5, 9, 33, 2], [8] * 19, [41]]
     with load_session(tmp_path / "ours") as session:
         found = [item["generated_ids"] for item in session.run(prompts, max_new_tokens=40, **options)]

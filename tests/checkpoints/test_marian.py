@@ -13,11 +13,11 @@ import transformers
 from transformers import MarianConfig, MarianMTModel, MarianTokenizer
 
 import zoo as library
+from tests.exported import sign_export
 from tests.tokenizers.test_tokenizer import GERMAN, SENTENCES, marian_files
 from zoo.checkpoints import export_checkpoint, import_checkpoint
 from zoo.training.objectives.seq2seq import SequenceToSequence
 from zoo.training.options import SequenceToSequenceOptions
-from zoo_export.export import export_model
 from zoo_runtime import load_session
 
 Zoo = Callable[..., Any]
@@ -82,7 +82,7 @@ def test_translations_of_another_vocabulary(tmp_path: Path) -> None:
     """Generated ids and texts are those of transformers, with the target's vocabulary."""
     oracle: Any = write(tmp_path / "hub", separate=True)
     import_checkpoint(tmp_path / "hub", tmp_path / "ours")
-    export_model(tmp_path / "ours")
+    sign_export(tmp_path / "ours")
     model = MarianMTModel.from_pretrained(tmp_path / "hub").eval()
     given = oracle(SENTENCES[0], return_tensors="pt")
     wanted = model.generate(**given, max_new_tokens=9, num_beams=1, do_sample=False)[0, 1:].tolist()

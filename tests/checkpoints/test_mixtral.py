@@ -14,9 +14,9 @@ from torch.testing import assert_close
 from transformers import PreTrainedModel
 
 import zoo as library
+from tests.exported import sign_export
 from zoo.checkpoints import Exact, export_checkpoint, import_checkpoint
 from zoo.errors import ArtifactError, UsageError, ZooError
-from zoo_export import export_model
 from zoo_runtime import load_session
 
 SIZES = {
@@ -117,7 +117,7 @@ def test_base_models_are_sentence_encoders(tmp_path: Path, family: str) -> None:
 def test_generated_texts_equal_the_original(tmp_path: Path, family: str) -> None:
     theirs = make(family, eos_token_id=None)
     import_checkpoint(save(theirs, tmp_path / "hub"), tmp_path / "ours")
-    export_model(tmp_path / "ours")
+    sign_export(tmp_path / "ours")
     prompts = [[5, 9, 33, 2], [8] * 19, [41]]
     with load_session(tmp_path / "ours") as session:
         found = [item["generated_ids"] for item in session.run(prompts, max_new_tokens=30)]

@@ -23,11 +23,11 @@ from transformers import (
 )
 
 import zoo as library
+from tests.exported import sign_export
 from zoo.checkpoints import Exact, Rule, export_checkpoint, import_checkpoint
 from zoo.errors import UsageError
 from zoo.models.count import parameter_count
 from zoo.registry import registry
-from zoo_export import export_model
 from zoo_runtime import load_session
 
 SIZES: dict[str, Any] = {
@@ -114,7 +114,7 @@ def test_generated_texts_equal_the_original(tmp_path: Path, kind: str) -> None:
     theirs = make(kind, eos_token_id=None)
     theirs.save_pretrained(tmp_path / "hub")
     import_checkpoint(tmp_path / "hub", tmp_path / "ours")
-    export_model(tmp_path / "ours")
+    sign_export(tmp_path / "ours")
     prompts = [[5, 9, 33, 2], [8] * 19, [41]]
     with load_session(tmp_path / "ours") as session:
         found = [item["generated_ids"] for item in session.run(prompts, max_new_tokens=40)]

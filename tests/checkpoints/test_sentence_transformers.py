@@ -11,9 +11,9 @@ import pytest
 import torch
 from transformers import BertConfig, BertForSequenceClassification, BertModel, BertTokenizer
 
+from tests.exported import sign_export
 from zoo.checkpoints import export_checkpoint, import_checkpoint
 from zoo.errors import UsageError, ZooWarning
-from zoo_export.export import export_model
 from zoo_runtime import Pair, load_session
 
 library = pytest.importorskip("sentence_transformers", minversion="6")
@@ -82,7 +82,7 @@ def test_answers_equal_predict(tmp_path: Path) -> None:
     model = library.CrossEncoder(str(bert), activation_fn=torch.nn.Sigmoid(), device="cpu")
     model.save(str(tmp_path / "hub"))
     import_checkpoint(tmp_path / "hub", tmp_path / "ours", verify=False)
-    assert export_model(tmp_path / "ours").passed
+    sign_export(tmp_path / "ours")
     with load_session(tmp_path / "ours", threads=1) as session:
         found = [result["probabilities"] for result in session.run([Pair(*pair) for pair in PAIRS])]
     np.testing.assert_allclose(found, model.predict(PAIRS), rtol=0, atol=1e-5)
@@ -102,7 +102,7 @@ def test_answers_equal_encode(tmp_path: Path) -> None:
     (source / "sentence_roberta_config.json").write_text(json.dumps(settings | old))
     model = library.SentenceTransformer(str(source), device="cpu")
     import_checkpoint(source, tmp_path / "ours", verify=True)
-    assert export_model(tmp_path / "ours").passed
+    sign_export(tmp_path / "ours")
     texts = ["Tea", "THE rain has Stopped", "a b c", "x" * 60]
     with load_session(tmp_path / "ours", threads=1) as session, pytest.warns(ZooWarning, match="truncated to 30"):
         found = [[result["embedding"] for result in session.run(texts, **options)]

@@ -13,10 +13,10 @@ import torch
 from safetensors.torch import load_file
 from transformers import WhisperConfig, WhisperFeatureExtractor, WhisperForConditionalGeneration
 
+from tests.exported import sign_export
 from zoo.checkpoints import export_checkpoint, import_checkpoint
 from zoo.errors import UsageError
 from zoo.registry import registry
-from zoo_export import export_model
 from zoo_runtime import load_session
 
 SIZES = {
@@ -41,7 +41,7 @@ def export_with_settings(theirs: WhisperForConditionalGeneration, settings: Mapp
     theirs.save_pretrained(folder / "hub")
     (folder / "hub" / "generation_config.json").write_text(json.dumps(settings))
     import_checkpoint(folder / "hub", folder / "ours", verify=False)
-    export_model(folder / "ours")
+    sign_export(folder / "ours")
 
 
 def make(**options: Any) -> WhisperForConditionalGeneration:

@@ -14,9 +14,11 @@ from tests.exported import (
     exported_copy,
     exported_model,
     exported_with,
+    once,
     one_thread,
     redeclared,
     showing,
+    verified_showing,
 )
 
 __all__ = [
@@ -24,9 +26,11 @@ __all__ = [
     "exported_copy",
     "exported_model",
     "exported_with",
+    "once",
     "one_thread",
     "redeclared",
     "showing",
+    "verified_showing",
 ]
 
 

@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from tests.browser import browser
-from tests.exported import exported_build, one_thread, showing
+from tests.exported import exported_build, once, one_thread, signed_showing, verified_showing
 
-__all__ = ["browser", "exported_build", "one_thread", "showing"]
+__all__ = ["browser", "exported_build", "once", "one_thread", "signed_showing", "verified_showing"]

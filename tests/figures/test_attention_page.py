@@ -353,8 +353,8 @@ def test_rollout_needs_all_layers_between_the_same_positions(page_of: Callable[.
     assert group_of(later) is group_of(cross) is group_of(first, later, rollout=False) is None
 
 
-def test_page_of_a_pair_states_its_weights_and_evidence(showing: Callable[..., Path], zoo: Zoo) -> None:
-    folder = showing("bert-tiny")
+def test_page_of_a_pair_states_its_weights_and_evidence(verified_showing: Callable[..., Path], zoo: Zoo) -> None:
+    folder = verified_showing("bert-tiny")
     result = zoo("show", folder, "--attention", "time", "flies", "-o", "page.html")
     assert (result.status, result.err) == (0, "")
     assert re.fullmatch(r"page\.html: 2 layers, 8 heads, verified, [\d.]+ kB\n", result.out)

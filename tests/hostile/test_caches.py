@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import Result
-from tests.exported import exported_build, exported_model, one_thread
+from tests.exported import exported_build, once, one_thread, signed_export
 from zoo import memo, system
 
-__all__ = ["exported_build", "exported_model", "one_thread"]
+__all__ = ["exported_build", "once", "one_thread", "signed_export"]
 
 Zoo = Callable[..., Result]
 

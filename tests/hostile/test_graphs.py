@@ -18,9 +18,9 @@ import pytest
 from onnx import numpy_helper
 from onnx.helper import make_node
 
-from tests.exported import exported_build, exported_model, exported_with, one_thread
+from tests.exported import exported_build, exported_with, once, one_thread, signed_export
 
-__all__ = ["exported_build", "exported_model", "exported_with", "one_thread"]
+__all__ = ["exported_build", "exported_with", "once", "one_thread", "signed_export"]
 
 Altered = Callable[..., Path]
 

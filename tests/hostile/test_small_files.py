@@ -19,7 +19,7 @@ import pytest
 
 from tests.checkpoints.test_bad_configurations import save
 from tests.checkpoints.test_pieces import SIZES
-from tests.exported import exported_build, exported_model, exported_with, one_thread
+from tests.exported import exported_build, exported_with, once, one_thread, signed_export
 from tests.hostile.conftest import Confined
 from zoo import limits
 from zoo.checkpoints.source import Checkpoint
@@ -28,7 +28,7 @@ from zoo.reading import parse_toml, read_bytes
 from zoo.tokenizers.train import Lines, train_tokenizer
 from zoo_runtime.server.models import ModelPlace
 
-__all__ = ["exported_build", "exported_model", "exported_with", "one_thread"]
+__all__ = ["exported_build", "exported_with", "once", "one_thread", "signed_export"]
 
 Exported = Callable[..., Path]
 PRESETS = "schema = 1\n[models.big]\nbase = 'gpt-tiny'\n"

@@ -17,11 +17,11 @@ import pytest
 
 import zoo as library
 from tests.conftest import Result
-from tests.exported import exported_build, exported_model, exported_with, one_thread
+from tests.exported import exported_build, exported_with, once, one_thread, signed_export
 from zoo_runtime import load_session, open_session
 from zoo_runtime.generation.bias import bias_settings
 
-__all__ = ["exported_build", "exported_model", "exported_with", "one_thread"]
+__all__ = ["exported_build", "exported_with", "once", "one_thread", "signed_export"]
 
 Change = Callable[[onnx.ModelProto], object]
 

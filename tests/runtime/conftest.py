@@ -5,10 +5,19 @@ from __future__ import annotations
 from tests.exported import (
     exported_build,
     exported_copy,
-    exported_model,
     exported_with,
+    once,
     one_thread,
     redeclared,
+    signed_export,
 )
 
-__all__ = ["exported_build", "exported_copy", "exported_model", "exported_with", "one_thread", "redeclared"]
+__all__ = [
+    "exported_build",
+    "exported_copy",
+    "exported_with",
+    "once",
+    "one_thread",
+    "redeclared",
+    "signed_export",
+]

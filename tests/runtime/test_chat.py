@@ -11,12 +11,11 @@ from typing import Any
 import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from tests.exported import CHAT_TEMPLATE
+from tests.exported import CHAT_TEMPLATE, sign_export
 from zoo import UsageError
 from zoo.checkpoints.exporting import export_checkpoint
 from zoo.checkpoints.importing import import_checkpoint
 from zoo.errors import ArtifactError
-from zoo_export.export import export_model
 from zoo_runtime import load_session
 
 Exported = Callable[..., Path]
@@ -36,7 +35,7 @@ def hub(exported_model: Exported, tmp_path_factory: pytest.TempPathFactory) -> P
 @pytest.fixture(scope="module")
 def model(hub: Path) -> Path:
     import_checkpoint(hub, hub.parent / "ours")
-    export_model(hub.parent / "ours")
+    sign_export(hub.parent / "ours")
     return hub.parent / "ours"
 
 
@@ -109,5 +108,5 @@ def test_bad_template_is_one_line(model: Path, hub: Path, tmp_path: Path, zoo: Z
     shutil.copytree(hub, tmp_path / "hub")
     (tmp_path / "hub" / "chat_template.jinja").write_text("{% if %}")
     import_checkpoint(tmp_path / "hub", tmp_path / "ours")
-    export_model(tmp_path / "ours")
+    sign_export(tmp_path / "ours")
     zoo("run", tmp_path / "ours", "--chat", "hi").failed(3, "not a chat template", "in line 1", "chat_template.jinja")

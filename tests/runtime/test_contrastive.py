@@ -13,10 +13,10 @@ import pytest
 import torch
 
 import zoo as library
+from tests.exported import sign_export
 from zoo.artifact import ModelDirectory
 from zoo.errors import ArtifactError, ParityError, UsageError
 from zoo.plugins import ZooWarning
-from zoo_export import export_model
 from zoo_export.adapters.graph import make_adapted
 from zoo_export.trace.make import Options
 from zoo_runtime import load_session
@@ -165,7 +165,7 @@ def test_fixed_number_of_images(exported_model: Exported, images: list[str]) -> 
     with load_session(directory) as session:
         wanted = session.run(images, labels=LABELS)
     shutil.copytree(directory, "fixed")
-    assert export_model("fixed", options=Options(fix=("images=1",)), force=True).passed
+    sign_export(Path("fixed"), options=Options(fix=("images=1",)), force=True)
     with load_session("fixed") as session:
         found = session.run(images, labels=LABELS)
         assert session.run("tea", task="sentence-embedding")["embedding"].shape == (24,)

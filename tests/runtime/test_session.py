@@ -19,10 +19,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import parser
 
-from tests.exported import LIVELY
+from tests.exported import LIVELY, sign_export
 from zoo.errors import ArtifactError, ParityError, UsageError
 from zoo.plugins import ZooWarning
-from zoo_export.export import export_model
 from zoo_export.trace.make import Options
 from zoo_runtime import load_session
 from zoo_runtime.onnx_runtime.placement import placement
@@ -393,7 +392,7 @@ def test_best_export_for_the_provider_is_chosen(exported_copy: Exported, seal: C
 
     folder = exported_copy("gpt-tiny")
     assert taken() == ""
-    export_model(folder, options=Options(profile="cpu"))
+    sign_export(folder, options=Options(profile="cpu"))
     assert taken() == taken(dtype="float32") == taken(variant="cpu") == "cpu"
     assert taken(variant="") == ""
     discredit("parity.cpu.json")

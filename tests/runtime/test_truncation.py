@@ -13,12 +13,12 @@ import pytest
 import torch
 from transformers import AutoModel, BertConfig, BertModel, BertTokenizerFast
 
+from tests.exported import sign_export
 from zoo import UsageError, load_tokenizer
 from zoo.artifact.provenance import Origin
 from zoo.checkpoints.importing import import_checkpoint
 from zoo.errors import ZooWarning
 from zoo.tokenizers.truncation import text_limit
-from zoo_export.export import export_model
 from zoo_runtime import Pair, load_session
 from zoo_runtime.running.text_runner import TextRunner
 
@@ -57,7 +57,7 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def encoder(hub: Path) -> Path:
     import_checkpoint(hub, hub.parent / "ours")
-    export_model(hub.parent / "ours")
+    sign_export(hub.parent / "ours")
     return hub.parent / "ours"
 
 
@@ -100,14 +100,14 @@ def test_arrays_of_the_tokenizer_are_those_of_a_run(encoder: Path) -> None:
 def test_stated_length_is_limited(tmp_path: Path, stated: int | None, tokens: int) -> None:
     """Without a length of its own, a sentence encoder has its tokenizer's, and at most its positions."""
     import_checkpoint(saved(tmp_path / "hub", max_seq_length=stated), tmp_path / "ours")
-    export_model(tmp_path / "ours")
+    sign_export(tmp_path / "ours")
     with load_session(tmp_path / "ours") as session, pytest.warns(ZooWarning, match=f"1 text truncated to {tokens} "):
         assert session.run(LONG)["tokens"] == tokens
 
 
 def test_bad_length_is_an_error(tmp_path: Path, zoo: Zoo) -> None:
     import_checkpoint(saved(tmp_path / "hub", max_seq_length="all"), tmp_path / "ours", verify=False)
-    export_model(tmp_path / "ours")
+    sign_export(tmp_path / "ours")
     error = "max_seq_length must be a positive integer, got 'all'"
     zoo("run", tmp_path / "ours", "a").failed(3, error, "sentence_bert_config.json")
 

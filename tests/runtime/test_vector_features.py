@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import zoo as library
-from zoo_export.export import export_model
+from tests.exported import sign_export
 from zoo_runtime import Pair, load_session
 
 Zoo = Callable[..., Any]
@@ -28,7 +28,7 @@ def directory(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
     folder: Path = tmp_path_factory.mktemp("vectors") / request.param
     layers = {"num_decoder_layers": 0} if request.param == "encoder" else {}
     library.save(library.create_model("transformer-base", **SIZES, **layers), folder)
-    export_model(folder)
+    sign_export(folder)
     return folder
 
 
