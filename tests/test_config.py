@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.rows import each_row
 from zoo import Config, UsageError
 from zoo_plugins.bert.config import BERTConfig
 from zoo_plugins.gpt.config import GPTConfig
@@ -42,7 +43,7 @@ class Demanding(Config):
     count: int
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("key", "value", "expected"),
     [
         ("count", -3, -3),
@@ -138,7 +139,7 @@ def test_missing_field_is_rejected() -> None:
     assert Demanding.from_dict({"count": 2}).count == 2
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("key", "text", "expected"),
     [
         ("count", "3", 3),
@@ -185,7 +186,7 @@ def test_settings_are_parsed_by_field_type(key: str, text: str, expected: object
     assert type(found) is type(expected)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("key", "text"),
     [
         ("count", "x"),
@@ -373,7 +374,7 @@ def test_non_positive_sizes_are_rejected(cls: type[Config], key: str, value: int
     assert str(caught.value) == f"{key} must be positive, got {shown}: x.toml"
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("cls", "values", "message"),
     [
         (GPTConfig, {"num_heads": 11}, "hidden_size 768 is not divisible by num_heads 11"),

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import zoo
+from tests.rows import each_row
 from zoo.contract import dim_names, dim_size, fit_sizes, sizes_of
 
 MELS = zoo.floats("mels", "batch", "frames", 8)
@@ -34,7 +35,7 @@ def test_size_of_a_dimension(dim: Any, expected: Any, names: tuple[str, ...], fr
     assert dim_names(dim) == names
 
 
-@pytest.mark.parametrize(
+@each_row(
     "dim",
     ["frames / 4", "frames // 0", "frames // text", "frames - 1", "4 * frames", "4", "", "a b", "1 // a", "f(x)",
      "a.b", "a + 1.5", "a + True", "a\n+ b", "min(a)", "min(a, b, c)", "min(a, key=b)", "max(a, 3)", "min(3, 4)"],

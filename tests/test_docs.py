@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import ROOT
+from tests.rows import each_row
 from zoo import hookspecs
 from zoo.limits import LIMITS
 from zoo.plugins.discovery import BUILT_IN
@@ -64,7 +65,7 @@ LINKED = sorted(
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 
 
-@pytest.mark.parametrize("page", LINKED, ids=lambda page: str(page.relative_to(ROOT)))
+@each_row("page", LINKED)
 def test_links_of_a_page_lead_to_files(page: Path) -> None:
     text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
     for link in LINK.findall(text):
@@ -78,7 +79,7 @@ def test_every_hook_has_a_guide() -> None:
         assert (DOCS / "howto" / f"{hook.removeprefix('zoo_')}.md").is_file(), hook
 
 
-@pytest.mark.parametrize(
+@each_row(
     "module",
     [
         "zoo",
@@ -112,7 +113,7 @@ SECTIONS = ("Structure", "Sizes", "Export", "Tests", "Reference", "Limits")
 """Sections of an architecture's page, in order."""
 
 
-@pytest.mark.parametrize("name", sorted(ARCHITECTURES))
+@each_row("name", sorted(ARCHITECTURES))
 def test_every_architecture_has_a_page_with_all_sections(name: str) -> None:
     """The build draws, counts and compares its parts, and its tests exist."""
     text = (DOCS / "architectures" / f"{name}.md").read_text(encoding="utf-8")

@@ -8,10 +8,9 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
 import zoo_plugins
 from tests.conftest import THIRD_PARTY
+from tests.rows import each_row
 
 PUBLIC = (
     "zoo", "zoo.audio", "zoo.checkpoints", "zoo.cost", "zoo.exporters", "zoo.nn", "zoo.plots", "zoo.spectrogram",
@@ -64,7 +63,7 @@ def _top(module: str) -> str:
     return module.partition(".")[0]
 
 
-@pytest.mark.parametrize("distribution", DISTRIBUTIONS)
+@each_row("distribution", DISTRIBUTIONS)
 def test_a_third_party_uses_public_names(distribution: str) -> None:
     paths = sorted((THIRD_PARTY / distribution).rglob("*.py"))
     assert paths
@@ -72,7 +71,7 @@ def test_a_third_party_uses_public_names(distribution: str) -> None:
     assert list(private_names(trees)) == []
 
 
-@pytest.mark.parametrize("architecture", sorted(path.name for path in BUILT_IN.iterdir() if path.is_dir()))
+@each_row("architecture", sorted(path.name for path in BUILT_IN.iterdir() if path.is_dir()))
 def test_a_built_in_architecture_uses_public_names(architecture: str) -> None:
     """They are written like third-party plugins. Other built-in architectures count as their own code."""
     trees: list[ast.AST] = [
@@ -86,7 +85,7 @@ def test_every_distribution_is_checked() -> None:
     assert {"zoo-aft", "zoo-mixer", "zoo-scores"} <= set(DISTRIBUTIONS)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("code", "found"),
     [
         ("from zoo.errors import UsageError", ["zoo.errors.UsageError"]),

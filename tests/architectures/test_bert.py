@@ -16,6 +16,7 @@ from transformers import (
     PreTrainedModel,
 )
 
+from tests.rows import each_row
 from zoo.errors import UsageError
 from zoo.registry import registry
 from zoo_plugins.bert.config import BERTConfig
@@ -331,7 +332,7 @@ def test_head_shares_the_token_embedding_unless_untied(tie_embeddings: bool) -> 
     assert (model.masked_lm.decoder.weight is model.embeddings.token.weight) == tie_embeddings
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("settings", "message"),
     [
         (["task=pretraining", "pooler=false"], "task 'pretraining' reads the pooler, but pooler is False"),

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
+from tests.rows import each_row
 from zoo.errors import ArtifactError
 from zoo.images import ImageReader
 from zoo_plugins.clip.config import CLIPConfig
@@ -127,7 +128,7 @@ def test_a_narrow_strip_is_refused() -> None:
         reader.read(image.new("RGB", (60_000, 1)))
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("options", "message"),
     [
         ({"image_hidden_size": 10}, "image_hidden_size 10 is not divisible by image_num_heads 3"),

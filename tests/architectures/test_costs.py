@@ -8,11 +8,13 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from tests.rows import each_row
 from zoo.models.count import parameter_count
 from zoo.plugins.presets import built_in_presets, read_presets
 from zoo.registry import ModelSpec, registry
 
 # Parameters of the published checkpoints, as counted for the same shapes in transformers.
+PRESETS = [*read_presets(built_in_presets())]
 PUBLISHED = [
     ("gpt-small", [], 124_439_808),
     ("gpt-medium", [], 354_823_168),
@@ -147,12 +149,22 @@ def count(model: torch.nn.Module) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-@pytest.mark.slow_after(20)
-@pytest.mark.parametrize("name", read_presets(built_in_presets()))
-def test_parameter_counts_of_presets_equal_their_modules(name: str) -> None:
-    """All sizes, including 175 billion: on the meta device a weight is only a shape."""
+def check_parameter_count(name: str) -> None:
+    """Compare with the module: on the meta device a weight is only a shape."""
     spec = registry().resolve(name)
     assert parameter_count(spec) == count(on_meta(spec))
+
+
+@each_row("name", [*(name for name in PRESETS if name.endswith("-tiny")), "gpt3-175b"])
+def test_parameter_counts_of_presets_equal_their_modules(name: str) -> None:
+    """Of small sizes, and of the largest."""
+    check_parameter_count(name)
+
+
+@pytest.mark.slow
+@each_row("name", PRESETS)
+def test_parameter_counts_of_all_presets_equal_their_modules(name: str) -> None:
+    check_parameter_count(name)
 
 
 @pytest.mark.slow_after(20)
@@ -242,13 +254,13 @@ def test_parameter_counts_of_options_equal_their_modules(name: str, settings: li
     assert parameter_count(spec) == count(on_meta(spec))
 
 
-@pytest.mark.parametrize(("name", "settings", "parameters"), PUBLISHED)
+@each_row(("name", "settings", "parameters"), PUBLISHED)
 def test_published_parameters(name: str, settings: list[str], parameters: int) -> None:
     """Exact."""
     assert parameter_count(registry().resolve(name, settings)) == parameters
 
 
-@pytest.mark.parametrize("row", TABLE_3)
+@each_row("row", TABLE_3)
 def test_table_3(row: str) -> None:
     """The exact count at 37,000 tokens, and the paper's number within 6 % (7 % for two layers).
 
@@ -274,7 +286,7 @@ def test_table_3_learned_positions() -> None:
     assert learned / 1e6 == pytest.approx(65, rel=0.06)
 
 
-@pytest.mark.parametrize("row", GPT_3)
+@each_row("row", GPT_3)
 def test_gpt_3(row: str) -> None:
     """The exact count, and the paper's number within 2 %, except for XL: its 24 heads of 128 give 17 % more.
 

@@ -21,6 +21,7 @@ from transformers import (
 )
 from transformers import ViTConfig as TheirConfig
 
+from tests.rows import each_row
 from zoo import Config, UsageError
 from zoo.registry import registry
 from zoo_plugins.vit.config import ViTConfig
@@ -219,7 +220,7 @@ def test_invalid_configurations_are_rejected(options: dict[str, Any], message: s
         ViTConfig.from_dict({**SIZES, **options})
 
 
-@pytest.mark.parametrize("options", CASES.values(), ids=CASES)
+@each_row("options", CASES.values())
 def test_configuration_survives_plain_data_round_trip(options: dict[str, Any]) -> None:
     config: Config = ViTConfig(**{**SIZES, **options})
     assert ViTConfig.from_dict(config.to_dict()) == config

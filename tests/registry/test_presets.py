@@ -8,6 +8,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from tests.rows import each_row
 from zoo import UsageError
 from zoo.plugins.presets import Preset, built_in_presets, read_presets
 
@@ -58,7 +59,7 @@ def test_file_without_models_is_empty() -> None:
     assert read_presets(write("schema = 1")) == {}
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("text", "message"),
     [
         ("schema = 1\n[models.a", "not valid TOML ("),
@@ -104,7 +105,6 @@ def test_file_without_models_is_empty() -> None:
         ("schema = 1\n[models.'']", "bad model name ''"),
         ('schema = 1\n[models."a\\nb"]', "bad model name 'a\\nb'"),
     ],
-    ids=lambda text: repr(text[:40]),
 )
 def test_invalid_content_is_reported_in_one_line(text: str | bytes, message: str) -> None:
     """The message has the file, the key and the nearest name."""

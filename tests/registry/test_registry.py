@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.rows import each_row
 from zoo import PluginError, UsageError
 from zoo.models.count import parameter_count, within_size
 from zoo.plugins.presets import built_in_presets, user_presets
@@ -42,7 +43,7 @@ def write_project(text: str, folder: Path = Path()) -> Path:
     return path
 
 
-@pytest.mark.parametrize("name", BUILT_IN)
+@each_row("name", BUILT_IN)
 def test_built_in_presets_have_the_values_of_their_file(name: str) -> None:
     """A preset's own table takes precedence over inherited values."""
     spec = registry().resolve(name)

@@ -12,6 +12,7 @@ import pytest
 from onnx import TensorProto, parser
 
 from tests.exported import inlined
+from tests.rows import each_row
 from zoo import plugins
 from zoo.errors import ArtifactError, UsageError
 from zoo.registry import registry
@@ -154,7 +155,7 @@ def test_other_element_types_are_found(made_graphs: Graphs, element: int, lackin
 # Small graphs, compared with the placement by onnxruntime 1.31.1.
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("body", "kind", "lacking"),
     [
         ("y = Relu(x)", "float", []),
