@@ -190,7 +190,9 @@ def isolated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
     plugins.select(plugins.Selection())
     for name in ("zoo.server", "uvicorn.error", "asyncio"):  # zoo serve has them write to the stderr of its test
-        logging.getLogger(name).handlers.clear()
+        logger = logging.getLogger(name)
+        logger.handlers.clear()
+        logger.propagate = True
 
 
 @pytest.fixture
