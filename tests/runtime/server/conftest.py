@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from tests.exported import CHAT_TEMPLATE, LIVELY
@@ -26,6 +27,9 @@ POSITIONS = 96
 ROWS = 4
 SECONDS = 400
 """Time limit for what takes a second on an idle machine."""
+KEPT = httpx.Limits(keepalive_expiry=1.0)
+"""Limits for clients: the server closes a connection that is idle for 5 s, as httpx does by default. A request that is
+sent just then fails."""
 
 
 @pytest.fixture(scope="session")

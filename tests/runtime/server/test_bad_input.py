@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from tests.runtime.server.conftest import POSITIONS, SECONDS, Server, serving
+from tests.runtime.server.conftest import KEPT, POSITIONS, SECONDS, Server, serving
 from zoo_runtime.server.http.bodies import Body
 from zoo_runtime.server.http.inference.tensors import InferBody
 from zoo_runtime.server.http.openai.bodies import Chat, Completion, Embeddings, TaskInputs
@@ -28,7 +28,7 @@ JSON = {"content-type": "application/json"}
 
 @pytest.fixture(scope="module")
 def http(server: Server) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=server.url, timeout=SECONDS) as client:
+    with httpx.Client(base_url=server.url, limits=KEPT, timeout=SECONDS) as client:
         yield client
 
 
@@ -225,7 +225,10 @@ def test_paths_in_messages_are_those_of_the_body(http: httpx.Client, given: dict
 def test_long_texts_are_refused_by_their_bytes(writer: Path) -> None:
     """Without encoding them: each token of this tokenizer has at most 13 bytes, those of <|endoftext|>."""
     text = "é" * (13 * POSITIONS // 2 + 1)
-    with serving(writer, "--unverified") as server, httpx.Client(base_url=server.url, timeout=SECONDS) as client:
+    with (
+        serving(writer, "--unverified") as server,
+        httpx.Client(base_url=server.url, limits=KEPT, timeout=SECONDS) as client,
+    ):
         talk = {"model": "writer", "messages": [{"role": "user", "content": text}], "max_tokens": 2}
         for route, body, param in ((COMPLETIONS, asked(prompt=text), "prompt"), (CHATS, talk, "messages")):
             message = refused(client.post(route, json=body), 400, "context_length_exceeded", param)

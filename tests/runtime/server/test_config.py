@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.runtime.server.conftest import SECONDS, serving
+from tests.runtime.server.conftest import KEPT, SECONDS, serving
 from zoo.errors import UsageError
 from zoo_runtime.server.config import ServeConfig, read_config
 
@@ -81,7 +81,7 @@ def test_file_and_flags(writer: Path, encoder: Path, tmp_path: Path) -> None:
     )
     with serving("--config", path, "--max-body", 2000) as server:
         headers = {"authorization": "Bearer word"}
-        with httpx.Client(base_url=server.url, timeout=SECONDS, headers=headers) as http:
+        with httpx.Client(base_url=server.url, limits=KEPT, timeout=SECONDS, headers=headers) as http:
             assert {model["id"] for model in http.get("/v1/models").json()["data"]} == {"a", "b"}
             body: dict[str, Any] = {"model": "a", "prompt": "a", "max_tokens": 4}
             assert "at most 3 tokens" in http.post("/v1/completions", json=body).json()["error"]["message"]

@@ -16,7 +16,7 @@ import httpx
 import psutil
 import pytest
 
-from tests.runtime.server.conftest import SECONDS, Server, serving
+from tests.runtime.server.conftest import KEPT, SECONDS, Server, serving
 from zoo.checkpoints.importing import import_checkpoint
 from zoo_export.export import export_graphs_only
 
@@ -28,7 +28,7 @@ BODY = {"model": "writer", "prompt": "hello", "max_tokens": 5}
 
 @pytest.fixture(scope="module")
 def http(server: Server) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=server.url, timeout=SECONDS) as client:
+    with httpx.Client(base_url=server.url, limits=KEPT, timeout=SECONDS) as client:
         yield client
 
 
@@ -192,7 +192,7 @@ def test_too_few_files_for_a_request(writer: Path, tmp_path: Path) -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with (
         serving(tmp_path / "writer", "--unverified") as server,
-        httpx.Client(base_url=server.url, timeout=SECONDS) as client,
+        httpx.Client(base_url=server.url, limits=KEPT, timeout=SECONDS) as client,
     ):
         assert client.post(COMPLETIONS, json=BODY).status_code == 200
         used = psutil.Process(server.process.pid).num_fds()
@@ -209,7 +209,10 @@ def test_too_few_files_for_a_request(writer: Path, tmp_path: Path) -> None:
 def test_too_few_files_for_connections(writer: Path) -> None:
     """With no file left for a further connection, the present ones are served, and new ones once there is room."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with serving(writer, "--unverified") as server, httpx.Client(base_url=server.url, timeout=SECONDS) as client:
+    with (
+        serving(writer, "--unverified") as server,
+        httpx.Client(base_url=server.url, limits=KEPT, timeout=SECONDS) as client,
+    ):
         assert client.post(COMPLETIONS, json=BODY).status_code == 200
         used = psutil.Process(server.process.pid).num_fds()
         resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE, (used + 20, hard))

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from tests.conftest import ROOT
-from tests.runtime.server.conftest import POSITIONS, SECONDS, Server
+from tests.runtime.server.conftest import KEPT, POSITIONS, SECONDS, Server
 from zoo.contract import Graph
 from zoo_runtime import load_session
 from zoo_runtime.running.session import Session
@@ -28,7 +28,7 @@ TYPES = {"int64": "INT64", "float32": "FP32"}
 
 @pytest.fixture(scope="module")
 def http(server: Server) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=server.url, timeout=SECONDS) as client:
+    with httpx.Client(base_url=server.url, limits=KEPT, timeout=SECONDS) as client:
         yield client
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.runtime.server.conftest import SECONDS, serving
+from tests.runtime.server.conftest import KEPT, SECONDS, serving
 from zoo.errors import UsageError
 from zoo_runtime.server.models import ModelPlace, ModelSettings, Served
 
@@ -49,7 +49,7 @@ def test_changed_weights_are_an_error_of_requests(name: str, tmp_path: Path, req
     whole = weights.read_bytes()
     body = {"prompt": "hello", "max_tokens": 3}
     options = ("--unverified", "--memory", "mapped")
-    with serving(folder, *options) as server, httpx.Client(base_url=server.url, timeout=SECONDS) as client:
+    with serving(folder, *options) as server, httpx.Client(base_url=server.url, limits=KEPT, timeout=SECONDS) as client:
         before = client.post("/v1/completions", json=body).json()["choices"]
         for size, change in ((1_000, "truncated"), (len(whole) - 1_000, "altered")):
             with weights.open("r+b") as file:

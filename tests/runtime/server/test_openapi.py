@@ -13,13 +13,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.runtime.server.conftest import SECONDS, Server
+from tests.runtime.server.conftest import KEPT, SECONDS, Server
 from tests.runtime.server.schemas import JSON, values
 
 
 @pytest.fixture(scope="module")
 def http(server: Server) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=server.url, timeout=SECONDS) as client:
+    with httpx.Client(base_url=server.url, limits=KEPT, timeout=SECONDS) as client:
         yield client
 
 

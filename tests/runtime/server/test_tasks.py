@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.runtime.server.conftest import SECONDS, serving
+from tests.runtime.server.conftest import KEPT, SECONDS, serving
 from zoo_export.export import export_graphs_only
 from zoo_runtime import load_session
 from zoo_runtime.files.results import plain
@@ -56,7 +56,10 @@ def test_results_equal_the_session(
     export_graphs_only(folder)
     with load_session(folder, unverified=True, threads=1) as session:
         wanted = [plain(session.run(value, task=task, **options)) for value in inputs]
-    with serving(folder, "--unverified") as server, httpx.Client(base_url=server.url, timeout=SECONDS) as http:
+    with (
+        serving(folder, "--unverified") as server,
+        httpx.Client(base_url=server.url, limits=KEPT, timeout=SECONDS) as http,
+    ):
         url, body = f"/v1/tasks/{task}", {"inputs": [sent(value) for value in inputs], "options": options}
         found = http.post(url, json=body)
         assert found.status_code == 200, found.text
