@@ -39,6 +39,7 @@ __all__ = [
     "is_own",
     "library_file",
     "limit_memory",
+    "limit_processor_time",
     "lock",
     "release_large_blocks",
     "release_memory",
@@ -366,6 +367,15 @@ def limit_memory(size: float | None) -> None:
 
 _data_limit: int | None = None
 """The soft limit at the start of the process."""
+
+
+def limit_processor_time(seconds: float) -> None:
+    """End this process with SIGPROF once it has taken so many more seconds of processor time. No-op on Windows.
+
+    The signal has no handler, so it also ends long operations of native code.
+    """
+    if sys.platform != "win32":
+        signal.setitimer(signal.ITIMER_PROF, seconds)
 
 
 def release_memory() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import resource
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from zoo.errors import ArtifactError
-from zoo.tokenizers import sandbox
+from zoo.tokenizers import rendering
 from zoo.tokenizers.chat import ChatTemplate, read_chat_template
 from zoo.tokenizers.load import byte_tokenizer
 
@@ -148,6 +149,14 @@ def test_variables_equal_those_of_transformers(tmp_path: Path) -> None:
     assert ours.render([USER], **given) == theirs.apply_chat_template([USER], tokenize=False, **given)
 
 
+@pytest.mark.parametrize("name", ["reasoning_content", "thinking", "reasoning"])
+def test_names_of_reasoning_equal_those_of_transformers(tmp_path: Path, name: str) -> None:
+    source = "{% for message in messages %}{{ message | dictsort }}{% endfor %}"
+    theirs, ours = save(tmp_path, source), read_chat_template(tmp_path)
+    chat = [USER, {"role": "assistant", "content": "4", name: "2 + 2"}, {"role": "assistant", "content": "5", name: ""}]
+    assert ours.render(chat) == theirs.apply_chat_template(chat, tokenize=False)
+
+
 @pytest.mark.parametrize("numbered", [False, True])
 def test_tokens_of_templates_equal_those_of_transformers(tmp_path: Path, numbered: bool) -> None:
     """special_tokens_map.json has precedence, unless ``added_tokens_decoder`` is stated; a model may have own roles."""
@@ -221,8 +230,9 @@ def test_bad_templates(tmp_path: Path, content: object, error: str) -> None:
         "{{ messages + 1 }}",
     ],
 )
-def test_sandbox(source: str) -> None:
-    with pytest.raises(ArtifactError, match=r"^the chat template refuses it \(.*\): input 1$"):
+def test_sandbox(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rendering, "_SECONDS", 0.3)  # of 5, to be quick
+    with pytest.raises(ArtifactError, match=r"^(not a chat template|the chat template refuses it) \(.*\)(: input 1)?$"):
         ChatTemplate(source).render([USER], where="input 1")
 
 
@@ -230,9 +240,18 @@ BIG = "{% set big = 'a' * 9999990 %}"
 LIST = "{% set big = ['a' * 10**5] * 99 %}"
 
 
+@pytest.mark.slow_after(8)
 @pytest.mark.parametrize(
     "source",
     [
+        "{{ ('f' * 10**6) | int(base=16) // (('f' * 10**5) | int(base=16)) > 1 }}",
+        "{{ ('ab' * 10**6).strip('x' * 10**6 ~ 'ba') }}",
+        "{{ ('ab' * 10**6) | trim('x' * 10**6 ~ 'ba') }}",
+        "{{ 'a'.ljust(999999999) }}",
+        BIG + "{% for i in range(99999) %}{{ big }}{% endfor %}",
+        "{% set ns = namespace(x=[1]) %}{% for i in range(60) %}{% set ns.x = ns.x + ns.x %}{% endfor %}",
+        "{{ ('a' * 10**6) | replace('', 'b' * 10**6) }}",
+        "{{ 'a' * 2 * 10**7 }}",
         "{% macro m(n) %}{% if n %}{{ m(n-1) }}{{ m(n-1) }}{% endif %}{% endmacro %}{{ m(60) }}",
         "{% macro m(n) %}{% if n %}{% set a = m(n-1) ~ m(n-1) %}{% endif %}{% endmacro %}{{ m(60) }}",
         "{% macro m(n) %}{% if n %}{% call m(n-1) %}{% endcall %}{% call m(n-1) %}{% endcall %}{% endif %}"
@@ -244,7 +263,6 @@ LIST = "{% set big = ['a' * 10**5] * 99 %}"
         BIG + "{% set ns = namespace(x=big) %}{% for i in range(40) %}{% set ns.x = ns.x + ns.x %}{% endfor %}",
         BIG + "{% for i in range(99999) %}{% set x = big[1:] + 'a' %}{% endfor %}",
         BIG + "{% for i in range(99999) %}{% if big[1:] in big %}{% endif %}{% endfor %}",
-        BIG + "{% for i in range(99999) %}{{ big }}{% endfor %}",
         BIG + "{% set x %}{% for i in range(99999) %}{{ big }}{% endfor %}{% endset %}",
         BIG + "{% filter upper %}{% for i in range(99999) %}{{ big }}{% endfor %}{% endfilter %}",
         BIG + "{% macro m() %}{% for i in range(99999) %}{{ big }}{% endfor %}{% endmacro %}{% set x = m() %}",
@@ -252,9 +270,9 @@ LIST = "{% set big = ['a' * 10**5] * 99 %}"
         "{% endset %}",
         "{% for i in range(99999) %}{% for j in range(99999) %}{{ i - j }}{% endfor %}{% endfor %}",
         BIG + "{% for i in range(99999) %}{% set x = big[i:] %}{% endfor %}",
-        "{% set ns = namespace(x=[1]) %}{% for i in range(60) %}{% set ns.x = [ns.x, ns.x] %}{% endfor %}",
-        "{% set ns = namespace(x=(1,)) %}{% for i in range(60) %}{% set ns.x = {1: ns.x, 2: ns.x} %}{% endfor %}",
-        "{% set ns = namespace(x=[1]) %}{% for i in range(60) %}{% set ns.x = ns.x + ns.x %}{% endfor %}",
+        "{% set ns = namespace(x=[1]) %}{% for i in range(60) %}{% set ns.x = [ns.x, ns.x] %}{% endfor %}{{ ns.x }}",
+        "{% set ns = namespace(x=(1,)) %}{% for i in range(60) %}{% set ns.x = {1: ns.x, 2: ns.x} %}{% endfor %}"
+        "{{ ns.x }}",
         "{% set ns = namespace(x=9) %}{% for i in range(60) %}{% set ns.x = ns.x * ns.x %}{% endfor %}",
         "{% macro m(n) %}{{ m(varargs, varargs, n) }}{% endmacro %}{{ m(1, 2) }}",
         LIST + "{{ ('a' * 10**6).join(big) }}",
@@ -262,23 +280,20 @@ LIST = "{% set big = ['a' * 10**5] * 99 %}"
         "{{ range(9999) | map('string') | join('a' * 10**6) }}",
         "{{ ('a' * 10**6).join(range(9999) | map('string')) }}",
         "{{ ('a' * 10**6).replace('a', 'b' * 10**6) }}",
-        "{{ ('a' * 10**6) | replace('', 'b' * 10**6) }}",
         "{{ ('{0}' * 10**4).format('a' * 10**6) }}",
         "{{ ('{a}' * 10**4).format(a='a' * 10**6) }}",
         "{{ ('{a}' * 10**4).format_map({'a': 'a' * 10**6}) }}",
         "{{ '{:999999999}'.format(1) }}",
         "{{ '{:{}}'.format(1, 999999999) }}",
-        "{{ ('%s' * 10**4) % (['a' * 10**6],) }}",
+        "{{ ('%s' * 10**4) % (('a' * 10**6,) * 10**4) }}",
         "{{ ('%(a)s' * 10**4) | format(a='a' * 10**6) }}",
         "{{ '%999999999d' % 1 }}",
         "{{ '%*d' | format(999999999, 1) }}",
-        "{{ 'a'.ljust(999999999) }}",
         "{{ 'a'.rjust(999999999) }}",
         "{{ 'a'.center(999999999) }}",
         "{{ 'a'.zfill(999999999) }}",
         "{{ ('\\t' * 10**4).expandtabs(999999) }}",
-        "{{ 'ab'.translate({97: 'a' * 10**6}) }}",
-        "{{ 'a'.encode() }}",
+        "{{ ('a' * 10**5).translate({97: 'a' * 10**6}) }}",
         "{{ (1).to_bytes(999999999) }}",
         "{{ 'a' | center(999999999) }}",
         "{{ ('\\na' * 10**4) | indent(999999) }}",
@@ -295,12 +310,41 @@ LIST = "{% set big = ['a' * 10**5] * 99 %}"
     ],
 )  # fmt: skip
 def test_templates_that_take_the_machine(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sandbox, "_MAX_STEPS", 10**6)  # of 10**7, to be quick
+    monkeypatch.setattr(rendering, "_SECONDS", 0.3)  # of 5, to be quick
     start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    refusal = r"longer than|more than|wider than|template cannot call|is undefined"
-    with pytest.raises(ArtifactError, match=rf"^the chat template refuses it \(.*({refusal}).*\): input 1$"):
+    refusal = r"takes more than|is longer than|nested too deeply"
+    with pytest.raises(ArtifactError, match=rf"({refusal})"):
         ChatTemplate(source).render([USER], where="input 1")
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - start < 10**6  # kilobytes
+
+
+def test_one_template_does_not_affect_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor does a process that was killed, or an interrupt while a template is rendered."""
+    monkeypatch.setattr(rendering, "_SECONDS", 0.3)
+    harmless, hostile = ChatTemplate("{{ messages[0].role }}"), ChatTemplate("{{ 'a' * 10**10 }}")
+    slow = ChatTemplate("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}")
+    for template, error in ((hostile, "more than 512 MiB of memory"), (slow, "more than 0.3 s of processor time")):
+        with pytest.raises(ArtifactError, match=error):
+            template.render([USER])
+        assert harmless.render([USER]) == "user"
+    assert rendering._renderer is not None
+    rendering._renderer._process.kill()
+    rendering._renderer._process.wait()
+    assert harmless.render([USER]) == "user"
+    monkeypatch.setattr(rendering, "_SECONDS", 60)
+    before = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    signal.setitimer(signal.ITIMER_REAL, 0.5)
+    with pytest.raises(KeyboardInterrupt):
+        slow.render([USER])
+    signal.signal(signal.SIGALRM, before)
+    assert harmless.render([USER]) == "user"
+
+
+def test_variables_are_plain_data() -> None:
+    template = ChatTemplate("{{ tools }}")
+    assert template.render([USER], tools=[{"é": None}]) == "[{'é': None}]"
+    with pytest.raises(ArtifactError, match=r"refuses it .Object of type object is not JSON serializable"):
+        template.render([USER], tools=object())
 
 
 @pytest.mark.parametrize(

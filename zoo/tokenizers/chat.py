@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
-from datetime import datetime
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from zoo.artifact.weights import load_json
 from zoo.errors import ArtifactError, MissingPackageError
 from zoo.reading import read_text
 from zoo.tokenizers.declared import read_declared
+from zoo.tokenizers.rendering import TemplateFailure, render
 
 __all__ = ["ChatTemplate", "read_chat_template"]
 
@@ -58,9 +59,9 @@ def _text(path: Path) -> str:
 
 
 class ChatTemplate:
-    """A compiled chat template, with the language and the functions that transformers gives to templates.
+    """A chat template, with the language and the functions that transformers gives to templates.
 
-    It runs in Jinja's sandbox, because it comes with a checkpoint: it can neither reach files nor change its inputs.
+    It runs in Jinja's sandbox and in a process whose time and memory are limited, because it comes with a checkpoint.
 
     Args:
         source: the program.
@@ -73,22 +74,16 @@ class ChatTemplate:
     """
 
     def __init__(self, source: str, tokens: Mapping[str, str] | None = None, where: object = None) -> None:
-        try:
-            from jinja2 import TemplateSyntaxError
-
-            from zoo.tokenizers.sandbox import compile_template
-        except ImportError as error:
-            raise MissingPackageError("chat templates need Jinja", where, "pip install attention-zoo[chat]") from error
+        if find_spec("jinja2") is None:
+            raise MissingPackageError("chat templates need Jinja", where, "pip install attention-zoo[chat]")
         self.source, self.tokens, self.where = source, dict(tokens or {}), where
         if len(source) > _MAX_SOURCE:
             what = f"not a chat template ({len(source):,} characters: at most {_MAX_SOURCE:,} are allowed)"
             raise ArtifactError(what, where)
         try:
-            self._template = compile_template(source, now=lambda form: datetime.now().strftime(form))
-        except TemplateSyntaxError as error:
-            raise ArtifactError(f"not a chat template ({error.message} in line {error.lineno})", where) from error
-        except RecursionError as error:
-            raise ArtifactError("not a chat template (nested too deeply)", where) from error
+            render(source, None)
+        except TemplateFailure as error:
+            raise ArtifactError(f"not a chat template ({error})", where) from error
 
     def render(
         self,
@@ -109,16 +104,13 @@ class ChatTemplate:
         Raises:
             ArtifactError: the messages are not a chat, or the template refuses them.
         """
-        from zoo.tokenizers.sandbox import render
-
         where = where or self.where
         chat = _checked(messages, where)
-        known = {"tools": None, "documents": None, **self.tokens, **values}
+        variables = {"tools": None, "documents": None, **self.tokens, **values}
         try:
-            return render(self._template, known | {"messages": chat, "add_generation_prompt": add_generation_prompt})
-        except Exception as error:  # a template can raise any exception
-            reason = str(error) or type(error).__name__
-            raise ArtifactError(f"the chat template refuses it ({reason})", where) from error
+            return render(self.source, variables | {"messages": chat, "add_generation_prompt": add_generation_prompt})
+        except (TemplateFailure, TypeError, ValueError) as error:  # a variable may be no JSON
+            raise ArtifactError(f"the chat template refuses it ({error})", where) from error
 
 
 def _checked(messages: object, where: object) -> list[dict[str, Any]]:
@@ -130,10 +122,18 @@ def _checked(messages: object, where: object) -> list[dict[str, Any]]:
         plain = json.loads(json.dumps([dict(message) for message in messages]))
     except (TypeError, ValueError, RecursionError) as error:
         raise ArtifactError(f"not a list of messages ({error})", where, remedy) from error
-    chat = [{key: value for key, value in message.items() if value is not None} for message in plain]
+    chat = [_named({key: value for key, value in message.items() if value is not None}) for message in plain]
     for number, message in enumerate(chat, 1):
         if not isinstance(message.get("role"), str):
             raise ArtifactError(f"message {number} has no role", where, remedy)
         if not isinstance(message.get("content"), str | list) and "tool_calls" not in message:
             raise ArtifactError(f"message {number} has no content", where, remedy)
     return chat
+
+
+def _named(message: dict[str, Any]) -> dict[str, Any]:
+    """Give a message's reasoning the names under which templates read it, as transformers does."""
+    reasoning = next(
+        (message[name] for name in ("reasoning_content", "thinking", "reasoning") if name in message), None
+    )
+    return message if reasoning is None else {"thinking": reasoning, **message, "reasoning_content": reasoning}
