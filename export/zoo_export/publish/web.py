@@ -50,7 +50,7 @@ _MODULES = {
     "files.js",
     "numbers.js",
     "options.js",
-    "tasks.js",
+    "inputs.js",
     "types.d.ts",
     "zoo.d.ts",
 }

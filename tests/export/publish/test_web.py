@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Callable
+from graphlib import TopologicalSorter
 from pathlib import Path
 from typing import Any
 
@@ -169,6 +170,18 @@ def test_modules_are_small_and_name_no_other_server(exported_model: Exported, pa
     for path in Path("page").iterdir():
         if path.suffix in (".js", ".html", ".css"):
             assert not re.search(r"https?:|//\w+\.|@import|/\*\*", path.read_text())
+
+
+@pytest.mark.parametrize("folder", [SITE, ROOT / "zoo" / "figures" / "page"], ids=["site", "attention page"])
+def test_modules_do_not_import_one_another_in_a_circle(folder: Path) -> None:
+    """Neither at the start of a module nor where one is loaded on demand; imports of types are comments."""
+    pattern = re.compile(r"""^import\b[^;]*?["']\./([\w.]+)["']|(?<!typeof )\bimport\(["']\./([\w.]+)["']\)""", re.M)
+    imports = {}
+    for path in folder.glob("*.js"):
+        text = re.sub(r"/\*\*.*?\*/", "", path.read_text(), flags=re.S)
+        imports[path.name] = {one or other for one, other in pattern.findall(text)}
+    assert any(imports.values()) or folder != SITE
+    list(TopologicalSorter(imports).static_order())  # raises CycleError
 
 
 def test_titles_are_escaped(exported_copy: Exported, packages: Path, zoo: Zoo) -> None:

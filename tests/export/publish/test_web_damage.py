@@ -16,7 +16,7 @@ ORT, LOADER = "vendor/onnxruntime-web/ort.wasm.min.js", "vendor/onnxruntime-web/
 TOKENIZERS = "vendor/tokenizers/tokenizers.min.js"
 EARLY = ("page.js", "zoo.js", "options.js", "errors.js")
 """Modules that the page needs to start; `errors.js` is read by the worker too."""
-LATE = ("worker.js", "files.js", "numbers.js", "tasks.js", "text.js", "generate.js", ORT, LOADER, TOKENIZERS)
+LATE = ("worker.js", "files.js", "numbers.js", "inputs.js", "text.js", "generate.js", ORT, LOADER, TOKENIZERS)
 JAVASCRIPT = "text/javascript"
 LOAD = """async () => {
   const { loadSession } = await import("./zoo.js");
@@ -85,7 +85,7 @@ def test_modules_that_are_cut_off(site: Site) -> None:
     for name in ("text.js", "generate.js"):
         site.answer(name, cut(site.folder / name), JAVASCRIPT)
         site.loading_says(f"{name} is damaged: publish the model again.")
-    for name in ("worker.js", "tasks.js"):
+    for name in ("worker.js", "inputs.js"):
         site.answer(name, cut(site.folder / name), JAVASCRIPT)
         said = "The worker failed: load the model again. If this does not help, publish it again."
         site.loading_says(said, "WorkerError")

@@ -579,7 +579,7 @@ def replace(answer: dict[str, Any], route: Any) -> None:
     "name",
     [
         "zoo.js", "worker.js", "generate.js", "vendor/onnxruntime-web/ort-wasm-simd-threaded.js", "options.js",
-        "tasks.js", "text.js", "vendor/onnxruntime-web/ort.wasm.min.js", "vendor/tokenizers/tokenizers.min.js",
+        "inputs.js", "text.js", "vendor/onnxruntime-web/ort.wasm.min.js", "vendor/tokenizers/tokenizers.min.js",
     ],
 )  # fmt: skip
 def test_modules_that_are_missing_or_of_another_type(

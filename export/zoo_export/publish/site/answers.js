@@ -2,11 +2,11 @@
 // @ts-check
 /** @import { Manifest, Result, Scored } from "./types.js" */
 /** @import { Tensor } from "onnxruntime-web" */
-/** @import { Feeds, Model } from "./tasks.js" */
+/** @import { Feeds, Model } from "./inputs.js" */
 /** @import { Texts } from "./text.js" */
 import { refuse } from "./errors.js";
 import { best, ranked } from "./numbers.js";
-import { readText, textFeeds } from "./tasks.js";
+import { readText, textFeeds } from "./inputs.js";
 
 /**
  * Run an input of a task that generates no text.

@@ -1,12 +1,12 @@
 // Greedy decoding and sampling, token by token, as zoo_runtime.generation does it.
 // @ts-check
 /** @import { Generation, Graph, Result } from "./types.js" */
-/** @import { Feeds, Hooks, Model } from "./tasks.js" */
+/** @import { Feeds, Hooks, Model } from "./inputs.js" */
 /** @import { Texts } from "./text.js" */
 import { refuse } from "./errors.js";
 import { allocate } from "./files.js";
 import { best, product, ranked, tensor } from "./numbers.js";
-import { textFeeds } from "./tasks.js";
+import { textFeeds } from "./inputs.js";
 import { TextStream, continuation } from "./text.js";
 
 /**

@@ -1,6 +1,6 @@
-// The tasks: which module runs an input, and how it reads texts.
+// Texts as inputs of a graph, and what running a model takes.
 // @ts-check
-/** @import { Generation, Graph, Manifest, Result } from "./types.js" */
+/** @import { Graph, Manifest } from "./types.js" */
 /** @import { InferenceSession, Tensor } from "onnxruntime-web" */
 /** @import { Texts } from "./text.js" */
 import { refuse } from "./errors.js";
@@ -11,16 +11,6 @@ import { tensor } from "./numbers.js";
  * @typedef {{ ort: typeof import("onnxruntime-web"), manifest: Manifest, sessions: Record<string, InferenceSession>, texts: Texts | null }} Model
  * @typedef {{ signal: AbortSignal, onText: (text: string) => void }} Hooks
  */
-
-/**
- * Run an input of the model's task.
- * @param {Model} model @param {any} input @param {Generation} options @param {Hooks} hooks
- * @returns {Promise<Result>}
- */
-export async function run(model, input, options, hooks) {
-  if (model.manifest.generation) return (await import("./generate.js")).write(model, readText(model, input), options, hooks);
-  return (await import("./answers.js")).answer(model, input);
-}
 
 /**
  * @param {Model} model @param {string | [string, string]} input

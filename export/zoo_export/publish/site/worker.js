@@ -1,11 +1,11 @@
 // The worker: loads a model and runs it, one call after the other.
 // @ts-check
-/** @import { Loaded, Manifest, Runtime } from "./types.js" */
-/** @import { Model } from "./tasks.js" */
+/** @import { Generation, Loaded, Manifest, Result, Runtime } from "./types.js" */
+/** @import { Hooks, Model } from "./inputs.js" */
 /** @import { Texts } from "./text.js" */
 import { ModelError, checkModules, load as module, refuse } from "./errors.js";
 import { Downloads } from "./files.js";
-import { run } from "./tasks.js";
+import { readText } from "./inputs.js";
 
 /** The largest number of bytes that 32-bit WebAssembly can address. */
 const LARGEST = 2 ** 32;
@@ -63,6 +63,16 @@ async function load({ manifest, runtime, folder, threads, unverified, cache }, s
   if (wrong && !unverified) refuse(`This page divides texts into other tokens than zoo does, such as ${JSON.stringify(wrong)}.`, "UnverifiedError");
   model = { ort, manifest, sessions, texts };
   return { runtime: runtime.name, threads: count };
+}
+
+/**
+ * Run an input of the model's task.
+ * @param {Model} model @param {any} input @param {Generation} options @param {Hooks} hooks
+ * @returns {Promise<Result>}
+ */
+async function run(model, input, options, hooks) {
+  if (model.manifest.generation) return (await import("./generate.js")).write(model, readText(model, input), options, hooks);
+  return (await import("./answers.js")).answer(model, input);
 }
 
 /** Name errors by what a visitor can do. @param {unknown} error */

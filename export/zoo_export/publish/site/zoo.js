@@ -85,7 +85,7 @@ export async function loadSession(source = HERE, options = {}) {
   const isRead = source instanceof Object && "schema" in source, folder = isRead ? HERE : folderOf(source);
   const manifest = forTask(isRead ? source : await describe(folder), task);
   const runtime = await chooseRuntime(manifest, rest.runtime);
-  await checkModules(["worker.js", "errors.js", "files.js", "numbers.js", "tasks.js"], HERE); // an empty worker never answers
+  await checkModules(["worker.js", "errors.js", "files.js", "numbers.js", "inputs.js"], HERE); // an empty worker never answers
   const session = new Session(manifest, runtime);
   try {
     Object.assign(session, await session.call("load", { manifest, runtime, folder: folder.href, ...rest }, { signal, onProgress }));
