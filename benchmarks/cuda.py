@@ -30,17 +30,18 @@ from typing import Any
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from zoo.artifact import HALVES, PRECISIONS
+from zoo.artifact import HALVES, precisions
 from zoo.cli.build import build
 from zoo.errors import ZooError
 from zoo.models import create, persist
 from zoo.registry import registry
 from zoo.system import usable_cores
 from zoo_export.bench import bench_model
-from zoo_export.export import export_model
+from zoo_export.comparison import Comparison
+from zoo_export.export import export_model, export_variant
 from zoo_export.parity.evidence import versions
-from zoo_export.precision.certify import export_variant
 from zoo_export.trace.make import Options
+from zoo_export.variants import recipe_of
 from zoo_runtime.onnx_runtime.providers import Provider, loading_problem
 
 PARTS = ("tests", "verify", "speed")
@@ -83,6 +84,11 @@ def use_cores(used: Any, count: int) -> None:
         os.sched_setaffinity(0, {cores[(first + number) % len(cores)] for number in range(count)})
 
 
+def quantized(folder: Path, precision: str, device: Provider) -> Any:
+    """Add a precision to a model directory. Returns the report."""
+    return export_variant(folder, recipe_of(precision), Comparison(provider=device))[1]
+
+
 # Verification.
 
 
@@ -92,8 +98,8 @@ def exports(device: Provider) -> dict[str, Callable[[Path], Any]]:
         "float32": lambda folder: export_model(folder, provider=device),
         f"profile {device}": lambda folder: export_model(folder, options=Options(profile=device)),
     }
-    for precision in available(PRECISIONS, device):
-        found[precision] = lambda folder, precision=precision: export_variant(folder, precision, provider=device)[1]
+    for precision in available(precisions(), device):
+        found[precision] = lambda folder, precision=precision: quantized(folder, precision, device)
     return found
 
 
@@ -170,7 +176,7 @@ def prepare(name: str, device: Provider, dtype: str, folder: Path) -> None:
     if dtype == "float32":
         export_model(folder, provider=device)
         for precision in INTEGERS:
-            export_variant(folder, precision, provider=device)
+            quantized(folder, precision, device)
 
 
 def timed(name: str, device: Provider, dtype: str, folder: Path, seconds: float) -> Iterator[tuple[str, list[float]]]:

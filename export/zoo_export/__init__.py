@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from zoo_export.bench.plot import plot_bench
+    from zoo_export.diff import plot_modules
     from zoo_export.export import export_model
     from zoo_export.parity.foreign import compare_runtime
-    from zoo_export.precision.layers import plot_layers
-    from zoo_export.verify import plot_modules, verify_model
+    from zoo_export.variants.reduced.layers import plot_layers
+    from zoo_export.verify import verify_model
 
 __all__ = [
     "compare_runtime",
@@ -24,8 +25,8 @@ _HOMES = {
     "compare_runtime": "zoo_export.parity.foreign",
     "export_model": "zoo_export.export",
     "plot_bench": "zoo_export.bench.plot",
-    "plot_layers": "zoo_export.precision.layers",
-    "plot_modules": "zoo_export.verify",
+    "plot_layers": "zoo_export.variants.reduced.layers",
+    "plot_modules": "zoo_export.diff",
     "verify_model": "zoo_export.verify",
 }
 

@@ -11,24 +11,26 @@ import os
 from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from zoo.artifact import (
     CARD,
-    LOOP,
+    PORTABLE,
     TOKENIZER,
     Export,
     ModelDirectory,
     describe,
     export_file,
     new_model,
+    variant_of,
 )
 from zoo.artifact.card import model_card
 from zoo.errors import EXPORT_AGAIN, ArtifactError, ParityError, UsageError, argument, values_of
 from zoo.exporters import Job, export_to
 from zoo.models.count import parameter_count
 from zoo.registry import ModelSpec
-from zoo_export.graph.file import EVIDENCE_KEY, annotate, metadata, parse, serialize
+from zoo_export.comparison import Comparison
+from zoo_export.graph.file import EVIDENCE_KEY, annotate, metadata
 from zoo_export.parity.evidence import (
     evidence_digest,
     metadata_of,
@@ -37,33 +39,27 @@ from zoo_export.parity.evidence import (
     unverified,
     write_export,
 )
+from zoo_export.trace.cache import repeat_if_stale
+from zoo_export.trace.make import Options, attention_facts, link_graphs, make_graphs, planned_layout
+from zoo_export.variants import recipe_of
+from zoo_export.variants.base import Candidate, Recipe
 
 if TYPE_CHECKING:
     from zoo.exporters import Progress
     from zoo_export.parity.report import Report
     from zoo_runtime.onnx_runtime.providers import Provider
 
-from zoo_export.trace.cache import repeat_if_stale
-from zoo_export.trace.make import (
-    PORTABLE,
-    Options,
-    attention_facts,
-    graphs_of,
-    link_graphs,
-    make_graphs,
-    planned_layout,
-    tracing_apart,
-)
-
 __all__ = [
     "Request",
     "export_graphs_only",
-    "export_loop",
     "export_model",
     "export_onnx",
     "export_preset",
+    "export_variant",
     "retrace",
 ]
+
+C = TypeVar("C", bound=Candidate)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +78,7 @@ class Request(Options):
     @property
     def compared_on(self) -> Provider:
         """The execution provider that the graphs are verified on."""
-        return self.profile if self.profile == "cpu" or self.profile == "cuda" else self.provider
+        return variant_of(self.variant).provider or self.provider
 
 
 def export_model(
@@ -123,67 +119,69 @@ def export_model(
 
 def export_onnx(job: Job) -> dict[str, Any]:
     """Export a model to ONNX (the exporter's ``export``)."""
-    graphs, evidence = repeat_if_stale(partial(_verified_graphs, job))
-    stage_export(Export(job.model, job.variant), job.folder, graphs, evidence)
-    return evidence
+    request = job.options or Request()
+    comparison = Comparison(provider=request.compared_on, full_grid=request.grid == "full", progress=job.progress)
+    recipe = recipe_of(request.variant, options=request)
+    recipe.check(job.model, comparison)
+    return _stage(job.model, recipe, comparison, job.folder)[1].evidence
 
 
-def _verified_graphs(job: Job) -> tuple[dict[str, bytes], dict[str, Any]]:
-    """Return the graphs of a model and the evidence that they match it."""
-    request, stored = job.options or Request(), job.model
-    with tracing_apart(stored, request) as traced:
-        from zoo_export.parity.compare import compare  # late: a process that has imported PyTorch is not forked
-        from zoo_export.parity.laws import check_laws
+def export_variant(
+    directory: Path, recipe: Recipe[C], comparison: Comparison = Comparison(), *, force: bool = False
+) -> tuple[C, Report]:
+    """Add a variant to a model directory, if its graphs match the model and their error is within its bounds.
 
-        laws = check_laws(stored)
-        graphs = traced()
-    report = compare(
-        stored,
-        graphs,
-        declared=graphs_of(stored.spec, stored.dtype, request),
-        provider=request.compared_on,
-        full_grid=request.grid == "full",
-        progress=job.progress,
-    )
-    if not report.passed:
-        raise ParityError(report.verdict(), stored.path, "nothing was written")
-    facts = attention_facts(stored.spec, stored.dtype, request)
-    return graphs, {**report.evidence, "laws": laws, "options": request.facts(), **facts}
+    Args:
+        directory: a model directory.
+        recipe: makes and compares the variant.
+        comparison: how it is compared.
+        force: replace an earlier export of the same variant.
 
-
-def export_loop(directory: Path, *, force: bool = False, provider: Provider = "cpu") -> Report:
-    """Export ``generate.onnx``, one graph with the whole decoding loop, beside a verified export of the model.
+    Returns:
+        What was made, and the evidence as written.
 
     Raises:
-        UsageError: the model cannot generate, or the graph already exists.
-        ParityError: the plain export is not verified, or the loop's output differs from the model's.
+        UsageError: the export already exists, or the model or this machine cannot have this variant.
+        ArtifactError: the directory is not a valid model directory, or lacks what the variant is made from.
+        ParityError: the graphs are wrong, or their error exceeds its bounds. Nothing is written.
     """
-    from zoo_export.graph.loop import make_loop
-    from zoo_runtime.generation.loop import plan_loop
-
     stored = ModelDirectory.open(directory)
-    plan_loop(stored.spec)
-    plain, export = Export(stored), Export(stored, LOOP)
-    plain.check()
-    plain.check_verified()
-    if export.exists and not force:
-        raise UsageError("already exported", directory / export.graph_files[LOOP], EXPORT_AGAIN)
-    import onnx_ir as ir
+    export = Export(stored, recipe.variant)
+    replaced: list[str] = []
+    if recipe.variant_is_known and export.exists:
+        if not force:
+            raise UsageError(f"already exported as {recipe.variant}", directory, EXPORT_AGAIN)
+        # Files that only this variant reads may have other names than before. The rest belong to other variants.
+        replaced = export.files if export.traits.weights_file else []
+    recipe.check(stored, comparison)
+    with stored.adding(removed=replaced) as stage:
+        return _stage(stored, recipe, comparison, stage)
 
-    from zoo_export.graph.static import fixed_sizes
 
-    graphs = plain.read()
-    if any(map(fixed_sizes, graphs.values())):
-        raise UsageError("generate.onnx needs an export without fixed dimensions", directory, "export it without --fix")
-    made = make_loop(stored.spec, {name: ir.from_proto(parse(graph)) for name, graph in graphs.items()})
-    loop = serialize(ir.to_proto(made))
-    from zoo_export.parity.loop import compare_loop
+def _stage(stored: ModelDirectory, recipe: Recipe[C], comparison: Comparison, stage: Path) -> tuple[C, Report]:
+    """Make a variant, measure it, compare it, and write its files and its evidence to a staged model directory."""
+    candidate, report = repeat_if_stale(partial(_verified, stored, recipe, comparison, stage))
+    stage_export(Export(stored, candidate.variant), stage, candidate.files, report.evidence)
+    return candidate, report
 
-    report = compare_loop(stored, graphs, loop, provider=provider)
+
+def _verified(stored: ModelDirectory, recipe: Recipe[C], comparison: Comparison, stage: Path) -> tuple[C, Report]:
+    """Return a new variant and the evidence for it. Raises :class:`ParityError` if it is not equal to the model."""
+    with recipe.begin(stored, stage) as make:
+        from zoo_export.parity.laws import check_laws  # late: a process that has imported PyTorch is not forked
+
+        laws = check_laws(stored)
+        candidate = make()
+    certificate = recipe.certificate(candidate, comparison)
+    if certificate is not None and not certificate.passed:
+        what = f"{candidate.variant} is too far from {certificate.reference}: {certificate.failures[0]}"
+        raise ParityError(what, stored.path, "nothing was written")
+    report = recipe.compare(candidate, comparison)
     if not report.passed:
-        raise ParityError(report.verdict(), directory, "nothing was written")
-    write_export(export, {LOOP: loop}, report.evidence)
-    return report
+        raise ParityError(report.verdict(), stored.path, "nothing was written")
+    measured = {} if certificate is None else {"certificate": certificate.evidence}
+    report.evidence |= {"laws": laws, **measured, **candidate.facts}
+    return candidate, report
 
 
 def export_graphs_only(directory: Path, *, options: Options = Options(), force: bool = False) -> list[str]:

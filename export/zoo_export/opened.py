@@ -9,6 +9,7 @@ from typing import Any, Self
 import numpy as np
 from torch import nn
 
+from zoo.arrays import Array
 from zoo.artifact import SERVING, Export, ModelDirectory
 from zoo.contract import Graph
 from zoo.errors import UsageError
@@ -23,8 +24,6 @@ from zoo_runtime.running.session import Session
 from zoo_runtime.serving.executor import ServingExecutor
 
 __all__ = ["ExecutorSession", "ModuleSession", "execute"]
-
-Array = np.ndarray[Any, Any]
 
 
 def execute(executor: Executor, graph: Graph, feeds: Mapping[str, Array]) -> Arrays:

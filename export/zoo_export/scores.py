@@ -15,6 +15,7 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
+from zoo.arrays import Array
 from zoo.classes import ClassifierConfig
 from zoo.errors import UsageError, ZooWarning
 from zoo.training.criterion import IGNORED, Criterion, Row, is_list
@@ -30,7 +31,6 @@ from zoo_runtime.tasks.tags import Scheme, entities_of, scheme_of
 
 __all__ = ["Scorer", "exact_match", "scorer_of", "token_f1"]
 
-Array = np.ndarray[Any, Any]
 Result = Mapping[str, Any]
 Kind = TypeVar("Kind", bound=Criterion)
 

@@ -18,7 +18,7 @@ from zoo.models import persist
 from zoo_export import plot_bench, plot_layers, plot_modules
 from zoo_export.parity.modules import ModuleError
 from zoo_export.parity.plot import draw_modules
-from zoo_export.precision.packing import read_dequantized
+from zoo_export.variants.quantized.packing import read_dequantized
 
 Exported = Callable[..., Path]
 
@@ -119,11 +119,11 @@ def test_figures_of_precisions_that_cannot_be(
     folder = exported_copy("gpt-tiny")
     with pytest.raises(ArtifactError, match="not exported for int8"):
         plot_layers(folder, "int8")
-    monkeypatch.setattr("zoo_export.precision.certify.export_variant", lambda *_, **__: pytest.fail("it was quantised"))
+    monkeypatch.setattr("zoo_export.export.export_variant", lambda *_, **__: pytest.fail("it was quantised"))
     zoo("quantize", folder, "--dtype", "int8", "--figure", "a.pdf").failed(2, "unsupported figure format: a.pdf")
     Path("a.svg").write_text("mine")
     zoo("quantize", folder, "--dtype", "int8", "--figure", "a.svg").failed(2, "already exists: a.svg")
-    monkeypatch.setattr("zoo_export.verify.diff_model", lambda *_, **__: pytest.fail("it was compared"))
+    monkeypatch.setattr("zoo_export.diff.diff_model", lambda *_, **__: pytest.fail("it was compared"))
     zoo("diff", folder, "--figure", "a.svg").failed(2, "already exists: a.svg")
     zoo("diff", folder, "--force").failed(2, "--force applies to --figure only")
 

@@ -17,8 +17,8 @@ from tests.exported import sign_export
 from zoo.artifact import ModelDirectory
 from zoo.errors import ArtifactError, ParityError, UsageError
 from zoo.plugins import ZooWarning
-from zoo_export.adapters.graph import make_adapted
 from zoo_export.trace.make import Options
+from zoo_export.variants.adapters.graph import make_adapted
 from zoo_runtime import load_session
 
 pytest.importorskip("pyarrow")

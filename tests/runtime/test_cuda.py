@@ -12,12 +12,13 @@ import torch
 
 import zoo as library
 from tests.exported import LIVELY
+from tests.precisions import quantize
 from zoo.errors import UsageError
 from zoo.probe.dtypes import BFLOAT16, epsilon
 from zoo_export import export_model
 from zoo_export.bench import bench_model
+from zoo_export.comparison import Comparison
 from zoo_export.export import export_graphs_only
-from zoo_export.precision.certify import export_variant
 from zoo_export.publish.standalone import write_standalone
 from zoo_export.trace.make import Options
 from zoo_runtime import load_session
@@ -108,9 +109,7 @@ def test_bfloat16_model_is_verified(exported_build: Exported, name: str, profile
 @pytest.mark.parametrize("name", ["gpt-tiny", "bert-tiny", "transformer-tiny"])
 def test_bfloat16_variant_is_certified_and_runs(exported_build: Exported, name: str) -> None:
     folder = exported_build(name)
-    precision, report = export_variant(folder, "bfloat16", provider="cuda")
-    assert precision == "bfloat16"
-    assert report is not None
+    report = quantize(folder, "bfloat16", comparison=Comparison(provider="cuda"))
     assert report.passed
     with load_session(folder, dtype="bfloat16", provider="cuda") as session:
         assert len(session.run(TEXTS)) == len(TEXTS)

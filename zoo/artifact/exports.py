@@ -12,25 +12,9 @@ from typing import Any
 
 from zoo import storage
 from zoo.artifact.directory import ModelDirectory, check_model_target, listed_files
-from zoo.artifact.layout import (
-    ADAPTERS,
-    ATTENTION_INPUTS,
-    ATTENTIONS,
-    EVIDENCE_NAME,
-    HALVES,
-    INT8_CACHES,
-    LOOP,
-    PRECISIONS,
-    PREFILL,
-    PROFILES,
-    SCHEMA,
-    SERVING,
-    WEB,
-    export_file,
-    is_reserved,
-    write_json,
-)
+from zoo.artifact.layout import EVIDENCE_NAME, SCHEMA, export_file, is_reserved, write_json
 from zoo.artifact.manifest import entries_of, write_manifest
+from zoo.artifact.variants import ATTENTION_INPUTS, LOOP, PREFILL, Variant, variant_of
 from zoo.artifact.weights import load_json
 from zoo.contract import AttentionInputs, Graph
 from zoo.errors import ArtifactError, ParityError, UsageError, Wording, ZooError
@@ -144,6 +128,11 @@ class Export(Record):
     """One variant of a model's ONNX graphs."""
 
     @property
+    def traits(self) -> Variant:
+        """What is known of the variant: how its graphs are called, and where they run."""
+        return variant_of(self.variant)
+
+    @property
     def graphs(self) -> tuple[Graph, ...]:
         """The declared graphs, with the outputs of this variant, and with windows if it was exported with them."""
         options = self.evidence.get("options") if self.exists else None
@@ -158,38 +147,27 @@ class Export(Record):
     @property
     def graph_files(self) -> dict[str, str]:
         """The ONNX file of each declared graph, in the order in which the graphs run, then those of further ones."""
-        if self.variant == LOOP:
+        if self.traits.interface == "loop":
             return {LOOP: f"{LOOP}.onnx"}
-        names = [graph.name for graph in self.stored.spec.graphs] + ([PREFILL] if self.variant == SERVING else [])
+        names = [graph.name for graph in self.stored.spec.graphs]
+        if self.traits.interface == "rows":
+            names.append(PREFILL)
         return {name: export_file(name, self.variant, "onnx") for name in names}
 
     @property
     def dtype(self) -> str:
         """The dtype of the graphs' floating-point inputs and outputs: float32, float16 or bfloat16."""
-        return self.variant if self.variant in HALVES else self.stored.dtype
+        return self.traits.dtype or self.stored.dtype
 
     def check(self) -> None:
         """Raise :class:`ArtifactError` unless every graph and its evidence exist."""
-        command = self._command()
+        command = self.traits.command(self.stored.path)
         if not self.exists:
             what = f"not exported for {self.variant}" if self.variant else "not exported yet"
             raise ArtifactError(what, self.stored.path, command)
         for name in self.graph_files.values():
             if name not in self.stored.files:
                 raise ArtifactError("not in the manifest", self.stored.path / name, f"{command} --force")
-
-    def _command(self) -> str:
-        """The command that makes this export."""
-        if self.variant in PRECISIONS:
-            return f"zoo quantize {self.stored.path} --dtype {self.variant}"
-        if self.variant in INT8_CACHES:
-            base = INT8_CACHES[self.variant]
-            option = f" --profile {base}" if base in PROFILES else f" --dtype {base}" if base else ""
-            return f"zoo quantize {self.stored.path} --cache int8{option}"
-        options = {LOOP: "--generate", ATTENTIONS: "--attentions", ADAPTERS: "--adapter DIR"} | {
-            name: f"--profile {name}" for name in (*PROFILES, SERVING, WEB)
-        }
-        return f"zoo export {self.stored.path} --onnx {options.get(self.variant, '')}".rstrip()
 
     def read(self) -> dict[str, bytes]:
         """Return the content of every graph file, by graph name."""
@@ -238,9 +216,10 @@ def declared_graphs(
 
     Raises :class:`UsageError` for the attention weights of a model that declares none.
     """
-    if variant in INT8_CACHES:
+    interface = variant_of(variant).interface
+    if interface == "int8 cache":
         return tuple(graph.with_int8_cache() for graph in spec.graphs)
-    if variant != ATTENTIONS:
+    if interface != "attentions":
         return spec.windowed_graphs if windows else spec.graphs
     if not any(graph.attentions for graph in spec.graphs):
         what = f"{spec.plugin}: {spec.architecture.name} declares no attention weights"

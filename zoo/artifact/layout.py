@@ -10,34 +10,22 @@ from zoo.artifact.weights import INDEX, SINGLE
 
 __all__ = [
     "ADAPTER",
-    "ADAPTERS",
     "ADAPTER_CONFIG",
-    "ATTENTIONS",
-    "ATTENTION_INPUTS",
     "CARD",
     "CHAT_TEMPLATE",
     "COMPANIONS",
     "CONFIG",
     "EVIDENCE_NAME",
     "GENERATION",
-    "HALVES",
-    "INT8_CACHE",
-    "INT8_CACHES",
-    "LOOP",
     "MANIFEST",
-    "PRECISIONS",
-    "PREFILL",
     "PREFIXES",
-    "PROFILES",
     "PROMPTS",
     "SCHEMA",
     "SENTENCES",
-    "SERVING",
     "TARGET_TOKENIZER",
     "TOKENIZER",
     "TOKENIZER_CONFIG",
     "TOKENIZER_FILES",
-    "WEB",
     "export_file",
     "is_own",
     "is_reserved",
@@ -77,30 +65,6 @@ COMPANIONS = (
 """Files of the hub's layout that are copied unchanged with a model."""
 TOKENIZER_FILES = (TOKENIZER, CHAT_TEMPLATE, "special_tokens_map.json", TARGET_TOKENIZER, TOKENIZER_CONFIG)
 """Files that describe the tokenizer; attaching another tokenizer replaces all of them."""
-LOOP = "generate"
-"""The variant with a single graph for the whole generation loop, and the name of that graph."""
-ATTENTIONS = "attentions"
-"""The variant whose graphs also return their attention weights."""
-ATTENTION_INPUTS = "attention_inputs"
-"""The entry of its evidence that says what the weights are computed from, if the graphs return that too."""
-ADAPTERS = "adapters"
-"""The variant whose graphs contain low-rank adapters and choose one for each row."""
-PROFILES = ("cpu", "cuda")
-"""The variants optimised for one execution provider."""
-WEB = "web"
-"""The variant in operators that onnxruntime-web has WebGPU kernels for."""
-SERVING = "serving"
-"""The variant with fixed sizes, in which every row has a past of its own."""
-PREFILL = "prefill"
-"""The graph of that variant that reads several tokens of a row; the declared one reads one token."""
-HALVES = ("float16", "bfloat16")
-"""The variants in a half-precision dtype, named after it."""
-PRECISIONS = (*HALVES, "int8", "int4")
-"""The variants with their own weights, such as model.int8.safetensors."""
-INT8_CACHE = "int8-cache"
-"""The variant with keys and values in int8, and the last part of the names of :data:`INT8_CACHES`."""
-INT8_CACHES = {INT8_CACHE: "", **{f"{base}-{INT8_CACHE}": base for base in ("cpu", "int8", "int4")}}
-"""The variants with keys and values in int8, each with the variant whose graphs it changes."""
 SCHEMA = 1
 
 

@@ -41,6 +41,8 @@ __all__ = [
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 DTYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
+HALVES = ("float16", "bfloat16")
+"""The dtypes in half precision."""
 """The dtypes that a model can have, and their safetensors names."""
 
 _ITEM_SIZES = {

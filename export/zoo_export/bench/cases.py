@@ -11,7 +11,6 @@ from typing import Any, Literal
 
 import numpy as np
 
-from zoo.artifact import LOOP
 from zoo.contract import Graph, sizes_of
 from zoo.errors import UsageError
 from zoo.probe.dtypes import dtype_of
@@ -76,7 +75,7 @@ def make_cases(session: Session, batches: Sequence[int], lengths: Sequence[int] 
     graphs, where = session.graphs, session.path
     if session.adapters:
         raise UsageError("a graph with adapters cannot be measured", where, "choose another variant")
-    if session.export.variant == LOOP:
+    if session.export.traits.interface == "loop":
         raise UsageError(
             "a graph with the whole decoding loop cannot be measured by phase", where, "choose another variant"
         )

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from zoo.artifact import LOOP, Export, ModelDirectory
+from zoo.artifact import Export, ModelDirectory
 from zoo.contract import rows_of
 from zoo.errors import ParityError, UsageError, argument, nearest
 from zoo.exporters import Progress
@@ -21,6 +21,7 @@ from zoo.system import free_memory
 from zoo_export.bench.cases import check_declared
 from zoo_export.bench.measure import cpu_name
 from zoo_export.bench.points import MEASURED, measure_point
+from zoo_export.comparison import Comparison
 from zoo_export.parity.compare import compare
 from zoo_export.parity.evidence import versions, write_export
 from zoo_export.trace.make import Options, make_graphs
@@ -154,7 +155,7 @@ def _prepare(source: _Source, folder: Path, longest: int) -> Path:
     """Return a model directory with a verified export; presets are built and exported in ``folder``."""
     if source.directory is not None:
         with load_session(source.directory) as session:
-            if session.export.variant == LOOP:
+            if session.export.traits.interface == "loop":
                 raise UsageError(
                     "a graph with the whole decoding loop cannot be measured", source.name, "run zoo export"
                 )
@@ -163,7 +164,7 @@ def _prepare(source: _Source, folder: Path, longest: int) -> Path:
     model = create.build(source.spec, seed=0, dtype="float32")
     stored = ModelDirectory.open(persist.save_spec(source.spec, model, target))
     graphs = make_graphs(stored)
-    report = compare(stored, graphs, longest=longest)
+    report = compare(stored, graphs, Comparison(longest=longest))
     if not report.passed:
         raise ParityError(report.verdict(), source.name, "nothing was measured")
     write_export(Export(stored), graphs, {**report.evidence, "options": Options().facts()})

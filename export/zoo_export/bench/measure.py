@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 
 from zoo.arrays import Array
-from zoo.artifact import INT8_CACHES
 from zoo.errors import ParityError
 from zoo.exporters import Progress
 from zoo.probe.pipeline import Arrays
@@ -133,8 +132,8 @@ def _prepare(
     outputs = {name: [np.array(value, np.float64) for value in call()] for name, call in calls.items()}
     variant, own = session.export.variant, _TOLERANCE[session.stored.dtype]
     tolerance = _TOLERANCE.get(variant, own)
-    if variant in INT8_CACHES:
-        tolerance = max(_CACHE_TOLERANCE, _TOLERANCE.get(INT8_CACHES[variant], own))
+    if session.export.traits.interface == "int8 cache":
+        tolerance = max(_CACHE_TOLERANCE, _TOLERANCE.get(session.export.traits.base or "", own))
     for name in outputs.keys() - {"torch"} if "torch" in outputs else ():
         check_outputs(f"{name}, {case}", outputs[name], outputs["torch"], tolerance)
     return calls

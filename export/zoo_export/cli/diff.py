@@ -54,7 +54,7 @@ def command(
 ) -> None:
     """Compare the graphs in DIRECTORY with the PyTorch model, module by module, and find the first that diverges."""
     check_figure_option(figure, force=force)
-    from zoo_export.verify import diff_model
+    from zoo_export.diff import diff_model
 
     graphs = diff_model(directory, variant=variant, provider=provider)  # type: ignore[arg-type]
     if figure is not None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from zoo.artifact import INT8_CACHE, INT8_CACHES, PRECISIONS
+from zoo.artifact import VARIANTS, precisions
 from zoo.cli.options import (
     PATH,
     Command,
@@ -23,13 +24,17 @@ from zoo.cli.report import bytes_text, emit_json, say
 from zoo.errors import UsageError
 from zoo_export.cli.options import grid_option, model_directory, provider_option, sleep_when_idle
 from zoo_export.cli.results import comparing, say_report, summary
+from zoo_export.comparison import Comparison
+
+if TYPE_CHECKING:
+    from zoo_export.parity.report import Report
 
 _PRECISION = "Precision"
 
 
 @click.command("quantize", cls=Command)
 @click.argument("model", default=".")
-@option("--dtype", type=click.Choice(PRECISIONS), section=_PRECISION, help="Precision to write.")
+@option("--dtype", type=click.Choice(precisions()), section=_PRECISION, help="Precision to write.")
 @option(
     "--cache",
     type=click.Choice(["int8"]),
@@ -82,24 +87,17 @@ def command(
     sleep_when_idle()
     if profile is not None and cache is None:
         raise UsageError("--profile is only for keys and values in int8", "zoo quantize", "add --cache int8")
-    options: dict[str, Any] = {
-        "max_kl": max_kl, "text": text, "force": force, "provider": provider, "full_grid": grid == "full",
-    }  # fmt: skip
+    comparison = Comparison(provider=provider, full_grid=grid == "full")  # type: ignore[arg-type]
+    measured = {"max_kl": max_kl, "text": text}
     if cache is not None:
         if figure is not None:
             raise UsageError("no figure shows the error of keys and values", "--figure", "leave it out")
-        _quantize_cache(model, dtype, profile, options, as_json=as_json)
+        _quantize_cache(model, _cache_variant(dtype, profile), measured, comparison, force=force, as_json=as_json)
         return
     if dtype is None and max_kl is None:
         raise UsageError("no precision", "zoo quantize", "add --dtype NAME, --cache int8 or --max-kl X")
     check_figure_option(figure, force=force, forces_more=True)
-    from zoo_export.precision.certify import export_variant
-
-    with (
-        model_directory(model, force=force and not Path(model).is_dir()) as (place, directory),
-        comparing() as progress,
-    ):
-        chosen, report = export_variant(place, dtype, progress=progress, **options)  # type: ignore[arg-type]
+    directory, report, chosen = _quantize_weights(model, dtype, measured, comparison, force=force)
     if report is None:
         if as_json:
             emit_json("quantize", {"directory": str(directory), "precision": chosen, "files": []})
@@ -107,40 +105,78 @@ def command(
             say(f"{directory}: no smaller precision diverges by at most {max_kl:g} nats; float32 is kept")
         return
     if figure is not None:
-        from zoo_export.precision.layers import plot_layers
+        from zoo_export.variants.reduced.layers import plot_layers
 
         plot_layers(directory, chosen, text=text).write(figure, force=force)
+    _say_weights(directory, report, chosen, as_json=as_json)
+
+
+def _quantize_weights(
+    model: str, dtype: str | None, measured: Mapping[str, Any], comparison: Comparison, *, force: bool
+) -> tuple[Path, Report | None, str]:
+    """Export a precision, or the smallest within the bound.
+
+    Returns:
+        The directory, the evidence, and the precision: float32 and no evidence if nothing smaller is within the bound.
+    """
+    from zoo_export.export import export_variant
+    from zoo_export.variants.reduced.smallest import NoPrecisionError, SmallestPrecision, precision_recipe
+
+    recipe = SmallestPrecision(**measured) if dtype is None else precision_recipe(dtype, **measured)
+    with (
+        model_directory(model, force=force and not Path(model).is_dir()) as (place, directory),
+        comparing() as progress,
+    ):
+        try:
+            candidate, report = export_variant(place, recipe, replace(comparison, progress=progress), force=force)
+        except NoPrecisionError:
+            return directory, None, "float32"
+    return directory, report, candidate.variant
+
+
+def _say_weights(directory: Path, report: Report, precision: str, *, as_json: bool) -> None:
+    """Print what a precision saves and costs."""
     certificate = report.evidence["certificate"]
     if as_json:
-        facts = {"precision": chosen, "certificate": certificate, **summary(report, chosen)}
+        facts = {"precision": precision, "certificate": certificate, **summary(report, precision)}
         emit_json("quantize", {"directory": str(directory), **facts})
         return
-    say_report(report, directory, chosen)
+    say_report(report, directory, precision)
     sizes = f"{bytes_text(certificate['bytes'])} of weights instead of {bytes_text(certificate['float32_bytes'])}"
-    say(f"{chosen}: {sizes}, measured on {_measured_on(certificate)}")
-    kept: dict[str, list[str]] = {}
+    say(f"{precision}: {sizes}, measured on {_measured_on(certificate)}")
+    names_by_reason: dict[str, list[str]] = {}
     for name, reason in certificate["kept_float32"].items():
-        kept.setdefault(reason, []).append(name)
-    for reason, names in kept.items():
+        names_by_reason.setdefault(reason, []).append(name)
+    for reason, names in names_by_reason.items():
         more = f" and {len(names) - 3} more" if len(names) > 3 else ""
         say(f"float32 is kept for {', '.join(names[:3])}{more}: {reason}")
     _say_outputs(certificate)
 
 
+def _cache_variant(dtype: str | None, profile: str | None) -> str:
+    """Return the variant with keys and values in int8 and this precision or profile."""
+    base = dtype or profile or ""
+    for name, variant in VARIANTS.items():
+        if variant.interface == "int8 cache" and variant.base == base and None in (dtype, profile):
+            return name
+    problem = f"keys and values in int8 cannot be combined with {' and '.join(filter(None, (dtype, profile)))}"
+    remedy = "choose --dtype int8 or int4, whose graphs are those of the profile cpu" if dtype else "choose another"
+    raise UsageError(problem, "zoo quantize", remedy)
+
+
 def _quantize_cache(
-    model: str, dtype: str | None, profile: str | None, options: Mapping[str, Any], *, as_json: bool
+    model: str, variant: str, measured: Mapping[str, Any], comparison: Comparison, *, force: bool, as_json: bool
 ) -> None:
     """Export keys and values in int8, and print the result."""
-    variant = "-".join(filter(None, (dtype, profile, INT8_CACHE)))
-    if variant not in INT8_CACHES:
-        what = f"keys and values in int8 cannot be combined with {' and '.join(filter(None, (dtype, profile)))}"
-        remedy = "choose --dtype int8 or int4, whose graphs are those of the profile cpu" if dtype else "choose another"
-        raise UsageError(what, "zoo quantize", remedy)
-    from zoo_export.precision.cache import export_cache
+    from zoo_export.export import export_variant
+    from zoo_export.variants import recipe_of
 
-    force = options["force"] and not Path(model).is_dir()
-    with model_directory(model, force=force) as (place, directory), comparing() as progress:
-        report = export_cache(place, variant, progress=progress, **options)
+    recipe = recipe_of(variant, **measured)
+    with (
+        model_directory(model, force=force and not Path(model).is_dir()) as (place, directory),
+        comparing() as progress,
+    ):
+        _, report = export_variant(place, recipe, replace(comparison, progress=progress), force=force)
     certificate = report.evidence["certificate"]
     if as_json:
         facts = {"variant": variant, "certificate": certificate, **summary(report, variant)}

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from zoo import plugins
-from zoo.artifact import LOOP, PREFILL, SERVING, Record, abridged, coverage_summary, export_file
+from zoo.artifact import PREFILL, Record, abridged, coverage_summary, export_file, variant_of
 from zoo.cli.output import message
 from zoo.cli.progress import show_progress
 from zoo.cli.report import emit_json, say
@@ -29,7 +29,8 @@ def comparing(what: str = "comparing") -> Iterator[Progress | None]:
 
 def summary(report: Report, variant: str = "") -> dict[str, Any]:
     """Summarise a comparison for a command's JSON: its size and the worst output."""
-    if variant == LOOP:
+    interface = variant_of(variant).interface
+    if interface == "loop":
         parts = report.evidence["comparisons"].values()
         return {
             "verified": report.passed,
@@ -44,7 +45,7 @@ def summary(report: Report, variant: str = "") -> dict[str, Any]:
         for level, errors in levels.items()
     ]
     worst = max(outputs, key=lambda item: item["max_abs_error"] / item["limit"] if item["limit"] else 0.0)
-    names = [*report.evidence["graphs"], *([PREFILL] if variant == SERVING else [])]
+    names = [*report.evidence["graphs"], *([PREFILL] if interface == "rows" else [])]
     return {
         "verified": report.passed,
         "provider": report.evidence["provider"],
@@ -63,7 +64,7 @@ def summary(report: Report, variant: str = "") -> dict[str, Any]:
 def say_report(report: Report, directory: Path, variant: str = "") -> None:
     """Print the summary of a comparison in two lines."""
     facts = summary(report, variant)
-    if variant == LOOP:
+    if variant_of(variant).interface == "loop":
         say(f"{directory}: generate.onnx verified on {facts['provider']} at {facts['tokens']} tokens")
         return
     worst = facts["worst"]

@@ -17,6 +17,7 @@ import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes import common as passes
 
+from zoo.arrays import Array
 from zoo.artifact import abridged
 from zoo.contract import Graph, Size, row_sizes, sizes_of
 from zoo.errors import ArtifactError, StoppedError
@@ -48,7 +49,6 @@ _FEW = 4
 """Largest number of elements of a small constant."""
 _SILENCE = logging.NullHandler()
 """Keeps warnings of a library from stderr."""
-Array = np.ndarray[Any, Any]
 Outcome = tuple[int, str, str]
 """The number of a condition, what happened, and in which kind of call."""
 

@@ -10,12 +10,12 @@ import json
 import math
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import numpy as np
 import onnx
 from google.protobuf.message import Message
 
+from zoo.arrays import Array
 from zoo.artifact.weights import StoredTensor
 from zoo.errors import ArtifactError
 from zoo_export.graph.join import parts_of, separate, span
@@ -50,8 +50,6 @@ __all__ = [
     "set_place",
     "without_functions",
 ]
-
-Array = np.ndarray[Any, Any]
 
 EVIDENCE_KEY = "zoo.evidence_sha256"
 """Graph metadata: digest of the evidence, see :func:`zoo_export.parity.evidence.evidence_digest`."""

@@ -16,14 +16,13 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from zoo.arrays import Array
 from zoo.contract import Graph, KeyValues
 from zoo.errors import UsageError
 from zoo_export.graph.file import contract
 from zoo_export.graph.rewriting import Tape
 
 __all__ = ["GIVEN", "MADE", "NEW", "PROBE", "dequantize", "probe", "probed", "quantize", "store_in_int8"]
-
-Array = np.ndarray[Any, Any]
 
 LEVELS = 127
 _SMALLEST = 1e-30

@@ -41,6 +41,7 @@ import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes import common as passes
 
+from zoo.arrays import Array
 from zoo.artifact import LOOP
 from zoo.contract import Graph, TensorSpec
 from zoo.registry import ModelSpec
@@ -48,9 +49,6 @@ from zoo_export.graph.file import EVIDENCE_KEY
 from zoo_runtime.generation.loop import LARGEST_NOISE, LOOP_OUTPUT, LoopPlan, plan_loop
 
 __all__ = ["make_loop"]
-
-
-Array = np.ndarray[Any, Any]
 
 
 def make_loop(spec: ModelSpec, graphs: Mapping[str, ir.Model]) -> ir.Model:

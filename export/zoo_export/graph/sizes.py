@@ -9,6 +9,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
+from zoo.arrays import Array
 from zoo_export.graph.rewriting import Tape, replace, simplify
 
 __all__ = ["Type", "dynamic_node", "fold_sizes", "infer_types"]
@@ -24,7 +25,6 @@ _SIZED = {"Expand": (1,), "Reshape": (1,), "Slice": (1, 2, 4), "Tile": (1,), "To
 """Inputs that determine sizes, by operator. They must be constants."""
 
 
-Array = np.ndarray[Any, Any]
 Type = tuple[Any, tuple[int | str | None, ...]]
 """The element type and the shape of a value."""
 

@@ -1,12 +1,14 @@
-"""Repeated comparison of an export that has evidence."""
+"""Repeated comparison of an export that may have evidence."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
 
-from zoo.artifact import Export
-from zoo.errors import ParityError
-from zoo_export.parity.evidence import restore, revoking
+from zoo.artifact import ModelDirectory, Record
+from zoo.errors import IncomparableError, ParityError
+from zoo_export.comparison import Comparison
 from zoo_export.parity.laws import check_laws
 from zoo_export.parity.report import Report
 
@@ -14,25 +16,38 @@ __all__ = ["compare_again"]
 
 
 def compare_again(
-    export: Export, graphs: Mapping[str, bytes], compare: Callable[[bool], Report], *, full_grid: bool
+    record: Record,
+    stored: ModelDirectory,
+    compare: Callable[[Comparison], Report],
+    comparison: Comparison,
+    write: Callable[[Mapping[str, Any]], None] | None = None,
 ) -> Report:
-    """Check the laws of a model, compare its export again, and record a failure, or a success after a failure.
+    """Check the laws of a model and compare an export of it. If that fails, mark earlier evidence as failed.
+
+    An error that says nothing about the graphs, as for want of memory, changes no evidence.
 
     Args:
-        export: the export, whose digests have been checked.
-        graphs: its graphs by name.
-        compare: compares it, over the full grid if its argument is true.
-        full_grid: compare over the full grid; also done if the export failed there.
+        record: the evidence, if there is any.
+        stored: the model.
+        compare: compares the export, over the full grid if the evidence says that it failed there.
+        comparison: how it is compared.
+        write: replaces the evidence, if more depends on it than the manifest.
 
     Raises:
         ParityError: the model violates a law, or the graphs do not match it on this machine.
     """
-    full_grid = full_grid or export.evidence.get("failed_full_grid", False)
-    with revoking(export, graphs, full_grid=full_grid):
-        laws = check_laws(export.stored)
-        report = compare(full_grid)
+    failed_before = record.exists and record.evidence.get("failed_full_grid", False)
+    comparison = replace(comparison, full_grid=comparison.full_grid or failed_before)
+    try:
+        laws = check_laws(stored)
+        report = compare(comparison)
         if not report.passed:
-            raise ParityError(report.verdict(), export.stored.path)
+            raise ParityError(report.verdict(), stored.path)
+    except IncomparableError:
+        raise
+    except ParityError as error:
+        if not record.exists:
+            raise
+        raise record.revoked(error, write, failed_full_grid=comparison.full_grid) from error
     report.evidence["laws"] = laws
-    restore(export, report.evidence)
     return report

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from zoo import plugins
+from zoo.arrays import Array
 from zoo.contract import Graph, Task
 from zoo.errors import IncomparableError, UnreadableError, UsageError, ZooError
 from zoo.plugins import Plugin
@@ -31,8 +32,6 @@ from zoo_runtime.running.runner import Runner
 from zoo_runtime.running.session import Session
 
 __all__ = ["Answers", "Questions"]
-
-Array = np.ndarray[Any, Any]
 
 
 @dataclass

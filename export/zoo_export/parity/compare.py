@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,10 +12,10 @@ import numpy as np
 from zoo.artifact import HALVES, ModelDirectory
 from zoo.contract import Graph
 from zoo.errors import ParityError
-from zoo.exporters import Progress
 from zoo.probe.inputs import Point
 from zoo.probe.module import declared_tensors, not_perturbed
 from zoo.system import release_memory
+from zoo_export.comparison import Comparison
 from zoo_export.graph.file import referenced_tensors
 from zoo_export.graph.widen import widen
 from zoo_export.parity.answers import Answers, Questions
@@ -22,10 +23,9 @@ from zoo_export.parity.evidence import evidence_of
 from zoo_export.parity.memory import check_memory
 from zoo_export.parity.reference import SEED, without_advice
 from zoo_export.parity.report import Report
-from zoo_export.parity.serving import ServingSubject, is_serving
 from zoo_export.parity.subject import OnnxSubject
 from zoo_export.parity.sweep import Sweep
-from zoo_runtime.onnx_runtime.providers import Provider, check_dtype
+from zoo_runtime.onnx_runtime.providers import check_dtype
 from zoo_runtime.onnx_runtime.stopping import named
 
 if TYPE_CHECKING:
@@ -42,37 +42,39 @@ _MOVED = 8
 def compare(
     stored: ModelDirectory,
     graphs: Mapping[str, bytes],
+    comparison: Comparison = Comparison(),
     *,
     declared: Sequence[Graph] | None = None,
-    provider: Provider = "cpu",
-    full_grid: bool = False,
-    longest: int | None = None,
-    progress: Progress | None = None,
-    make_subject: MakeSubject | None = None,
+    make_subject: MakeSubject = OnnxSubject,
 ) -> Report:
     """Compare serialised graphs, by name, with the model over the grid and at each optimisation level.
 
-    The longest inputs of the grid have ``longest`` tokens, by default those of the longest input of the model. Graphs
-    in float16 or bfloat16 are compared in float32 as well: rounding to two or three digits can hide a wrong result.
-    ``make_subject`` opens them, by default on ONNX Runtime.
+    Graphs in float16 or bfloat16 are compared in float32 as well: rounding to two or three digits can hide a wrong
+    result.
 
-    Raises :class:`ParityError` if the comparison cannot be made, and :class:`UsageError` if the provider does not load
-    or does not support the model's dtype.
+    Args:
+        stored: the model.
+        graphs: its graphs.
+        comparison: how they are compared.
+        declared: the graphs with their inputs and outputs; by default those that the architecture declares.
+        make_subject: opens the graphs, by default on ONNX Runtime.
+
+    Raises:
+        ParityError: the comparison cannot be made.
+        UsageError: the provider does not load, or does not support the model's dtype.
     """
-    check_dtype(stored.dtype, provider, stored.path)
+    check_dtype(stored.dtype, comparison.provider, stored.path)
     check_memory(stored, declared)
     release_memory()  # of laws and traces
-    make_subject = make_subject or (ServingSubject if is_serving(graphs) else OnnxSubject)
-    subject = make_subject(stored, graphs, provider, declared)
-    if longest is None and isinstance(subject, ServingSubject):
-        longest = subject.capacity
-    sweep = Sweep(subject, longest)
-    check_fixed(sweep.subject.models.yardstick.model, stored, graphs)
-    report = judge(sweep, full_grid=full_grid, progress=progress)
+    subject = make_subject(stored, graphs, comparison.provider, declared)
+    sweep = Sweep(subject, comparison.longest or subject.capacity)
+    check_fixed(subject.models.yardstick.model, stored, graphs)
+    report = judge(sweep, comparison)
     points = sweep.points
-    del sweep  # it holds perturbed weights
+    del sweep, subject  # they hold perturbed weights
     if report.passed and stored.dtype in HALVES:
-        _compare_in_float32(report, points, stored, graphs, provider, declared, make_subject)
+        in_float32 = partial(make_subject, stored, provider=comparison.provider, declared=declared, in_float32=True)
+        _compare_in_float32(report, points, graphs, in_float32)
     return report
 
 
@@ -86,14 +88,14 @@ def check_fixed(model: nn.Module, stored: ModelDirectory, graphs: Mapping[str, b
 
 
 @without_advice()
-def judge(sweep: Sweep, *, full_grid: bool = False, progress: Progress | None = None, run_tasks: bool = True) -> Report:
-    """Run a sweep and, unless ``run_tasks`` is false, the model's tasks, and report what they found."""
+def judge(sweep: Sweep, comparison: Comparison = Comparison(), *, run_tasks: bool = True) -> Report:
+    """Run a sweep and, unless ``run_tasks`` is false, the model's tasks, and report their failures."""
     subject = sweep.subject
     with closing(subject), named(subject.stored.path):
         questions = Questions(subject, sweep.runtimes) if run_tasks else None
-        sweep.prepare(full_grid)
+        sweep.prepare(comparison.full_grid)
         answers = questions.compare() if questions else Answers()  # before the sweep, which leaves weights perturbed
-        sweep.run(full_grid, progress)
+        sweep.run(comparison)
         failures = [*sweep.failures(), *answers.failures]
     names = not_perturbed(subject.models.yardstick.model)
     evidence = {**evidence_of(sweep, verified=not failures), "not_perturbed": names, "answers": answers.evidence}
@@ -101,13 +103,7 @@ def judge(sweep: Sweep, *, full_grid: bool = False, progress: Progress | None = 
 
 
 def _compare_in_float32(
-    report: Report,
-    points: Sequence[Point],
-    stored: ModelDirectory,
-    graphs: Mapping[str, bytes],
-    provider: Provider,
-    declared: Sequence[Graph] | None,
-    make_subject: MakeSubject,
+    report: Report, points: Sequence[Point], graphs: Mapping[str, bytes], make_subject: MakeSubject
 ) -> None:
     """Compare graphs widened to float32 with the model in float32, and add the result to the report."""
     wide = {name: widen(graph) for name, graph in graphs.items()}
@@ -115,9 +111,8 @@ def _compare_in_float32(
     if not all(exact for _, exact in wide.values()):
         rng = np.random.default_rng(SEED)
         moved = [{name: widen(graph, rng)[0] for name, graph in graphs.items()} for _ in range(_MOVED)]
-    files = {name: data for name, (data, _) in wide.items()}
-    subject = make_subject(stored, files, provider, declared, in_float32=True, moved=moved)
-    sweep = Sweep(subject, subject.capacity if isinstance(subject, ServingSubject) else None)
+    subject = make_subject(files={name: data for name, (data, _) in wide.items()}, moved=moved)
+    sweep = Sweep(subject, subject.capacity)
     sweep.perturb(points)
     report.failures += sweep.failures()
     report.evidence |= {

@@ -5,15 +5,15 @@ from __future__ import annotations
 import hashlib
 import json
 import platform
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from zoo.artifact import TOKENIZER, Export, ModelDirectory, write_json
 from zoo.artifact.digests import digest_file
-from zoo.errors import EXPORT_AGAIN, ArtifactError, IncomparableError, ParityError
+from zoo.errors import EXPORT_AGAIN, ArtifactError, ParityError
 from zoo.version import __version__
 from zoo_export.graph.file import EVIDENCE_KEY, TOKENIZER_KEY, WEIGHTS_KEY, annotate, fault, metadata, parse
 from zoo_export.parity.rule import RULE
@@ -28,8 +28,6 @@ __all__ = [
     "evidence_digest",
     "evidence_of",
     "metadata_of",
-    "restore",
-    "revoking",
     "stage_export",
     "stage_graphs",
     "unverified",
@@ -103,33 +101,6 @@ def write_export(
     """
     with export.stored.adding(action=action) as stage:
         stage_export(export, stage, graphs, evidence)
-
-
-@contextmanager
-def revoking(export: Export, graphs: Mapping[str, bytes], *, full_grid: bool = False) -> Iterator[None]:
-    """Mark the evidence of an export as failed if a comparison in the block fails.
-
-    The export then counts as unverified, for the reason of the failure, until it passes. Other evidence is kept. An
-    error that says nothing about the graphs, as for want of memory, changes nothing.
-    """
-
-    def write(evidence: Mapping[str, Any]) -> None:
-        write_export(export, graphs, evidence, action="verified")
-
-    try:
-        yield
-    except IncomparableError:
-        raise
-    except ParityError as error:
-        raise export.revoked(error, write, failed_full_grid=full_grid) from error
-
-
-def restore(export: Export, evidence: Mapping[str, Any]) -> None:
-    """Write the evidence of a success for an export that was marked as failed, and keep what it does not contain."""
-    if not export.is_verified():
-        failure = {"reason", "failed_full_grid", "files"}
-        kept = {key: value for key, value in export.evidence.items() if key not in failure}
-        write_export(export, export.read(), {**kept, **evidence}, action="verified")
 
 
 def stage_export(export: Export, stage: Path, graphs: Mapping[str, bytes], evidence: Mapping[str, Any]) -> None:

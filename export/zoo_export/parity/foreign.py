@@ -15,6 +15,7 @@ from zoo.exporters import Progress
 from zoo.models import persist
 from zoo.probe.inputs import Feeds
 from zoo.probe.pipeline import Arrays, Executor, typed_feeds
+from zoo_export.comparison import Comparison
 from zoo_export.parity.compare import judge
 from zoo_export.parity.memory import check_memory
 from zoo_export.parity.reference import Models
@@ -66,7 +67,7 @@ def compare_runtime(
     subject = _RuntimeSubject(model, open_runtime, any_weights)
     subject.fixed = fixed
     sweep = Sweep(subject)
-    report = judge(sweep, full_grid=full_grid, progress=progress)
+    report = judge(sweep, Comparison(full_grid=full_grid, progress=progress))
     report.subject = "the export"
     if not report.passed:
         report.evidence["reason"] = report.verdict()

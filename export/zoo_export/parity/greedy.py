@@ -8,13 +8,12 @@ from typing import Any
 
 import numpy as np
 
+from zoo.arrays import Array
 from zoo.contract import Graph
 from zoo.probe.inputs import Feeds, Point, empty_past, make_feeds, next_past
 from zoo.probe.pipeline import Executor, decoder_inputs, token_input
 
 __all__ = ["greedy", "greedy_agreement", "greedy_tokens"]
-
-Array = np.ndarray[Any, Any]
 
 _ROWS, _PROMPT, _NEW, _SEED = 2, 5, 8, 1
 

@@ -7,11 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from zoo.arrays import Array
 from zoo_runtime.generation.choices import log_softmax
 
 __all__ = ["Distribution", "divergences", "sampled", "sampled_rows"]
-
-Array = np.ndarray[Any, Any]
 
 TOP = 10
 _MAX_ROWS = 128

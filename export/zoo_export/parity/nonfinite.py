@@ -17,11 +17,11 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from zoo.arrays import Array
 from zoo.probe.pipeline import Arrays
 
 __all__ = ["Agreed", "Asking", "NonFinite", "masks", "other_kind", "without"]
 
-Array = np.ndarray[Any, Any]
 Results = Mapping[str, Arrays]
 Agreed = Mapping[str, Mapping[str, tuple[Array, Array]]]
 """Masks of each output: where PyTorch agrees on the kind of number, and where it agrees on a finite one."""

@@ -13,9 +13,9 @@ from onnx.reference import ReferenceEvaluator
 
 from zoo.artifact import ModelDirectory
 from zoo.errors import ArtifactError, ParityError, UsageError, argument, storage_errors
-from zoo.exporters import Progress
 from zoo.probe.pipeline import Arrays
 from zoo.storage import scratch_folder
+from zoo_export.comparison import Comparison
 from zoo_export.graph.file import external_tensors, inline, parse, place_of
 from zoo_export.graph.static import fixed_sizes
 from zoo_export.parity.foreign import Run, compare_runtime
@@ -32,9 +32,7 @@ def compare_on(
     runtime: OtherRuntime,
     stored: ModelDirectory,
     graphs: Mapping[str, bytes],
-    *,
-    full_grid: bool = False,
-    progress: Progress | None = None,
+    comparison: Comparison = Comparison(),
 ) -> Report:
     """Compare serialised graphs, by name, with the model on another runtime on the CPU.
 
@@ -54,7 +52,9 @@ def compare_on(
             raise ParityError(f"{name} cannot open the graphs ({_reason(error)})", stored.path) from error
 
     fixed = fixed_sizes(next(iter(graphs.values())))
-    report = compare_runtime(stored, open_all, fixed=fixed, full_grid=full_grid, progress=progress)
+    report = compare_runtime(
+        stored, open_all, fixed=fixed, full_grid=comparison.full_grid, progress=comparison.progress
+    )
     report.subject = f"the export on {name}"
     report.evidence["provider"] = name
     return report

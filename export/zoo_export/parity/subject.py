@@ -170,6 +170,11 @@ class OnnxSubject(Subject):
         self._weights_now = ""
         """Level whose weights the models have, if perturbed."""
 
+    @property
+    def capacity(self) -> int | None:
+        """The largest number of tokens that the graphs have room for; None if it is that of the model."""
+        return None
+
     def open(self) -> dict[str, Executor]:
         return {
             level: self._open(self.files, optimize, memory=self._repacked if optimize else "mapped")

@@ -25,6 +25,7 @@ from zoo.probe.module import TorchExecutor, fixed_values
 from zoo.probe.pipeline import Arrays, Executor, run_pipeline
 from zoo.probe.positions import kept_positions
 from zoo.system import release_large_blocks, release_memory
+from zoo_export.comparison import Comparison
 from zoo_export.coverage.outcomes import Conditions, Coverage, candidates, many_lengths, turning_points
 from zoo_export.parity.ahead import Ahead, Results, size_of
 from zoo_export.parity.greedy import greedy_agreement, greedy_tokens
@@ -100,17 +101,18 @@ class Sweep:
             discontinuous=bool(subject.stored.spec.architecture.discontinuous),
         )
 
-    def run(self, full_grid: bool = False, progress: Progress | None = None) -> None:
+    def run(self, comparison: Comparison = Comparison()) -> None:
         """Compare at every point of the grid and at magnitudes, then greedily decoded text and perturbed weights.
 
         Stops at a point whose error is far beyond the limit.
         """
         if self._planned is None:
-            self.prepare(full_grid)
+            self.prepare(comparison.full_grid)
         assert self._planned is not None
         points = self._planned
-        long = self._long(points, full_grid)
-        self.visit([point for point in points if point not in long], progress, len(points))
+        # Inputs that take long come last, on sessions that leave them memory.
+        long = self._long(points, comparison.full_grid)
+        self.visit([point for point in points if point not in long], comparison.progress, len(points))
         if not self.findings.hopeless:
             self.compare_magnitudes(points, self.runtimes)
             self.compare_non_finite(points)
@@ -119,7 +121,7 @@ class Sweep:
             self.runtimes = self.subject.long_runtimes(self.runtimes)
             release_large_blocks()
             release_memory()  # of those that are left out
-            self.visit(long, progress, len(points))
+            self.visit(long, comparison.progress, len(points))
         self.points.sort(key=points.index)
         self.left_out += len(points) - len(self.points)
         self.runtimes = {}

@@ -8,8 +8,10 @@ from typing import Any
 from zoo.artifact import Export
 from zoo.errors import ParityError, UsageError
 from zoo.exporters import Progress
-from zoo_export.precision.parity import verify_variant
-from zoo_export.precision.quantize import portable_variant
+from zoo_export.comparison import Comparison
+from zoo_export.variants import recipe_of
+from zoo_export.variants.quantized.make import portable_model
+from zoo_export.variants.quantized.recipe import Quantized
 
 __all__ = ["declared_inputs"]
 
@@ -28,14 +30,15 @@ def declared_inputs(
         UsageError: the layers of the past have different lengths, which ``tool`` does not support.
         ParityError: a graph made here is not equal to the model.
     """
-    stored, precision = export.stored, export.variant
+    stored = export.stored
     if tool is not None and any(graph.has_windows for graph in export.graphs):
-        what = f"layers with windows keep a shorter past than others, and {tool} expects one length"
-        raise UsageError(what, stored.path, "export it again with --option windows=false --force")
-    if precision not in ("int8", "int4") or not any(graph.pasts for graph in stored.spec.graphs):
+        problem = f"layers with windows keep a shorter past than others, and {tool} expects one length"
+        raise UsageError(problem, stored.path, "export it again with --option windows=false --force")
+    recipe = recipe_of(export.variant)
+    if not isinstance(recipe, Quantized) or not any(graph.pasts for graph in stored.spec.graphs):
         return export.read(), export.evidence
-    variant = portable_variant(stored, precision)  # type: ignore[arg-type]
-    report = verify_variant(stored, variant, progress=progress)
+    candidate = recipe.candidate(stored, portable_model(stored, recipe.precision))
+    report = recipe.compare(candidate, Comparison(progress=progress))
     if not report.passed:
         raise ParityError(report.verdict(), stored.path, "nothing was written")
-    return variant.files(), report.evidence
+    return candidate.files, report.evidence

@@ -18,7 +18,7 @@ from importlib.resources import files as resources
 from pathlib import Path
 from typing import Any
 
-from zoo.artifact import CARD, PRECISIONS, TARGET_TOKENIZER, TOKENIZER, WEB, Export, ModelDirectory
+from zoo.artifact import CARD, TARGET_TOKENIZER, TOKENIZER, VARIANTS, Export, ModelDirectory
 from zoo.artifact.outputs import new_output
 from zoo.errors import UsageError, argument
 from zoo.models.count import parameter_count
@@ -38,7 +38,12 @@ _LARGEST = 2**32
 _GAP = 2**16
 """Bytes that no graph reads and that are published with those around them."""
 _FILES, _VENDOR = "files", "vendor"
-_VARIANTS = ("", "cpu", WEB, "int8", "int4")
+_VARIANTS = tuple(
+    name
+    for name, variant in VARIANTS.items()
+    if "web" in variant.runtimes and variant.interface == "declared" and variant.dtype is None
+)
+"""The variants that pages run."""
 _MODULES = {
     "index.html",
     "page.css",
@@ -129,7 +134,7 @@ def write_web(
             "architecture": stored.spec.architecture.name,
             "parameters": parameter_count(stored.spec),
             "variant": variant,
-            "dtype": variant if variant in PRECISIONS else export.dtype,
+            "dtype": variant if export.traits.precision else export.dtype,
             "files": shards,
             "runtimes": [_runtime(stage, stored, variant, name, package) for name, package in packages.items()],
             "modules": {

@@ -88,6 +88,12 @@ class Options(Settings):
             what = f"opset {self.opset} is not supported" + (f" in the profile {self.variant}" if self.variant else "")
             raise UsageError(what, argument("opset"), f"choose one of {', '.join(map(str, self._known_opsets))}")
 
+    @classmethod
+    def of_variant(cls, variant: str) -> Self:
+        """Return the options that a variant requires."""
+        profile = variant if variant in _NAMES else PORTABLE
+        return cls.from_dict({"attentions": variant == ATTENTIONS, "profile": profile})
+
     @property
     def variant(self) -> str:
         """Name of the export variant; empty for the plain export."""

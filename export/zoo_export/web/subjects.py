@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from zoo.artifact import HALVES, ModelDirectory
+from zoo.artifact import ModelDirectory
 from zoo.contract import Graph
 from zoo.errors import ParityError
 from zoo.probe.dtypes import numpy_dtype
@@ -17,8 +17,8 @@ from zoo.probe.inputs import Feeds
 from zoo.probe.pipeline import Arrays, Executor, typed_feeds
 from zoo_export.graph.file import external_tensors, names_read, parse, place_of, serialize, set_place, without_functions
 from zoo_export.parity.subject import OnnxSubject
-from zoo_export.precision.parity import QuantizedSubject
-from zoo_export.precision.quantize import Place, Variant, weights_of_graph
+from zoo_export.variants.quantized.subject import QuantizedSubject
+from zoo_export.variants.reduced.model import Place, ReducedModel, weights_of_graph
 from zoo_export.web.browser import Browser, WebGraph, WebSession
 from zoo_runtime.onnx_runtime.buffers import PAST_LENGTH, Buffers
 from zoo_runtime.onnx_runtime.executor import LOGITS_TO_KEEP, run_keeping
@@ -146,16 +146,16 @@ class WebSubject(_InBrowser, OnnxSubject):
 
 
 class WebQuantizedSubject(_InBrowser, QuantizedSubject):
-    """The graphs of a quantised variant on onnxruntime-web.
+    """Graphs with quantised weights on onnxruntime-web.
 
     Args:
         stored: the float32 model.
-        variant: the variant.
+        reduced: the model with quantised weights.
         browser: the browser.
     """
 
-    def __init__(self, stored: ModelDirectory, variant: Variant, browser: Browser) -> None:
-        super().__init__(stored, variant, "cpu")
+    def __init__(self, stored: ModelDirectory, reduced: ReducedModel, browser: Browser) -> None:
+        super().__init__(stored, reduced, "cpu")
         self.browser = browser
 
     def open_perturbed(self) -> Iterator[dict[str, Executor]]:
@@ -163,22 +163,21 @@ class WebQuantizedSubject(_InBrowser, QuantizedSubject):
         yield from super().open_perturbed()
 
     def graph_facts(self, graph: Graph, runtimes: Mapping[str, Executor]) -> dict[str, Any]:
-        return self._facts(self.variant.files()[graph.name])
+        return self._facts(self.reduced.files()[graph.name])
 
     def facts(self) -> dict[str, Any]:
         return super().facts() | self._provider_facts()
 
     def _open(
-        self, variant: Variant, *, optimize: bool, values: Mapping[Place, np.ndarray[Any, Any]] | None = None
+        self, reduced: ReducedModel, *, optimize: bool, values: Mapping[Place, np.ndarray[Any, Any]] | None = None
     ) -> Executor:
         graphs = {}
-        for name, file in variant.files().items():
+        for name, file in reduced.files().items():
             if values is None:
-                graphs[name] = with_files(file, self.stored.path, {variant.file: variant.path})
+                graphs[name] = with_files(file, self.stored.path, {reduced.file: reduced.path})
             else:
-                graphs[name] = _with_values(file, weights_of_graph(variant, variant.graphs[name], values))
-        dtype = variant.precision if variant.precision in HALVES else "float32"
-        return self._open_graphs(graphs, numpy_dtype(dtype), optimize=optimize)
+                graphs[name] = _with_values(file, weights_of_graph(reduced, reduced.graphs[name], values))
+        return self._open_graphs(graphs, numpy_dtype(reduced.dtype), optimize=optimize)
 
 
 def with_files(graph: bytes, folder: Path, others: Mapping[str, Path] | None = None) -> WebGraph:

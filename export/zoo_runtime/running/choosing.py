@@ -7,20 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from zoo import plugins
-from zoo.artifact import (
-    ADAPTERS,
-    ATTENTIONS,
-    INT8_CACHES,
-    LOOP,
-    PRECISIONS,
-    PROFILES,
-    SERVING,
-    WEB,
-    Export,
-    ModelDirectory,
-    declared_graphs,
-    find_exports,
-)
+from zoo.artifact import VARIANTS, Export, ModelDirectory, declared_graphs, find_exports, precisions
 from zoo.artifact.weights import dtype_name
 from zoo.errors import PluginError, UsageError, nearest
 from zoo.plugins import Plugin, ZooWarning
@@ -68,25 +55,15 @@ def _choose_export(stored: ModelDirectory, provider: Provider, dtype: str | None
     if variant is not None:
         if dtype is not None:
             raise UsageError(f"both variant {variant!r} and dtype {dtype!r}", stored.path, "give only one of them")
-        names = {
-            LOOP,
-            ADAPTERS,
-            ATTENTIONS,
-            *PROFILES,
-            SERVING,
-            WEB,
-            *PRECISIONS,
-            *INT8_CACHES,
-            *(export.variant for export in find_exports(stored)),
-        }
+        names = {*VARIANTS, *(export.variant for export in find_exports(stored))}
         if variant and variant not in names:
             raise UsageError(f"unknown variant {variant!r}", stored.path, nearest(variant, filter(None, names)))
         declared_graphs(stored.spec, variant)  # raises if the model does not support the variant
         return Export(stored, variant)
     model_dtype = stored.dtype
     if dtype not in (None, model_dtype):
-        if dtype not in PRECISIONS:
-            dtypes = [model_dtype, *PRECISIONS]
+        if dtype not in precisions():
+            dtypes = [model_dtype, *precisions()]
             raise UsageError(f"this model is not available in {dtype!r}", stored.path, nearest(str(dtype), dtypes))
         return Export(stored, dtype)
     exports = [export for export in (Export(stored, name) for name in (provider, "")) if export.exists]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,13 +16,13 @@ from tests.conftest import Result
 from tests.export.adapters.conftest import change_a_weight, write_peft
 from zoo.artifact import ADAPTERS, Export, ModelDirectory
 from zoo.probe.inputs import Point
-from zoo_export.adapters import export as exporting
-from zoo_export.adapters.graph import make_adapted, stacks_of, without_adapters
-from zoo_export.adapters.lora_file import write_lora_file
-from zoo_export.adapters.parity import AdaptedGraphs, compare_adapter
-from zoo_export.adapters.stack import FILE, read_adapters, read_stacked, write_stacks
 from zoo_export.graph.file import parse, serialize
 from zoo_export.trace.make import Options, make_graphs
+from zoo_export.variants.adapters import recipe as exporting
+from zoo_export.variants.adapters.graph import make_adapted, stacks_of, without_adapters
+from zoo_export.variants.adapters.lora_file import write_lora_file
+from zoo_export.variants.adapters.stack import FILE, read_adapters, read_stacked, write_stacks
+from zoo_export.variants.adapters.subject import AdaptedGraphs, compare_adapter
 
 Zoo = Callable[..., Result]
 Stacks = dict[str, np.ndarray]
@@ -38,17 +39,17 @@ def given(adapted_model: Path, tmp_path: Path) -> AdaptedGraphs:
     write_stacks(tmp_path, adapters, list(stored.layout))
     from zoo.artifact.weights import read_header
 
-    return AdaptedGraphs(make_adapted(stored, read_header(tmp_path / FILE)), tmp_path, adapters)
+    files = make_adapted(stored, read_header(tmp_path / FILE))
+    return AdaptedGraphs(stored=stored, folder=tmp_path, files=files, adapters=adapters)
 
 
-def failures(model: Path, graphs: AdaptedGraphs, number: int) -> list[str]:
-    stored = ModelDirectory.open(model)
-    return [line for form in ("beside", "merged") for line in compare_adapter(stored, graphs, number, form, POINTS)[1]]
+def failures(graphs: AdaptedGraphs, number: int) -> list[str]:
+    return [line for form in ("beside", "merged") for line in compare_adapter(graphs, number, form, POINTS)[1]]
 
 
 @pytest.mark.slow
-def test_sound_adapters_pass(adapted_model: Path, given: AdaptedGraphs) -> None:
-    assert failures(adapted_model, given, 1) == failures(adapted_model, given, 2) == []
+def test_sound_adapters_pass(given: AdaptedGraphs) -> None:
+    assert failures(given, 1) == failures(given, 2) == []
 
 
 def swap(stacks: Stacks) -> None:
@@ -79,17 +80,17 @@ def nudge(stacks: Stacks) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", [swap, transpose, rescale, fill, nudge])
-def test_faults_of_stacks_are_found(adapted_model: Path, given: AdaptedGraphs, fault: Callable[[Stacks], None]) -> None:
-    stacks = load_file(given.directory / FILE)
+def test_faults_of_stacks_are_found(given: AdaptedGraphs, fault: Callable[[Stacks], None]) -> None:
+    stacks = load_file(given.folder / FILE)
     fault(stacks)
-    save_file(stacks, given.directory / FILE, {"format": "zoo.adapters"})
-    found = failures(adapted_model, given, 2)
+    save_file(stacks, given.folder / FILE, {"format": "zoo.adapters"})
+    found = failures(given, 2)
     assert any("adapter square, beside, optimisations on" in line for line in found)
     assert any("adapter square, merged, optimisations on" in line for line in found)
 
 
 @pytest.mark.slow
-def test_graph_that_applies_one_adapter_to_all_rows_is_found(adapted_model: Path, given: AdaptedGraphs) -> None:
+def test_graph_that_applies_one_adapter_to_all_rows_is_found(given: AdaptedGraphs) -> None:
     """Batches of one adapter cannot show it."""
     model = parse(given.files["model"])
     first = onnx.helper.make_node("Slice", ["adapter_ids", "zero", "one"], ["first_id"])
@@ -102,19 +103,19 @@ def test_graph_that_applies_one_adapter_to_all_rows_is_found(adapted_model: Path
         model.graph.node.insert(0, node)
     for name, number in (("zero", 0), ("one", 1)):
         model.graph.initializer.append(onnx.numpy_helper.from_array(np.array([number]), name))
-    wrong = AdaptedGraphs({"model": serialize(model)}, given.directory, given.adapters)
-    found = failures(adapted_model, wrong, 0)
+    wrong = replace(given, files={"model": serialize(model)})
+    found = failures(wrong, 0)
     assert found
     assert all("in a batch of several adapters" in line for line in found)
 
 
 @pytest.mark.slow
-def test_wrong_lora_file_is_found(adapted_model: Path, given: AdaptedGraphs) -> None:
-    stacks = stacks_of(given.files["model"], (given.directory / FILE).read_bytes())
+def test_wrong_lora_file_is_found(given: AdaptedGraphs) -> None:
+    stacks = stacks_of(given.files["model"], (given.folder / FILE).read_bytes())
     for name, adapter in zip(("first", "square"), reversed(given.adapters), strict=True):
-        write_lora_file(given.directory / f"model.{name}.onnx_adapter", adapter, stacks)
-    swapped = AdaptedGraphs(given.files, given.directory, given.adapters, lora_files=True)
-    found = failures(adapted_model, swapped, 2)
+        write_lora_file(given.folder / f"model.{name}.onnx_adapter", adapter, stacks)
+    swapped = replace(given, lora_files=True)
+    found = failures(swapped, 2)
     assert found
     assert all("from its file" in line for line in found)
 
@@ -174,7 +175,7 @@ def test_export_again_removes_files_of_earlier_adapters(adapted_copy: Path, zoo:
 @pytest.mark.parametrize(
     ("options", "status", "message"),
     [
-        (("first",), 2, "already exported with adapters"),
+        (("first",), 2, "already exported as adapters"),
         (("first", "first", "--force"), 2, "two adapters are called 'first'"),
         (("base=first", "--force"), 2, "bad name of an adapter: 'base'"),
         (("missing", "--force"), 3, "no such directory"),

@@ -25,9 +25,9 @@ from zoo_export.graph import loop as loop_module
 from zoo_export.graph.file import EVIDENCE_KEY, link, parse, pointers
 from zoo_export.graph.file import serialize as to_bytes
 from zoo_export.graph.loop import make_loop
-from zoo_export.parity.loop import compare_loop
 from zoo_export.trace.graph import trace_graph
 from zoo_export.trace.make import make_graphs
+from zoo_export.variants.loop.comparison import compare_loop
 from zoo_runtime.generation.loop import plan_loop, run_loop
 from zoo_runtime.onnx_runtime.providers import open_session
 

@@ -23,6 +23,7 @@ from torch.onnx.verification import VerificationInfo
 from tests.export.parity.faults import Fault, enumerate_faults
 from tests.export.parity.regimes import REGIMES
 from tests.exported import change_weights, inlined
+from tests.precisions import compare_reduced, make_reduced
 from zoo import plugins
 from zoo.artifact import ModelDirectory
 from zoo.contract import Graph
@@ -35,8 +36,6 @@ from zoo.probe.positions import valid_positions
 from zoo.probe.widened import WideWeight
 from zoo.registry import registry
 from zoo_export.parity import compare, reference, sweep
-from zoo_export.precision.parity import verify_variant
-from zoo_export.precision.quantize import Precision, make_variant
 from zoo_export.trace.make import PORTABLE, Options, make_graphs
 from zoo_runtime.onnx_runtime.buffers import PAST_LENGTH
 from zoo_runtime.onnx_runtime.executor import LOGITS_TO_KEEP, OnnxExecutor
@@ -78,7 +77,7 @@ class Study:
     """Whether biases and norms are random and matrices twice as large; initial weights hide more faults."""
     profile: str = PORTABLE
     size: tuple[str, ...] = SIZE
-    precision: Precision | None = None
+    precision: str | None = None
     """A smaller precision in whose graphs faults are seeded, instead of the model's own."""
 
 
@@ -161,9 +160,9 @@ FAMILIES = {
 class Subject:
     """A saved model, its correct graphs, and all their faults."""
 
-    def __init__(self, stored: ModelDirectory, profile: str = PORTABLE, precision: Precision | None = None) -> None:
+    def __init__(self, stored: ModelDirectory, profile: str = PORTABLE, precision: str | None = None) -> None:
         self.stored = stored
-        self.variant = make_variant(stored, precision, stored.path) if precision is not None else None
+        self.variant = make_reduced(stored, precision, stored.path) if precision is not None else None
         self.linked = self.variant.files() if self.variant else make_graphs(stored, Options(profile=profile))
         self.flat = {name: inlined(data) for name, data in self.linked.items()}
         self.model = persist.load_directory(stored)
@@ -269,7 +268,7 @@ def gate(subject: Subject, name: str, data: bytes) -> Verdict:
                 report = compare.compare(subject.stored, graphs)
             else:
                 faulty = {key: variant.parse(value, subject.stored) for key, value in graphs.items()}
-                report = verify_variant(subject.stored, replace(variant, graphs=faulty))
+                report = compare_reduced(subject.stored, replace(variant, graphs=faulty))
     except ParityError:
         return "caught"
     return "passed" if report.passed else "caught"

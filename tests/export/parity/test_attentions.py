@@ -21,13 +21,14 @@ from zoo.models import persist
 from zoo.nn import call_graph
 from zoo.probe.inputs import Point, make_feeds
 from zoo.probe.pipeline import run_pipeline
+from zoo_export.diff import diff_model
 from zoo_export.export import export_model
 from zoo_export.graph.file import parse, serialize
 from zoo_export.parity.compare import compare, judge
 from zoo_export.parity.subject import OnnxSubject
 from zoo_export.parity.sweep import Sweep
 from zoo_export.trace.make import Options, graphs_of, make_graphs
-from zoo_export.verify import diff_model, verify_model
+from zoo_export.verify import verify_model
 from zoo_runtime import Pair, Session, load_session
 
 SHOWN = Options(attentions=True)

@@ -13,7 +13,7 @@ import pytest
 from tests.exported import inlined
 from zoo.errors import ParityError
 from zoo.nn import FeedForward
-from zoo_export.verify import diff_model
+from zoo_export.diff import diff_model
 from zoo_plugins.gpt.model import GPTBlock
 
 Exported = Callable[..., Path]

@@ -159,10 +159,10 @@ def test_evidence_without_digests_is_invalid(exported_copy: Exported, seal: Seal
 @pytest.fixture(scope="session")
 def quantized(exported_build: Exported) -> Path:
     """Build a model with a quantised variant."""
-    from zoo_export.precision.certify import export_variant
+    from tests.precisions import quantize
 
     folder = exported_build("gpt-tiny", "max_seq_len=8", tokenizer=False)
-    export_variant(folder, "int8")
+    quantize(folder, "int8")
     return folder
 
 

@@ -12,12 +12,14 @@ from typing import Any
 
 import pytest
 
+from tests.precisions import quantize
 from zoo.contract import Graph
 from zoo.errors import IncomparableError, ParityError
 from zoo.probe.inputs import Feeds
 from zoo.probe.pipeline import Arrays
 from zoo.tokenizers import load
-from zoo_export.precision.certify import export_variant
+from zoo_export.comparison import Comparison
+from zoo_export.variants.traced import Traced
 from zoo_export.verify import verify_model
 from zoo_runtime.onnx_runtime.executor import OnnxExecutor
 
@@ -95,11 +97,11 @@ def test_failure_over_the_full_grid_is_repeated_there(
         verify_model(folder, full_grid=True)
     grids = []
 
-    def compare(*_: Any, full_grid: bool, **__: Any) -> Any:
-        grids.append(full_grid)
+    def compare(recipe: Traced, candidate: Any, comparison: Comparison) -> Any:
+        grids.append(comparison.full_grid)
         raise IncomparableError("too large to verify here")
 
-    monkeypatch.setattr("zoo_export.verify.compare", compare)
+    monkeypatch.setattr(Traced, "compare", compare)
     with pytest.raises(ParityError):
         verify_model(folder)
     assert grids == [True]
@@ -145,7 +147,7 @@ def test_evidence_in_a_read_only_directory(
 def test_smaller_precision(exported_copy: Exported, precision: Any, zoo: Zoo, faulty: Callable[[], Any]) -> None:
     """Its certificate is kept. The other export stays verified."""
     folder = exported_copy("gpt-tiny")
-    export_variant(folder, precision, max_kl=1.0)
+    quantize(folder, precision, max_kl=1.0)
     place = folder / f"parity.{precision}.json"
     before = json.loads(place.read_text())
     assert before["laws"]["cache"] == "passed"

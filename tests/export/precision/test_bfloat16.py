@@ -22,6 +22,7 @@ from hypothesis.extra import numpy as hnp
 from onnx import TensorProto, parser
 from safetensors.torch import load_file, save_file
 
+from tests.precisions import make_reduced
 from zoo.artifact import Export, ModelDirectory
 from zoo.errors import ArtifactError, UsageError
 from zoo.models import persist
@@ -30,16 +31,16 @@ from zoo.probe.inputs import Point, make_feeds
 from zoo.probe.module import TorchExecutor, as_array, as_tensor
 from zoo.probe.pipeline import run_pipeline
 from zoo_export import compare_runtime
+from zoo_export.comparison import Comparison
 from zoo_export.export import export_graphs_only
 from zoo_export.graph.file import external_tensors, parse, serialize
 from zoo_export.graph.widen import widen
 from zoo_export.parity.compare import compare
 from zoo_export.parity.subject import OnnxSubject
 from zoo_export.parity.sweep import Sweep
-from zoo_export.precision.certify import choose, sample
-from zoo_export.precision.parity import as_model
-from zoo_export.precision.quantize import make_variant
 from zoo_export.trace.make import Options, make_graphs
+from zoo_export.variants.halves import as_model
+from zoo_export.variants.reduced.smallest import NoPrecisionError, SmallestPrecision
 from zoo_runtime import load_session
 from zoo_runtime.generation.decoder import Decoder, take_rows
 from zoo_runtime.onnx_runtime.executor import OnnxExecutor
@@ -347,7 +348,7 @@ def test_loop_over_steps_is_compared_in_float32(exported_build: Exported, dtype:
 
 def test_bfloat16_variant_is_the_rounded_model(exported_build: Exported, tmp_path: Path) -> None:
     stored = ModelDirectory.open(exported_build("gpt-tiny", noise=True))
-    variant = make_variant(stored, "bfloat16", tmp_path)
+    variant = make_reduced(stored, "bfloat16", tmp_path)
     wanted = {name: tensor.bfloat16() for name, tensor in load_file(stored.path / "model.safetensors").items()}
     found = load_file(variant.path)
     assert found.keys() == wanted.keys()
@@ -368,7 +369,7 @@ def test_overflowing_weights_are_rejected(
     save_file(weights, folder / "model.safetensors", {"format": "pt", "head.weight": "token_embedding.weight"})
     seal(folder)
     with pytest.raises(UsageError, match=r"norm\.bias reaches 3\.4e\+38, too large for bfloat16"):
-        make_variant(ModelDirectory.open(folder), "bfloat16", tmp_path)
+        make_reduced(ModelDirectory.open(folder), "bfloat16", tmp_path)
 
 
 @pytest.mark.slow
@@ -432,8 +433,11 @@ def test_cpu_variant_is_rejected_before_it_is_made(exported_model: Exported, zoo
     assert sorted(path.name for path in folder.iterdir()) == before
     stored = ModelDirectory.open(folder)
     (tmp_path / "text.txt").write_text("time flies like an arrow")
-    _, tried = choose(stored, tmp_path, sample(stored, tmp_path / "text.txt"), 1e9, candidates=("bfloat16",))
-    (entry,) = tried
+    recipe = SmallestPrecision(1e9, text=tmp_path / "text.txt", candidates=("bfloat16",))
+    recipe.check(stored, Comparison())
+    with pytest.raises(NoPrecisionError):
+        recipe.make(stored, tmp_path)
+    (entry,) = recipe.tried
     assert (entry["precision"], entry["passed"]) == ("bfloat16", False)
     assert REFUSAL in entry["why"]
 

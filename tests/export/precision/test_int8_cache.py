@@ -18,6 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, DynamicCache
 
+from tests import precisions
 from zoo.artifact import ModelDirectory
 from zoo.contract import causal_graph
 from zoo.errors import ParityError, UsageError
@@ -25,9 +26,7 @@ from zoo.probe.grid import make_grid
 from zoo.probe.inputs import Point
 from zoo_export.graph.int8_cache import dequantize, quantize, store_in_int8
 from zoo_export.graph.rewriting import Tape
-from zoo_export.precision import cache as exporting
-from zoo_export.precision.cache import export_cache
-from zoo_export.precision.certify import export_variant
+from zoo_export.variants.int8_cache import recipe as exporting
 from zoo_runtime import Session, load_session
 from zoo_runtime.generation.memory import past_bytes
 
@@ -62,7 +61,7 @@ def exported(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         few_points.__wrapped__(patch)  # type: ignore[attr-defined]
         copy = Path(shutil.copytree(folder, tmp_path_factory.mktemp("cache") / "gpt-tiny"))
         for variant in ("int8-cache", "cpu-int8-cache"):
-            assert export_cache(copy, variant).passed
+            assert precisions.quantize(copy, variant).passed
     return copy
 
 
@@ -224,7 +223,7 @@ def test_a_faulty_graph_is_refused(
     copy = Path(shutil.copytree(folder, tmp_path / "model"))
     monkeypatch.setattr(exporting, "store_in_int8", faulty)
     with pytest.raises(ParityError, match=message):
-        export_cache(copy, "int8-cache")
+        precisions.quantize(copy, "int8-cache")
     assert not list(copy.glob("*int8-cache*"))
 
 
@@ -235,9 +234,9 @@ def test_a_model_with_a_cache_of_its_own_is_refused(
         extend = None
 
     copy = Path(shutil.copytree(folder, tmp_path / "model"))
-    monkeypatch.setattr("zoo_export.precision.cache_parity.LayerCache", Other)  # nothing that layers call
+    monkeypatch.setattr("zoo_export.variants.int8_cache.subject.LayerCache", Other)  # nothing that layers call
     with pytest.raises(ParityError, match=r"do not extend their keys and values by zoo\.nn\.LayerCache\.extend"):
-        export_cache(copy, "int8-cache")
+        precisions.quantize(copy, "int8-cache")
 
 
 # Sizes, commands and evidence.
@@ -295,15 +294,15 @@ def test_a_model_without_keys_and_values_is_refused(built: Callable[..., Path], 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["llama-tiny", "t5-tiny", "transformer-tiny", "gemma-tiny", "mixtral-tiny"])
 def test_other_decoders(exported_build: Callable[..., Path], name: str) -> None:
-    assert export_cache(exported_build(name, gain=2.0, noise=True), "int8-cache").passed
+    assert precisions.quantize(exported_build(name, gain=2.0, noise=True), "int8-cache").passed
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("weights", ["int8", "int4"])
 def test_quantised_weights(folder: Path, tmp_path: Path, zoo: Any, weights: Any) -> None:
     copy = Path(shutil.copytree(folder, tmp_path / "model"))
-    export_variant(copy, weights)
-    report = export_cache(copy, f"{weights}-int8-cache")
+    precisions.quantize(copy, weights)
+    report = precisions.quantize(copy, f"{weights}-int8-cache")
     assert report.passed
     with load_session(copy, variant=f"{weights}-int8-cache") as session:
         assert f"model.{weights}.safetensors" in session.export.digests

@@ -22,32 +22,27 @@ from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 from torch.nn import functional as F
 
+from tests.precisions import compare_reduced, make_reduced, quantize
 from zoo.artifact import ModelDirectory
 from zoo.errors import ArtifactError, ParityError, UsageError
 from zoo.models import persist
 from zoo.probe.grid import make_grid
 from zoo.probe.inputs import Point, make_feeds
 from zoo.probe.pipeline import run_pipeline
+from zoo_export import certificate as certifying
+from zoo_export.certificate import IMAGES, NOISE, RANDOM, Bound, Divergence, Likeness, sample
+from zoo_export.comparison import Comparison
 from zoo_export.parity.report import Report
-from zoo_export.precision import certify as certifying
-from zoo_export.precision.calibrate import input_moments
-from zoo_export.precision.certify import (
-    BOUNDS,
-    IMAGES,
-    NOISE,
-    RANDOM,
-    Bound,
-    Divergence,
-    Likeness,
-    certify,
-    choose,
-    export_variant,
-    sample,
-    verify_stored_variant,
-)
-from zoo_export.precision.packing import Packing, packings, read_dequantized, write_tensors
-from zoo_export.precision.parity import EmulatedExecutor, dequantized_model, verify_variant
-from zoo_export.precision.quantize import Variant, make_variant, open_variant, read_variant
+from zoo_export.variants.halves import Half
+from zoo_export.variants.quantized.calibrate import input_moments
+from zoo_export.variants.quantized.packing import Packing, packings, read_dequantized
+from zoo_export.variants.quantized.recipe import Quantized
+from zoo_export.variants.quantized.subject import EmulatedExecutor, dequantized_model
+from zoo_export.variants.reduced.model import ReducedModel, open_reduced, read_reduced
+from zoo_export.variants.reduced.recipe import BOUNDS, Reduced, certify
+from zoo_export.variants.reduced.smallest import NoPrecisionError, SmallestPrecision
+from zoo_export.variants.reduced.tensors import write_tensors
+from zoo_export.verify import verify_model
 from zoo_plugins.vit.model import ViT
 from zoo_runtime.onnx_runtime.executor import OnnxExecutor
 
@@ -55,21 +50,21 @@ GAIN = 4.0
 """Initial weights are so small that quantising them hardly changes the logits."""
 TEXT = "It is rather for us to be here dedicated to the great task remaining before us"
 TIED = "token_embedding.weight"
-Maker = Callable[[str, str], tuple[ModelDirectory, Variant]]
+Maker = Callable[[str, str], tuple[ModelDirectory, ReducedModel]]
 
 
 @pytest.fixture(scope="module")
 def make(exported_build: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Maker:
     """Make a tiny model and one of its variants, each once."""
     stored: dict[str, ModelDirectory] = {}
-    made: dict[tuple[str, str], Variant] = {}
+    made: dict[tuple[str, str], ReducedModel] = {}
 
-    def build(name: str, precision: str) -> tuple[ModelDirectory, Variant]:
+    def build(name: str, precision: str) -> tuple[ModelDirectory, ReducedModel]:
         if name not in stored:
             stored[name] = ModelDirectory.open(exported_build(name, gain=GAIN, noise=True))
         if (name, precision) not in made:
             folder = tmp_path_factory.mktemp(precision)
-            made[name, precision] = make_variant(stored[name], precision, folder)  # type: ignore[arg-type]
+            made[name, precision] = make_reduced(stored[name], precision, folder)
         return stored[name], made[name, precision]
 
     return build
@@ -87,10 +82,12 @@ def few_points(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def altered(make: Maker, tmp_path: Path) -> Callable[..., tuple[ModelDirectory, Variant]]:
+def altered(make: Maker, tmp_path: Path) -> Callable[..., tuple[ModelDirectory, ReducedModel]]:
     """Make a variant whose graphs point to a file with edited tensors, while verification reads the correct ones."""
 
-    def change(name: str, precision: str, edit: Callable[[dict[str, Any]], None]) -> tuple[ModelDirectory, Variant]:
+    def change(
+        name: str, precision: str, edit: Callable[[dict[str, Any]], None]
+    ) -> tuple[ModelDirectory, ReducedModel]:
         stored, variant = make(name, precision)
         tensors = load_file(variant.path)
         edit(tensors)
@@ -125,7 +122,7 @@ def altered(make: Maker, tmp_path: Path) -> Callable[..., tuple[ModelDirectory, 
     "name", ["gpt-tiny", "bert-tiny", pytest.param("transformer-tiny", marks=pytest.mark.slow), "vit-tiny"]
 )
 def test_int8_equals_its_own_weights_at_every_point(make: Maker, name: str) -> None:
-    assert verify_variant(*make(name, "int8")).passed
+    assert compare_reduced(*make(name, "int8")).passed
 
 
 @pytest.mark.slow
@@ -134,8 +131,8 @@ def test_float16_is_compared_like_a_model_in_float16(
     exported_build: Callable[..., Path], few_points: None, tmp_path: Path, name: str
 ) -> None:
     stored = ModelDirectory.open(exported_build(name))
-    variant = make_variant(stored, "float16", tmp_path)
-    report = verify_variant(stored, variant)
+    variant = make_reduced(stored, "float16", tmp_path)
+    report = compare_reduced(stored, variant)
     assert report.passed, report.failures
     assert report.evidence["dtype"] == "float16"
     wanted = persist.load_directory(stored).half().state_dict()
@@ -150,7 +147,7 @@ def test_float16_is_compared_like_a_model_in_float16(
 )
 def test_int4_equals_its_own_weights(make: Maker, few_points: None, name: str) -> None:
     stored, variant = make(name, "int4")
-    report = verify_variant(stored, variant)
+    report = compare_reduced(stored, variant)
     assert report.passed, report.failures
     for graph in stored.spec.graphs:
         for levels in report.evidence["graphs"][graph.name]["outputs"].values():
@@ -171,7 +168,7 @@ def test_emulated_activations_equal_the_runtimes(make: Maker) -> None:
             feeds |= {t.name: np.zeros((1, 4, 0, 16), np.float32) for t in graph.past_tensors()}
         model = dequantized_model(stored, variant)
         plain = persist.load_directory(stored)
-        runtime = open_variant(variant)(graph, feeds)
+        runtime = open_reduced(variant)(graph, feeds)
         output = graph.output_tensors()[0].name
         emulated = EmulatedExecutor(model, packings(variant.path))(graph, feeds)[output]
         difference = np.abs(runtime[output] - emulated).max()
@@ -262,7 +259,7 @@ def test_moments_are_those_of_the_inputs(exported_build: Callable[..., Path], mo
     monkeypatch.setattr("zoo.models.persist.load_directory", lambda _: model)
     name, other = "blocks.1.mlp.down.weight", "position_embedding.weight"
     columns = {name: layer.in_features, other: 1}
-    monkeypatch.setattr("zoo_export.precision.calibrate.free_memory", lambda: 0)  # one weight at a time
+    monkeypatch.setattr("zoo_export.variants.quantized.calibrate.free_memory", lambda: 0)  # one weight at a time
     found = dict(input_moments(stored, columns))
     assert found[other] is None
     x = torch.cat(seen[: len(seen) // 2])
@@ -456,7 +453,7 @@ def halves_swapped(tensors: dict[str, Any]) -> None:
     ],
 )
 def test_seeded_faults_are_caught(
-    altered: Callable[..., tuple[ModelDirectory, Variant]],
+    altered: Callable[..., tuple[ModelDirectory, ReducedModel]],
     few_points: None,
     name: str,
     precision: str,
@@ -464,7 +461,7 @@ def test_seeded_faults_are_caught(
     module: str,
 ) -> None:
     stored, variant = altered(name, precision, fault)
-    report = verify_variant(stored, variant)
+    report = compare_reduced(stored, variant)
     assert not report.passed
     assert f"it begins in {module}" in report.verdict()
 
@@ -474,7 +471,7 @@ def test_lost_bias_is_caught(make: Maker, few_points: None) -> None:
     (model,) = (one.clone() for one in variant.graphs.values())
     node = next(node for node in model.graph if node.op_type == "MatMulNBits" and len(node.inputs) == 6)
     node.replace_input_with(5, None)
-    report = verify_variant(stored, replace(variant, graphs={"model": model}))
+    report = compare_reduced(stored, replace(variant, graphs={"model": model}))
     assert not report.passed
 
 
@@ -484,7 +481,7 @@ def test_weights_decoded_differently_by_the_runtime_are_caught(make: Maker, few_
     (model,) = (one.clone() for one in variant.graphs.values())
     lookup = next(node for node in model.graph if node.op_type == "GatherBlockQuantized")
     lookup.replace_input_with(3, None)  # 8 instead of the stored zero points
-    assert not verify_variant(stored, replace(variant, graphs={"model": model})).passed
+    assert not compare_reduced(stored, replace(variant, graphs={"model": model})).passed
 
 
 def test_divergence_equals_torch() -> None:
@@ -551,12 +548,23 @@ def test_certificate_equals_torch_on_the_text(make: Maker, tmp_path: Path) -> No
 def made_already(make: Maker, monkeypatch: pytest.MonkeyPatch) -> None:
     """Copy variants of gpt-tiny instead of making them again."""
 
-    def copy(_stored: ModelDirectory, precision: str, directory: Path) -> Variant:
-        variant = make("gpt-tiny", precision)[1]
+    def copy(recipe: Reduced, _stored: ModelDirectory, directory: Path) -> ReducedModel:
+        variant = make("gpt-tiny", recipe.precision)[1]
         shutil.copyfile(variant.path, directory / variant.file)
         return replace(variant, directory=directory)
 
-    monkeypatch.setattr(certifying, "make_variant", copy)
+    for recipe in (Half, Quantized):
+        monkeypatch.setattr(recipe, "reduce", copy)
+
+
+def choose(stored: ModelDirectory, folder: Path, max_kl: float) -> tuple[ReducedModel | None, list[dict[str, Any]]]:
+    """Return the smallest precision within a bound, and the evidence for each that was tried."""
+    recipe = SmallestPrecision(max_kl, text=folder.parent / "text.txt")
+    recipe.check(stored, Comparison())
+    try:
+        return recipe.make(stored, folder).reduced, recipe.tried
+    except NoPrecisionError:
+        return None, recipe.tried
 
 
 @pytest.mark.slow
@@ -580,21 +588,25 @@ def test_smallest_qualifying_precision_is_chosen(make: Maker, made_already: None
     ):
         folder = tmp_path / str(wanted)
         folder.mkdir()
-        chosen, tried = choose(stored, folder, tokens, bound)
+        chosen, tried = choose(stored, folder, bound)
         assert (chosen.precision if chosen else None) == wanted
         assert [path.name for path in folder.iterdir()] == ([chosen.file] if chosen else [])
         assert [entry["passed"] for entry in tried] == [False] * (len(tried) - bool(wanted)) + [True] * bool(wanted)
 
 
 @pytest.mark.slow
-def test_precision_that_fails_verification_is_not_chosen(make: Maker, made_already: None, tmp_path: Path) -> None:
+def test_precision_that_fails_verification_is_not_chosen(
+    make: Maker, made_already: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     stored, _ = make("gpt-tiny", "int8")
 
-    def gate(variant: Variant) -> Report:
-        return Report({}, ["seeded"] if variant.precision == "int4" else [])
+    def gate(recipe: Reduced, *_: object) -> Report:
+        return Report({}, ["seeded"] if recipe.precision == "int4" else [])
 
+    monkeypatch.setattr(Quantized, "compare", gate)
     (tmp_path / "text.txt").write_text(TEXT)
-    chosen, tried = choose(stored, tmp_path, sample(stored, tmp_path / "text.txt"), 1e9, verify=gate)
+    (tmp_path / "stage").mkdir()
+    chosen, tried = choose(stored, tmp_path / "stage", 1e9)
     assert chosen is not None
     assert chosen.precision == "int8"
     verdicts = [(entry["precision"], entry["passed"]) for entry in tried]
@@ -619,26 +631,24 @@ def gpt(make: Maker, few_points: None, tmp_path: Path) -> Path:
 def test_weights_may_have_several_hard_links(gpt: Path, tmp_path: Path) -> None:
     """As in a backup or a store of equal files. Links that may lead elsewhere are still rejected."""
     (tmp_path / "backup").hardlink_to(gpt / "model.safetensors")
-    variant = make_variant(ModelDirectory.open(gpt), "int8", tmp_path)
-    assert open_variant(variant)
+    variant = make_reduced(ModelDirectory.open(gpt), "int8", tmp_path)
+    assert open_reduced(variant)
     (gpt / "model.safetensors").unlink()
     (gpt / "model.safetensors").symlink_to(tmp_path / "backup")
     with pytest.raises(ArtifactError, match=r"model\.safetensors is not a file in the model directory"):
-        open_variant(variant)
+        open_reduced(variant)
 
 
 @pytest.mark.slow
 def test_exported_precision_runs_from_its_directory(gpt: Path) -> None:
-    precision, report = export_variant(gpt, "int4", max_kl=5.0)
-    assert precision == "int4"
-    assert report is not None
+    assert quantize(gpt, "int4", max_kl=5.0).passed
     stored = ModelDirectory.open(gpt)
     assert {"model.int4.onnx", "model.int4.safetensors", "parity.int4.json"} <= set(stored.files)
     evidence = json.loads((gpt / "parity.int4.json").read_text())
     assert evidence["verified"]
     assert evidence["certificate"]["sample"]["text"] == "built-in"
-    assert evidence["certificate"]["bytes"] == read_variant(stored, "int4").footprint()
-    assert verify_stored_variant(gpt, "int4").passed
+    assert evidence["certificate"]["bytes"] == read_reduced(stored, "int4").footprint()
+    assert verify_model(gpt, variant="int4").passed
     import onnxruntime
 
     session = onnxruntime.InferenceSession(str(gpt / "model.int4.onnx"))  # its own pointers
@@ -647,23 +657,23 @@ def test_exported_precision_runs_from_its_directory(gpt: Path) -> None:
     feeds |= {t.name: np.zeros((1, 4, 0, 16), np.float32) for t in graph.past_tensors()}
     np.testing.assert_array_equal(
         OnnxExecutor({graph.name: session}, np.dtype(np.float32))(graph, feeds)["logits"],
-        open_variant(read_variant(stored, "int4"))(graph, feeds)["logits"],
+        open_reduced(read_reduced(stored, "int4"))(graph, feeds)["logits"],
     )
     with pytest.raises(UsageError, match="already exported"):
-        export_variant(gpt, "int4")
+        quantize(gpt, "int4")
 
 
 @pytest.mark.slow
 def test_other_weights_require_another_export(
     gpt: Path, made_already: None, short_text: Path, seal: Callable[[Path], None]
 ) -> None:
-    export_variant(gpt, "int8", max_kl=5.0, text=short_text)
+    quantize(gpt, "int8", max_kl=5.0, text=short_text)
     weights = load_file(gpt / "model.safetensors")
     weights["norm.bias"] = weights["norm.bias"] + 1
     save_file(weights, gpt / "model.safetensors", {"format": "pt", "head.weight": TIED})
     seal(gpt)
     with pytest.raises(ArtifactError, match="made from other weights"):
-        verify_stored_variant(gpt, "int8")
+        verify_model(gpt, variant="int8")
 
 
 @pytest.mark.parametrize("bound", ["own", "given"])
@@ -672,9 +682,9 @@ def test_excessive_error_writes_nothing(
 ) -> None:
     before = {path.name: path.read_bytes() for path in gpt.iterdir()}
     if bound == "own":
-        monkeypatch.setitem(BOUNDS, "int4", certifying.Bound(kl=1e-9, cosine=1.0))
+        monkeypatch.setitem(BOUNDS, "int4", Bound(kl=1e-9, cosine=1.0))
     with pytest.raises(ParityError, match="int4 is too far from float32: model logits diverges by"):
-        export_variant(gpt, "int4", max_kl=1e-9 if bound == "given" else None, text=short_text)
+        quantize(gpt, "int4", max_kl=1e-9 if bound == "given" else None, text=short_text)
     assert {path.name: path.read_bytes() for path in gpt.iterdir()} == before
 
 
@@ -685,7 +695,7 @@ def test_wrong_graph_writes_nothing(
     pack = Packing.unpack
     monkeypatch.setattr(Packing, "unpack", lambda self, parts: pack(self, parts) * np.float32(1.05))
     with pytest.raises(ParityError, match="is not equal to the model"):
-        export_variant(gpt, "int8", max_kl=5.0, text=short_text)
+        quantize(gpt, "int8", max_kl=5.0, text=short_text)
     assert {path.name: path.read_bytes() for path in gpt.iterdir()} == before
 
 
@@ -701,7 +711,7 @@ def test_decoders_read_a_stream_and_others_lines(make: Maker, tmp_path: Path) ->
 
 def test_missing_tokenizer_is_recorded(exported_build: Callable[..., Path], tmp_path: Path) -> None:
     stored = ModelDirectory.open(exported_build("bert-tiny", gain=GAIN, tokenizer=False))
-    variant = make_variant(stored, "int8", tmp_path)
+    variant = make_reduced(stored, "int8", tmp_path)
     evidence = certify(stored, variant, sample(stored)).evidence
     assert evidence["sample"]["text"] == RANDOM == "random token ids"
     assert 0.9 < evidence["outputs"]["model last_hidden_state"]["mean_cosine"] < 1
@@ -714,7 +724,7 @@ def test_missing_tokenizer_is_recorded(exported_build: Callable[..., Path], tmp_
 @pytest.mark.slow
 def test_image_model_gets_distinct_random_images(exported_build: Callable[..., Path], tmp_path: Path) -> None:
     stored = ModelDirectory.open(exported_build("vit-tiny", gain=GAIN))
-    variant = make_variant(stored, "int8", tmp_path)
+    variant = make_reduced(stored, "int8", tmp_path)
     seen: list[bytes] = []
     with pytest.MonkeyPatch.context() as patch:
         forward = ViT.forward
@@ -736,11 +746,9 @@ def test_image_model_gets_distinct_random_images(exported_build: Callable[..., P
 def test_invalid_choices_are_reported(make: Maker, gpt: Path, tmp_path: Path) -> None:
     stored, _ = make("gpt-tiny", "int8")
     with pytest.raises(UsageError, match=r"unknown precision 'int5'.*did you mean"):
-        make_variant(stored, "int5", tmp_path)  # type: ignore[arg-type]
+        make_reduced(stored, "int5", tmp_path)
     with pytest.raises(UsageError, match="must be at least 0"):
-        export_variant(gpt, max_kl=-1.0)
-    with pytest.raises(UsageError, match="no precision chosen"):
-        export_variant(gpt)
+        quantize(gpt, "int4", max_kl=-1.0)
     (tmp_path / "short.txt").write_text("a")
     with pytest.raises(ArtifactError, match="too few tokens"):
         sample(stored, tmp_path / "short.txt")
@@ -757,7 +765,7 @@ def test_overflowing_half_precision_is_rejected(gpt: Path, seal: Callable[[Path]
     save_file(weights, gpt / "model.safetensors", {"format": "pt", "head.weight": TIED})
     seal(gpt)
     with pytest.raises(UsageError, match=r"norm\.bias reaches 7e\+04, too large for float16"):
-        make_variant(ModelDirectory.open(gpt), "float16", tmp_path)
+        make_reduced(ModelDirectory.open(gpt), "float16", tmp_path)
 
 
 @pytest.mark.parametrize("key", ["bits", "block"])

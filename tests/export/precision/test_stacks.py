@@ -14,14 +14,13 @@ import pytest
 from safetensors.numpy import load_file
 
 from tests.conformance.plugin import RETURN, Edit, install_edited
+from tests.precisions import compare_reduced, make_reduced
 from zoo.artifact import ModelDirectory
 from zoo.errors import UsageError
 from zoo.models import create, persist
 from zoo.registry import registry
-from zoo_export.precision.certify import verify_stored_variant
-from zoo_export.precision.packing import read_dequantized
-from zoo_export.precision.parity import verify_variant
-from zoo_export.precision.quantize import make_variant
+from zoo_export.variants.quantized.packing import read_dequantized
+from zoo_export.verify import verify_model
 
 EDITS: Sequence[Edit] = [
     (
@@ -71,7 +70,7 @@ def test_stacks_are_quantised_and_others_named(routed: Path, precision: str, zoo
         assert f"float32 is kept for {name}: {reason}" in done.out
     evidence = json.loads((routed / f"parity.{precision}.json").read_text())
     assert evidence["certificate"]["kept_float32"] == KEPT
-    assert verify_stored_variant(routed, precision).passed  # type: ignore[arg-type]
+    assert verify_model(routed, variant=precision).passed
     nodes = onnx.load(routed / f"model.{precision}.onnx", load_external_data=False).graph.node
     assert sum(node.op_type == "DequantizeLinear" for node in nodes) == 2
     lookups = [node for node in nodes if node.op_type == "GatherBlockQuantized"]
@@ -88,7 +87,7 @@ def test_stacks_are_quantised_and_others_named(routed: Path, precision: str, zoo
 def test_wrong_stack_is_detected(routed: Path, tmp_path: Path) -> None:
     """The zero points of the first stack are shifted by a block."""
     stored = ModelDirectory.open(routed)
-    variant = make_variant(stored, "int8", tmp_path)
+    variant = make_reduced(stored, "int8", tmp_path)
     value = variant.graphs["model"].graph.initializers["experts.zero_points.table"]
     right = value.const_value
     assert isinstance(right, ir.ExternalTensor)
@@ -97,7 +96,7 @@ def test_wrong_stack_is_detected(routed: Path, tmp_path: Path) -> None:
         right.location, right.offset + 1, right.length, right.dtype,
         shape=right.shape, name=value.name or "", base_dir=right.base_dir,
     )  # fmt: skip
-    assert any("logits" in failure for failure in verify_variant(stored, variant).failures)
+    assert any("logits" in failure for failure in compare_reduced(stored, variant).failures)
 
 
 @pytest.mark.slow
@@ -107,4 +106,4 @@ def test_model_that_does_not_fit_at_all_is_refused(exported_build: Callable[...,
     with pytest.raises(
         UsageError, match=r"no weights to quantise \(.*: row length 12 is not a multiple of 16.*float16"
     ):
-        make_variant(stored, "int4", tmp_path)
+        make_reduced(stored, "int4", tmp_path)

@@ -14,8 +14,8 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 
-from zoo_export.precision.quantize import portable_variant
 from zoo_export.publish import graphs, standalone
+from zoo_export.variants.quantized.make import portable_model
 from zoo_runtime import load_session
 
 Exported = Callable[..., Path]
@@ -109,13 +109,13 @@ def test_wrong_graph_of_a_precision_is_refused(
     assert zoo("quantize", model, "--dtype", "int8").status == 0
 
     def wrong(*arguments: Any) -> Any:
-        variant = portable_variant(*arguments)
+        variant = portable_model(*arguments)
         (node,) = [node for node in variant.graphs["model"].graph if node.op_type in ("Gelu", "Tanh")][:1]
         node.op_type = "Relu"
         node.attributes.clear()
         return variant
 
-    monkeypatch.setattr(graphs, "portable_variant", wrong)
+    monkeypatch.setattr(graphs, "portable_model", wrong)
     zoo("publish", model, "js", "--layout", "transformers-js").failed(
         4, "not equal to the model", "nothing was written"
     )

@@ -72,11 +72,11 @@ def test_shards_are_the_files_of_the_model(exported_model: Exported, packages: P
 def test_a_variant_is_published_without_what_it_does_not_read(
     exported_copy: Exported, packages: Path, zoo: Zoo, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from zoo_export.precision.certify import export_variant
+    from tests.precisions import quantize
 
     monkeypatch.setattr(web, "_GAP", 0)
     folder = exported_copy("gpt-tiny")
-    export_variant(folder, "int8")
+    quantize(folder, "int8")
     assert zoo("publish", folder, "page", "--layout", "web", "--variant", "int8").status == 0
     manifest = manifest_of(Path("page"))
     pieces = manifest["files"]["model.safetensors"]

@@ -653,10 +653,10 @@ def test_page_of_each_task(
 @pytest.mark.slow
 def test_quantised_decoder(exported_with: Exported, publish: Any, run: Any, tmp_path: Path) -> None:
     """Its caches are buffers with spare positions, which grow; parts of the float32 weights are read too."""
-    from zoo_export.precision.certify import export_variant
+    from tests.precisions import quantize
 
     folder = Path(shutil.copytree(exported_with("gpt-tiny"), tmp_path / "gpt-tiny"))
-    export_variant(folder, "int8")
+    quantize(folder, "int8")
     page = publish(folder, variant="int8")
     with load_session(folder, variant="int8") as session:
         wanted = session.run(TEXTS, max_new_tokens=100)

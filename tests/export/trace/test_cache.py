@@ -11,13 +11,13 @@ import pytest
 
 from tests.conftest import Result
 from tests.export.parity.small_plugin import DISTRIBUTION, PLUGIN, PRESETS, source
+from tests.precisions import quantize
 from zoo import memo
 from zoo.artifact import ModelDirectory
 from zoo.errors import ArtifactError, ParityError, UsageError, ZooError
 from zoo.registry import registry
 from zoo.testing import find_check, find_subject, run_check
 from zoo.testing.running import all_checks
-from zoo_export.precision.certify import export_variant
 from zoo_export.trace import cache
 from zoo_export.trace.key import key
 from zoo_export.trace.make import Options, make_graphs, unlinked_graphs
@@ -126,7 +126,7 @@ def test_stale_trace_of_a_smaller_precision(empty_cache: Path, copy_of: Callable
     other = registry().resolve("gpt-tiny", ("norm_eps=0.1",))
     stale = unlinked_graphs(other, "float16", Options())["model"]
     cache.write(name, stale)
-    export_variant(folder, "float16")
+    quantize(folder, "float16")
     assert cache.read(name) not in (None, stale)
 
 

@@ -12,9 +12,9 @@ from typing import Any
 import onnx
 import pytest
 
+from tests.precisions import quantize
 from zoo.artifact import ModelDirectory
 from zoo.errors import UsageError
-from zoo_export.precision.certify import export_variant
 from zoo_export.verify import verify_model
 from zoo_export.web import subjects
 from zoo_export.web.browser import WebGraph
@@ -114,7 +114,7 @@ def test_decoder_is_verified(
 @pytest.mark.parametrize("precision", ["int8", "int4", "float16"])
 def test_variant_is_verified(exported_copy: Exported, onnxruntime_web: Path, zoo: Zoo, precision: str) -> None:
     folder = exported_copy("gpt-tiny")
-    assert export_variant(folder, precision)[0] == precision  # type: ignore[arg-type]
+    assert quantize(folder, precision).passed
     result = zoo("verify", folder, "--runtime", "web-wasm", "--variant", precision)
     assert result.status == 0, result.err
     evidence = json.loads((folder / f"evidence.web-wasm.{precision}.json").read_text())

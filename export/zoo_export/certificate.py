@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from importlib.resources import files
 from pathlib import Path
@@ -21,46 +21,29 @@ from typing import Any
 
 import numpy as np
 
-from zoo.artifact import HALVES, TOKENIZER, Export, ModelDirectory
+from zoo.arrays import Array
+from zoo.artifact import TOKENIZER, ModelDirectory
 from zoo.contract import Graph, Size, sizes_of
-from zoo.errors import EXPORT_AGAIN, ArtifactError, ParityError, UsageError, Wording, argument
-from zoo.exporters import Progress
-from zoo.models import persist
+from zoo.errors import ArtifactError, UsageError, argument
 from zoo.probe.grid import longest_length
 from zoo.probe.inputs import Feeds, Point, make_feeds
-from zoo.probe.module import TorchExecutor
 from zoo.probe.pipeline import Executor, run_pipeline, token_input
 from zoo.reading import read_bytes
 from zoo.tokenizers.tokenizer import load_tokenizer
-from zoo_export.parity.again import compare_again
-from zoo_export.parity.evidence import check_evidence, stage_export
-from zoo_export.parity.laws import check_laws
 from zoo_export.parity.metrics import divergences
-from zoo_export.parity.report import Report
-from zoo_export.precision.parity import verify_variant
-from zoo_export.precision.quantize import PRECISIONS, Precision, Variant, make_variant, open_variant, read_variant
-from zoo_export.trace.cache import repeat_if_stale
 from zoo_runtime.generation.choices import log_softmax
-from zoo_runtime.onnx_runtime.providers import Provider, check_dtype
 
 __all__ = [
-    "BOUNDS",
     "Bound",
     "Certificate",
     "Divergence",
     "Likeness",
     "Sample",
-    "certify",
     "check_max_kl",
-    "choose",
-    "export_variant",
     "measure",
     "sample",
-    "verify_stored_variant",
     "window_feeds",
 ]
-
-Array = np.ndarray[Any, Any]
 
 WINDOW, TOKENS, SEED = 256, 4096, 0
 """Positions per window, positions in total, and random seed."""
@@ -81,13 +64,9 @@ class Bound:
     cosine: float
     """Minimum mean cosine of other outputs."""
 
-
-BOUNDS: dict[Precision, Bound] = {
-    "float16": Bound(kl=0.001, cosine=0.9999),
-    "bfloat16": Bound(kl=0.01, cosine=0.999),
-    "int8": Bound(kl=0.02, cosine=0.98),
-    "int4": Bound(kl=0.2, cosine=0.95),
-}
+    def at(self, max_kl: float | None) -> Bound:
+        """Return these bounds with another maximum mean divergence, if one is given."""
+        return self if max_kl is None else replace(self, kl=max_kl)
 
 
 @dataclass
@@ -209,6 +188,8 @@ class Certificate:
 
     evidence: dict[str, Any]
     failures: list[str] = field(default_factory=list)
+    reference: str = "the model"
+    """What the error is measured against, for messages."""
 
     @property
     def passed(self) -> bool:
@@ -241,7 +222,7 @@ def sample(stored: ModelDirectory, text: Path | None = None) -> Sample:
         rows = rng.integers(0, ids.upper or 2, (min(TOKENS // longest, 8), longest))
         return Sample(rows.tolist(), RANDOM)
     try:
-        data = read_bytes(text) if text is not None else files("zoo_export.precision").joinpath(SAMPLE).read_bytes()
+        data = read_bytes(text) if text is not None else files("zoo_export").joinpath(SAMPLE).read_bytes()
         content = data.decode("utf-8")
     except OSError as error:
         raise ArtifactError(f"cannot read the text ({error.strerror})", text) from error
@@ -265,53 +246,11 @@ def sample(stored: ModelDirectory, text: Path | None = None) -> Sample:
     return Sample(windows, text.name if text is not None else "built-in", hashlib.sha256(data).hexdigest())
 
 
-def certify(
-    stored: ModelDirectory,
-    variant: Variant,
-    tokens: Sample,
-    *,
-    max_kl: float | None = None,
-    provider: Provider = "cpu",
-) -> Certificate:
-    """Measure the divergence of a variant from the float32 module.
-
-    Args:
-        stored: the float32 model.
-        variant: a variant of the model.
-        tokens: inputs to compare on, see :func:`sample`.
-        max_kl: maximum mean divergence, overriding the precision's default bound.
-        provider: execution provider for the variant.
-
-    Raises:
-        UsageError: ``max_kl`` is given, but the model has no logits.
-    """
-    runtime = open_variant(variant, provider=provider)
-    reference = TorchExecutor(persist.load_directory(stored))
-    bound = BOUNDS[variant.precision]
-    check_max_kl(stored, max_kl)
-    bound = bound if max_kl is None else replace(bound, kl=max_kl)
-    measured, failures = measure(stored.spec.graphs, tokens, reference, runtime, bound)
-    evidence = {
-        "precision": variant.precision,
-        "reference": "the module in float32, by torch",
-        "bytes": variant.footprint(),
-        "float32_bytes": sum(tensor.length for tensor in stored.layout.values()),
-        "kept_float32": dict(variant.kept),
-        "sample": tokens.to_dict(),
-        **measured,
-    }
-    return Certificate(evidence, failures)
-
-
 def measure(
     graphs: Sequence[Graph], tokens: Sample, reference: Executor, runtime: Executor, bound: Bound
-) -> tuple[dict[str, Any], list[str]]:
-    """Compare the outputs of two executors of a model's graphs, but for the past, on a sample.
-
-    Returns:
-        The evidence, and one line for each output whose error exceeds its bound.
-    """
-    found: dict[str, Divergence | Likeness] = {
+) -> Certificate:
+    """Compare the outputs of two executors of a model's graphs, but for the past, on a sample."""
+    measured: dict[str, Divergence | Likeness] = {
         f"{graph.name} {tensor.name}": Divergence() if tensor.name == "logits" else Likeness()
         for graph in graphs
         for tensor in graph.output_tensors()[: len(graph.output_tensors()) - len(graph.present_tensors())]
@@ -320,27 +259,29 @@ def measure(
     for number, window in enumerate(tokens.windows):
         point = Point(1, len(window), 0, "none")
         feeds = window_feeds(graphs, point, window, SEED + number)
-        wanted, made = (run_pipeline(e, graphs, feeds, point, split=False) for e in (reference, runtime))
+        expected, results = (
+            run_pipeline(executor, graphs, feeds, point, split=False) for executor in (reference, runtime)
+        )
         for graph in graphs:
             for tensor in graph.output_tensors():
-                item = found.get(f"{graph.name} {tensor.name}")
-                if item is None:
+                error = measured.get(f"{graph.name} {tensor.name}")
+                if error is None:
                     continue
-                one, other = (results[graph.name][tensor.name] for results in (wanted, made))
-                if isinstance(item, Likeness):
-                    item.add(one, other)
+                exact, rounded = expected[graph.name][tensor.name], results[graph.name][tensor.name]
+                if isinstance(error, Likeness):
+                    error.add(exact, rounded)
                 else:
                     ids = token_input(graph) if graph.pasts else None
                     follows = feeds[ids][0, 1:] if ids else None
-                    item.add(one.reshape(-1, one.shape[-1]), other.reshape(-1, other.shape[-1]), follows)
-    failures = [line for name, item in found.items() if (line := _judge(name, item, bound)) is not None]
+                    error.add(exact.reshape(-1, exact.shape[-1]), rounded.reshape(-1, rounded.shape[-1]), follows)
+    failures = [line for name, error in measured.items() if (line := _judge(name, error, bound)) is not None]
     evidence = {
         "max_mean_kl_divergence": bound.kl,
         "min_mean_cosine": bound.cosine,
-        "outputs": {name: item.to_dict() for name, item in found.items()},
+        "outputs": {name: error.to_dict() for name, error in measured.items()},
         "passed": not failures,
     }
-    return evidence, failures
+    return Certificate(evidence, failures)
 
 
 def check_max_kl(stored: ModelDirectory, max_kl: float | None) -> None:
@@ -376,159 +317,3 @@ def window_feeds(graphs: Sequence[Graph], point: Point, window: list[int], seed:
                 values = [0] * point.length if known else window
                 feeds[tensor.name], known = np.array([values], dtype=np.int64), True
     return feeds
-
-
-def choose(
-    stored: ModelDirectory,
-    directory: Path,
-    tokens: Sample,
-    max_kl: float,
-    *,
-    provider: Provider = "cpu",
-    candidates: Iterable[Precision] = PRECISIONS,
-    verify: Callable[[Variant], Report] | None = None,
-) -> tuple[Variant | None, list[dict[str, Any]]]:
-    """Choose the smallest precision, in bytes, whose mean divergence is at most ``max_kl``.
-
-    The files of variants that are not chosen are removed.
-
-    Args:
-        stored: a float32 model with logits.
-        directory: directory for the weights.
-        tokens: inputs to compare on.
-        max_kl: maximum mean divergence in nats.
-        provider: execution provider for the variants.
-        candidates: precisions to try; those that the model or the provider does not support are skipped.
-        verify: verifies a variant; variants that do not pass are skipped.
-
-    Returns:
-        The variant, or None if nothing smaller than float32 qualifies, and the evidence for each variant tried.
-    """
-    check_max_kl(stored, max_kl)
-    tried: list[dict[str, Any]] = []
-    made: list[Variant] = []
-    for precision in candidates:
-        if precision in BOUNDS:
-            try:
-                check_dtype(precision if precision in HALVES else "float32", provider, stored.path)
-                made.append(make_variant(stored, precision, directory))
-            except UsageError as error:
-                tried.append({"precision": precision, "passed": False, "why": str(error)})
-    chosen: Variant | None = None
-    for variant in sorted(made, key=Variant.footprint):
-        if chosen is None:
-            certificate = certify(stored, variant, tokens, max_kl=max_kl, provider=provider)
-            report = verify(variant) if verify is not None and certificate.passed else None
-            passed = certificate.passed and (report is None or report.passed)
-            tried.append({**certificate.evidence, "passed": passed})
-            if passed:
-                chosen = variant
-                continue
-        variant.path.unlink()
-    return chosen, tried
-
-
-def export_variant(
-    directory: Path,
-    precision: Precision | None = None,
-    *,
-    max_kl: float | None = None,
-    text: Path | None = None,
-    force: bool = False,
-    provider: Provider = "cpu",
-    full_grid: bool = False,
-    progress: Progress | None = None,
-) -> tuple[Precision, Report | None]:
-    """Add a smaller precision to a model directory, if its graphs are verified and its error is within bounds.
-
-    Args:
-        directory: a float32 model.
-        precision: the precision; by default the smallest that ``max_kl`` allows.
-        max_kl: maximum mean divergence from float32, in nats.
-        text: text to measure on; the built-in sample by default.
-        force: replace an earlier export of the same precision.
-        provider: the execution provider.
-        full_grid: compare at all points of the grid.
-        progress: called with the number of each comparison and the total.
-
-    Returns:
-        The precision and its evidence, as written to parity.PRECISION.json. If nothing smaller qualifies, ``float32``
-        and None, and nothing is written.
-
-    Raises:
-        UsageError: invalid arguments, or the export already exists.
-        ParityError: the graphs are wrong, or their error exceeds its bounds. Nothing is written.
-    """
-    stored = ModelDirectory.open(directory)
-    if precision is None and max_kl is None:
-        raise UsageError(
-            "no precision chosen", directory, Wording("give precision or max_kl", "give --dtype or --max-kl")
-        )
-    if precision is not None and not force and Export(stored, precision).exists:
-        raise UsageError(f"already exported as {precision}", directory, EXPORT_AGAIN)
-    if precision is not None:
-        check_dtype(precision if precision in HALVES else "float32", provider, directory)
-    tokens = sample(stored, text)
-
-    def gate(variant: Variant) -> Report:
-        return verify_variant(stored, variant, provider=provider, full_grid=full_grid, progress=progress)
-
-    def add() -> tuple[Precision, Report]:
-        laws = check_laws(stored)
-        with stored.adding() as stage:
-            if precision is not None:
-                variant: Variant | None = make_variant(stored, precision, stage)
-                tried: list[dict[str, Any]] = []
-            else:
-                assert max_kl is not None
-                variant, tried = choose(stored, stage, tokens, max_kl, provider=provider)
-            if variant is None:
-                raise _NoPrecisionError("no smaller precision is within the bounds", directory)
-            if precision is not None:
-                certificate = certify(stored, variant, tokens, max_kl=max_kl, provider=provider)
-            else:
-                certificate = Certificate(tried[-1])  # the last one tried was chosen
-            if not certificate.passed:
-                raise ParityError(f"{variant.precision} is too far from float32: {certificate.failures[0]}", directory)
-            report = gate(variant)
-            if not report.passed:
-                raise ParityError(report.verdict(), directory, "nothing was written")
-            report.evidence |= {"certificate": certificate.evidence, "tried": tried, "laws": laws}
-            stage_export(Export(stored, variant.precision), stage, variant.files(), report.evidence)
-        return variant.precision, report
-
-    try:
-        return repeat_if_stale(add)
-    except _NoPrecisionError:
-        return "float32", None
-
-
-class _NoPrecisionError(ParityError):
-    """No precision smaller than float32 is within its bounds."""
-
-
-def verify_stored_variant(
-    directory: Path,
-    precision: Precision,
-    *,
-    provider: Provider = "cpu",
-    full_grid: bool = False,
-    progress: Progress | None = None,
-) -> Report:
-    """Check all digests of an exported precision, and compare its graphs again on this machine.
-
-    Raises:
-        ArtifactError: a file is altered or missing, or the model's weights have changed.
-        ParityError: the files are not the certified ones, or do not match the model on this machine.
-    """
-    stored = ModelDirectory.open(directory, rehash=True)
-    variant, export = read_variant(stored, precision), Export(stored, precision)
-    check_evidence(export, export.read())
-    export.check_files()
-    if export.change() is not None:
-        raise ArtifactError(f"{precision} was made from other weights", directory, EXPORT_AGAIN)
-
-    def compare(full: bool) -> Report:
-        return verify_variant(stored, variant, provider=provider, full_grid=full, progress=progress)
-
-    return compare_again(export, export.read(), compare, full_grid=full_grid)

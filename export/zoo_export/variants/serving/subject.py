@@ -16,12 +16,7 @@ from zoo_runtime.onnx_runtime.ort import ort
 from zoo_runtime.serving.executor import ServingExecutor
 from zoo_runtime.serving.names import CAPACITY
 
-__all__ = ["ServingSubject", "is_serving"]
-
-
-def is_serving(files: Mapping[str, bytes]) -> bool:
-    """Return whether serialised graphs, by name, are those of the profile ``serving``."""
-    return PREFILL in files and bool(graph_sizes(files[PREFILL]))
+__all__ = ["ServingSubject"]
 
 
 class ServingSubject(OnnxSubject):
@@ -35,7 +30,6 @@ class ServingSubject(OnnxSubject):
 
     @property
     def capacity(self) -> int:
-        """The number of tokens that a row has room for."""
         return graph_sizes(self.files[PREFILL])[CAPACITY]
 
     def compares(self, point: Point) -> bool:

@@ -9,20 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import onnx
 import onnx_ir as ir
 from onnx_ir.passes import common as passes
 
+from zoo.arrays import Array
 from zoo.artifact import ADAPTERS, ModelDirectory
 from zoo.artifact.weights import StoredTensor
 from zoo.errors import ArtifactError, UsageError
-from zoo_export.adapters.stack import FILE, LORA_A, LORA_B, layers_of
 from zoo_export.graph.file import MODULE_KEY, contract, external_tensors, parse, place_of, serialize
 from zoo_export.graph.rewriting import Tape
 from zoo_export.trace.make import Options, make_graphs
+from zoo_export.variants.adapters.stack import FILE, LORA_A, LORA_B, layers_of
 from zoo_runtime.onnx_runtime.adapters import ADAPTER_IDS
 
 __all__ = ["make_adapted", "stacks_of", "without_adapters"]
@@ -30,8 +30,6 @@ __all__ = ["make_adapted", "stacks_of", "without_adapters"]
 SUM_KEY = "zoo.adapted"
 """Metadata of the node that adds an adapter's update: the layer."""
 BATCH = "batch"
-
-Array = np.ndarray[Any, Any]
 
 
 def make_adapted(

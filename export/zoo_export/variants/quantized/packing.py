@@ -19,18 +19,17 @@ matrix with all their rows.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from safetensors import safe_open
 
-from zoo.artifact.weights import StoredTensor, parse_json, read_header
+from zoo.arrays import Array
+from zoo.artifact.weights import parse_json, read_header
 from zoo.errors import ArtifactError
-from zoo.probe.dtypes import BFLOAT16
+from zoo_export.variants.reduced.tensors import NUMPY, write_tensors
 from zoo_runtime.onnx_runtime.ort import ort_native
 
 __all__ = [
@@ -39,12 +38,8 @@ __all__ = [
     "Packing",
     "packings",
     "read_dequantized",
-    "read_tensor",
     "write_packed",
-    "write_tensors",
 ]
-
-Array = np.ndarray[Any, Any]
 
 SCALES, ZERO_POINTS = ".scales", ".zero_points"
 _NATIVE = {4: ort_native.quantize_matmul_4bits, 8: ort_native.quantize_matmul_8bits}
@@ -59,10 +54,6 @@ _AT_ONCE = 1 << 20
 """Numbers to quantise at a time, which bounds the memory of temporary arrays."""
 _LARGEST, _LARGEST_SUM = 127, 128
 """Largest magnitudes of an 8-bit weight, and of the sum of two neighbours: 128 x 255 fits into 16 bits."""
-_NUMPY: dict[str, Any] = {
-    "F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": BFLOAT16, "I64": np.int64, "I32": np.int32,
-    "U8": np.uint8, "I8": np.int8, "BOOL": np.bool_,
-}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +92,7 @@ class Packing:
             return _pack_rows(weight)
         if self.bits == 4 and self.zero_points:
             return self._pack_closest(weight, moments)
-        made = {suffix: np.zeros(shape, _NUMPY[dtype]) for suffix, (dtype, shape) in self.parts().items()}
+        made = {suffix: np.zeros(shape, NUMPY[dtype]) for suffix, (dtype, shape) in self.parts().items()}
         points = made.get(ZERO_POINTS, np.zeros(0, np.uint8))
         if not self.zero_points:  # the function writes them anyway
             points = np.zeros((self.rows, -(-(self.columns // self.block) * self.bits // 8)), np.uint8)
@@ -264,39 +255,6 @@ def write_packed(path: Path, plan: Mapping[str, Packing], weights: Iterable[tupl
     write_tensors(path, layout, {"format": "zoo.packed", **metadata}, parts())
 
 
-def write_tensors(
-    path: Path,
-    layout: Mapping[str, tuple[str, tuple[int, ...]]],
-    metadata: Mapping[str, str],
-    tensors: Iterable[tuple[str, Array]],
-) -> None:
-    """Write a safetensors file of a known layout, with tensors arriving in any order.
-
-    The library's own writer needs all tensors in memory at once. Wider dtypes come first, so that all are aligned.
-    """
-    offsets: dict[str, int] = {}
-    header: dict[str, Any] = {"__metadata__": dict(sorted(metadata.items()))}  # the library reads it in a random order
-    end = 0
-    for name, (dtype, shape) in sorted(layout.items(), key=lambda item: -np.dtype(_NUMPY[item[1][0]]).itemsize):
-        offsets[name], end = end, end + math.prod(shape) * np.dtype(_NUMPY[dtype]).itemsize
-        header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [offsets[name], end]}
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    missing = set(layout)
-    with path.open("wb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
-        file.truncate(8 + len(text) + end)
-        for name, tensor in tensors:
-            dtype, shape = layout[name]
-            if tensor.dtype != _NUMPY[dtype] or tensor.shape != shape:
-                raise ValueError(f"{name} is {tensor.dtype} {tensor.shape}, expected {dtype} {shape}")
-            missing.remove(name)
-            file.seek(8 + len(text) + offsets[name])
-            file.write(np.ascontiguousarray(tensor).view(np.uint8).data)
-    if missing:
-        raise ValueError(f"{len(missing)} tensors of the layout are missing, such as {min(missing)}")
-
-
 def packings(path: Path) -> dict[str, Packing]:
     """Return the packing of each matrix in a file of packed weights.
 
@@ -336,10 +294,3 @@ def read_dequantized(path: Path) -> Iterator[tuple[str, Array]]:
     with safe_open(path, framework="numpy") as reader:
         for name, packing in plan.items():
             yield name, packing.unpack({suffix: reader.get_tensor(name + suffix) for suffix in packing.parts()})
-
-
-def read_tensor(directory: Path, name: str, place: StoredTensor) -> Array:
-    """Read one tensor of a model's weights. Opening the file each time lets the system free pages no longer used."""
-    with safe_open(directory / place.file, framework="numpy") as reader:
-        tensor: Array = reader.get_tensor(name)
-    return tensor

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from zoo_export.adapters.stack import LORA_A, Adapter, stack
+from zoo_export.variants.adapters.stack import LORA_A, Adapter, stack
 from zoo_runtime.onnx_runtime.ort import ort
 
 __all__ = ["file_name", "write_lora_file"]

@@ -1,16 +1,14 @@
-"""Parity of quantised variants: a graph must compute what its own quantised weights say.
+"""Parity of quantised models: a graph must compute what its own quantised weights say.
 
-How far quantisation moves the model is measured by :mod:`zoo_export.precision.certify`. Here the reference is the
-module in float64 with the weights that the variant stores, dequantised in numpy by the definition of the format, so
-that a wrong scale or a wrong order of blocks cannot pass as quantisation error. Two comparisons share the reference:
+How far quantisation moves the model is measured by :mod:`zoo_export.certificate`. Here the reference is the module in
+float64 with the weights that are stored quantised, dequantised in numpy by the definition of the format, so that a
+wrong scale or a wrong order of blocks cannot pass as quantisation error. Two comparisons share the reference:
 
 - The graph with each quantised product replaced by a MatMul on the dequantised weights. The yardstick is PyTorch in
   float32, as for any export. This finds wiring errors, however small.
 - The graph as exported, whose operators also quantise activations. The yardstick is PyTorch with activations quantised
   in the same way. This finds weights that the runtime reads differently from how they were written. Kernels that do
   not quantise activations only make the error smaller.
-
-A variant in float16 or bfloat16 is a model in that dtype, compared like any other.
 """
 
 from __future__ import annotations
@@ -26,26 +24,23 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from zoo.artifact import HALVES, ModelDirectory, entry_of
-from zoo.artifact.weights import read_header
+from zoo.artifact import ModelDirectory
 from zoo.contract import Graph
 from zoo.errors import ArtifactError, ParityError, UnreadableError
-from zoo.exporters import Progress
 from zoo.models import create, persist
 from zoo.probe.inputs import Feeds, Point
 from zoo.probe.module import TorchExecutor, add_noise, declared_tensors
 from zoo.probe.pipeline import Arrays, Executor
-from zoo_export.parity.compare import compare, judge
 from zoo_export.parity.modules import ModuleError, module_errors
 from zoo_export.parity.reference import SEED, Models
-from zoo_export.parity.report import Report
 from zoo_export.parity.subject import REFERENCE, Subject, onnx_facts
-from zoo_export.parity.sweep import Sweep
-from zoo_export.precision.packing import Packing, packings, read_dequantized, read_tensor
-from zoo_export.precision.quantize import Place, Variant, open_variant, with_exact_products
+from zoo_export.variants.quantized.exact import with_exact_products
+from zoo_export.variants.quantized.packing import Packing, packings, read_dequantized
+from zoo_export.variants.reduced.model import Place, ReducedModel, open_reduced
+from zoo_export.variants.reduced.tensors import read_tensor
 from zoo_runtime.onnx_runtime.providers import Provider
 
-__all__ = ["EmulatedExecutor", "QuantizedSubject", "as_model", "dequantized_model", "verify_variant"]
+__all__ = ["EmulatedExecutor", "QuantizedSubject", "dequantized_model"]
 
 _NOISE = 0.02
 EXACT, OFF, ALL, PERTURBED_EXACT, PERTURBED = "exact", "off", "all", "perturbed_exact", "perturbed"
@@ -59,37 +54,16 @@ _LABELS = {
 _IN_FLOAT32 = {EXACT, PERTURBED_EXACT}
 
 
-def verify_variant(
-    stored: ModelDirectory,
-    variant: Variant,
-    *,
-    provider: Provider = "cpu",
-    full_grid: bool = False,
-    progress: Progress | None = None,
-) -> Report:
-    """Compare a variant's graphs with the module that has the variant's own weights.
-
-    Raises :class:`ParityError` if the comparison cannot be made.
-    """
-    if variant.precision in HALVES:
-        files, model = variant.files(), as_model(stored, variant)
-        declared = stored.spec.graphs  # traced without windows
-        report = compare(model, files, declared=declared, provider=provider, full_grid=full_grid, progress=progress)
-        report.evidence |= {"config": stored.config_digest(), "weights": stored.weight_digests()}
-        return report
-    return judge(Sweep(QuantizedSubject(stored, variant, provider)), full_grid=full_grid, progress=progress)
-
-
-def dequantized_model(stored: ModelDirectory, variant: Variant) -> nn.Module:
-    """Return the module in float32 with the dequantised weights of a variant."""
+def dequantized_model(stored: ModelDirectory, reduced: ReducedModel) -> nn.Module:
+    """Return the module in float32 with the dequantised weights of a quantised one."""
     model = create.build_on_meta(stored.spec, stored.dtype)
 
     def tensors() -> Iterator[tuple[str, Tensor]]:
-        packed = packings(variant.path)
+        packed = packings(reduced.path)
         for name, place in stored.layout.items():
             if name not in packed:
                 yield name, torch.from_numpy(read_tensor(stored.path, name, place))
-        for name, weight in read_dequantized(variant.path):
+        for name, weight in read_dequantized(reduced.path):
             yield name, torch.from_numpy(weight.reshape(stored.layout[name].shape))
 
     persist.fill(model, tensors())
@@ -147,23 +121,24 @@ def _round_as_one(x: Tensor) -> Tensor:
 
 
 class QuantizedSubject(Subject):
-    """The graphs of a variant, judged by the module on the variant's weights."""
+    """Graphs with quantised weights, judged by the module on the same weights."""
 
     coarse = frozenset({OFF, ALL, PERTURBED})
 
-    def __init__(self, stored: ModelDirectory, variant: Variant, provider: Provider) -> None:
-        self.variant, self.provider = variant, provider
-        self._packings = packings(variant.path)
-        self._exact, self._expanded = with_exact_products(variant)
-        models = Models(partial(dequantized_model, stored, variant))
+    def __init__(self, stored: ModelDirectory, reduced: ReducedModel, provider: Provider) -> None:
+        self.reduced = reduced
+        self.provider = provider
+        self._packings = packings(reduced.path)
+        self._exact, self._expanded = with_exact_products(reduced)
+        models = Models(partial(dequantized_model, stored, reduced))
         super().__init__(stored, stored.spec.graphs, models, _LABELS)
         self._emulated = EmulatedExecutor(models.yardstick.model, self._packings)
 
     def open(self) -> dict[str, Executor]:
         return {
             EXACT: self._open(self._exact, optimize=False, values=self._expanded),
-            OFF: self._open(self.variant, optimize=False),
-            ALL: self._open(self.variant, optimize=True),
+            OFF: self._open(self.reduced, optimize=False),
+            ALL: self._open(self.reduced, optimize=True),
         }
 
     def open_perturbed(self) -> Iterator[dict[str, Executor]]:
@@ -180,7 +155,7 @@ class QuantizedSubject(Subject):
         values = self._values()
         yield {
             PERTURBED_EXACT: self._open(self._exact, optimize=True, values=self._expanded | values),
-            PERTURBED: self._open(self.variant, optimize=True, values=values),
+            PERTURBED: self._open(self.reduced, optimize=True, values=values),
         }
 
     def yardstick(self, level: str) -> TorchExecutor:
@@ -205,12 +180,12 @@ class QuantizedSubject(Subject):
         return module_errors(graph, self._exact.files()[name], self.graphs, run_tapped, references, feeds, point)
 
     def graph_facts(self, graph: Graph, runtimes: Mapping[str, Executor]) -> dict[str, Any]:
-        return onnx_facts(graph, runtimes[ALL], self.variant.files()[graph.name])
+        return onnx_facts(graph, runtimes[ALL], self.reduced.files()[graph.name])
 
     def facts(self) -> dict[str, Any]:
         return {
             "provider": self.provider,
-            "precision": self.variant.precision,
+            "precision": self.reduced.precision,
             "reference": f"{REFERENCE}, with the weights that are stored quantised",
             "yardstick": {
                 level: f"torch in float32{'' if level in _IN_FLOAT32 else ', activations rounded to int8'}"
@@ -219,10 +194,10 @@ class QuantizedSubject(Subject):
         }
 
     def _open(
-        self, variant: Variant, *, optimize: bool, values: Mapping[Place, np.ndarray[Any, Any]] | None = None
+        self, reduced: ReducedModel, *, optimize: bool, values: Mapping[Place, np.ndarray[Any, Any]] | None = None
     ) -> Executor:
         try:
-            return open_variant(variant, provider=self.provider, optimize=optimize, values=values, placements=True)
+            return open_reduced(reduced, provider=self.provider, optimize=optimize, values=values, placements=True)
         except UnreadableError:
             raise
         except ArtifactError as error:
@@ -236,12 +211,3 @@ class QuantizedSubject(Subject):
             for name, place in self.stored.layout.items()
             if name not in self._packings
         }
-
-
-def as_model(stored: ModelDirectory, variant: Variant) -> ModelDirectory:
-    """Return a variant in another dtype as a model directory of its own."""
-    entry = entry_of(variant.path)
-    description = {**stored.description, "dtype": variant.precision}
-    model = ModelDirectory(variant.directory, {variant.file: entry}, description)
-    vars(model)["layout"] = read_header(variant.path)
-    return model

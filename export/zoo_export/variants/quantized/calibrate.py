@@ -12,11 +12,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import numpy as np
 import torch
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
+from zoo.arrays import Array
 from zoo.artifact import ModelDirectory
 from zoo.contract import sizes_of
 from zoo.models import persist
@@ -27,8 +27,6 @@ from zoo.probe.pipeline import run_pipeline
 from zoo.system import free_memory
 
 __all__ = ["input_moments"]
-
-Array = np.ndarray[Any, Any]
 
 _WINDOW, _WINDOWS, _SEED = 256, 16, 1
 """Largest length of an input, number of inputs, and seed of the first."""

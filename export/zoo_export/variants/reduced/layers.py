@@ -14,20 +14,19 @@ from typing import Any
 import numpy as np
 from safetensors import safe_open
 
-from zoo.artifact import HALVES, Export, ModelDirectory
+from zoo.arrays import Array
+from zoo.artifact import Export, ModelDirectory
 from zoo.models import persist
 from zoo.plots.plot import COLOURS, MARKERS, Plot, draw_map, drawn, layer_of, new_figure, printable
 from zoo.probe.inputs import Point
 from zoo.probe.module import TorchExecutor
+from zoo_export.certificate import Sample, sample, window_feeds
 from zoo_export.parity.modules import module_outputs
-from zoo_export.precision.certify import Sample, sample, window_feeds
-from zoo_export.precision.packing import packings, read_dequantized
-from zoo_export.precision.parity import EmulatedExecutor, as_model, dequantized_model
-from zoo_export.precision.quantize import Precision, Variant, read_variant
+from zoo_export.variants.reduced.model import ReducedModel, read_reduced
+from zoo_export.variants.reduced.smallest import precision_recipe
 
 __all__ = ["LayerErrors", "draw_layers", "layer_errors", "plot_layers"]
 
-Array = np.ndarray[Any, Any]
 _CELLS = 16
 """Maximum number of columns of a heat map with numbers in its cells."""
 
@@ -46,7 +45,7 @@ class LayerErrors:
 
 
 def plot_layers(
-    directory: str | os.PathLike[str], precision: Precision, *, text: str | os.PathLike[str] | None = None
+    directory: str | os.PathLike[str], precision: str, *, text: str | os.PathLike[str] | None = None
 ) -> Plot:
     """Plot the errors of a smaller precision by layer.
 
@@ -64,20 +63,17 @@ def plot_layers(
     export = Export(stored, precision)
     export.check()
     export.check_verified()
-    errors = layer_errors(stored, read_variant(stored, precision), sample(stored, None if text is None else Path(text)))
+    errors = layer_errors(stored, read_reduced(stored, precision), sample(stored, None if text is None else Path(text)))
     return draw_layers(str(stored.description["name"]), errors)
 
 
-def layer_errors(stored: ModelDirectory, variant: Variant, tokens: Sample) -> LayerErrors:
-    """Measure the errors of a variant, on the first window of a sample.
+def layer_errors(stored: ModelDirectory, reduced: ReducedModel, tokens: Sample) -> LayerErrors:
+    """Measure the errors of a model in another precision, on the first window of a sample.
 
-    The outputs are those of the PyTorch module, with the weights of the variant and activations quantised as ONNX
+    The outputs are those of the PyTorch module, with the weights of that precision and activations quantised as ONNX
     Runtime does.
     """
-    if variant.precision in HALVES:
-        other = TorchExecutor(persist.load_directory(as_model(stored, variant)))
-    else:
-        other = EmulatedExecutor(dequantized_model(stored, variant), packings(variant.path))
+    other = precision_recipe(reduced.precision).executor(stored, reduced)
     reference = TorchExecutor(persist.load_directory(stored))
     graphs, window = stored.spec.graphs, tokens.windows[0]
     point = Point(1, len(window), 0, "none")
@@ -89,29 +85,17 @@ def layer_errors(stored: ModelDirectory, variant: Variant, tokens: Sample) -> La
             if path.rpartition(".")[2].isdecimal() and path in made:
                 blocks[path if len(graphs) == 1 else f"{graph.name} {path}"] = _relative(made[path], values)
     read = 0 if tokens.to_dict()["tokens"] == 0 else len(window)
-    return LayerErrors(variant.precision, dict(_weight_errors(stored, variant)), blocks, read)
+    return LayerErrors(reduced.precision, dict(_weight_errors(stored, reduced)), blocks, read)
 
 
-def _weight_errors(stored: ModelDirectory, variant: Variant) -> Iterator[tuple[str, float]]:
-    """Yield the name and the error of each weight of two or more dimensions that the variant stores."""
-    for name, weight in _weights(variant):
+def _weight_errors(stored: ModelDirectory, reduced: ReducedModel) -> Iterator[tuple[str, float]]:
+    """Yield the name and the error of each weight of two or more dimensions that is stored in the precision."""
+    for name, weight in precision_recipe(reduced.precision).weights(reduced):
         place = stored.layout[name]
         if len(place.shape) > 1 and place.dtype == "F32":
             with safe_open(stored.file(place.file), framework="numpy") as reader:
                 original = reader.get_tensor(name)
             yield name, _relative(weight.reshape(original.shape), original)
-
-
-def _weights(variant: Variant) -> Iterator[tuple[str, Array]]:
-    """Yield the weights that a variant stores, as floating-point numbers."""
-    if variant.precision not in HALVES:
-        yield from read_dequantized(variant.path)
-        return
-    with safe_open(variant.path, framework="pt") as reader:
-        for name in reader.keys():  # noqa: SIM118  (not a mapping)
-            tensor = reader.get_tensor(name)
-            if tensor.is_floating_point():
-                yield name, tensor.float().numpy()
 
 
 def _relative(values: Array, wanted: Array) -> float:

@@ -23,6 +23,7 @@ import onnx
 import onnx_ir as ir
 import torch
 
+from zoo.arrays import Array
 from zoo.artifact import ModelDirectory
 from zoo.errors import ZooError
 from zoo.models import create, persist
@@ -44,8 +45,6 @@ from zoo_runtime.onnx_runtime.ort import ort
 from zoo_runtime.onnx_runtime.providers import Provider, check_dtype, open_session
 
 __all__ = ["compare_loop"]
-
-Array = np.ndarray[Any, Any]
 
 NEW = 8
 GAIN = 2.0

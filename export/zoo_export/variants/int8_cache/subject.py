@@ -13,7 +13,7 @@ cut:
 - That graph returns what the exported one returns, bit by bit, if it is given the integers that the latter has stored.
 
 The module attends to rounded keys and values because ``LayerCache.extend`` returns them rounded. How far that moves the
-results is measured on text: see :mod:`zoo_export.precision.cache`.
+results is measured on text: see :mod:`zoo_export.variants.int8_cache.recipe`.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from zoo.arrays import Array
 from zoo.artifact import ModelDirectory
 from zoo.contract import Graph
 from zoo.errors import ParityError
@@ -41,15 +42,14 @@ from zoo_export.coverage.outcomes import Conditions
 from zoo_export.graph.int8_cache import GIVEN, MADE, NEW, dequantize, probed, quantize
 from zoo_export.parity.modules import ModuleError
 from zoo_export.parity.subject import OnnxSubject, Subject
-from zoo_export.precision.parity import QuantizedSubject
-from zoo_export.precision.quantize import Variant
+from zoo_export.variants.quantized.subject import QuantizedSubject
+from zoo_export.variants.reduced.model import ReducedModel
 from zoo_runtime.onnx_runtime.executor import OnnxExecutor
 from zoo_runtime.onnx_runtime.ort import ort
 from zoo_runtime.onnx_runtime.providers import Provider
 
 __all__ = ["CacheSubject", "QuantizedCacheSubject", "RoundingExecutor"]
 
-Array = np.ndarray[Any, Any]
 Stored = dict[str, tuple[Array, Array]]
 """The integers and scales of each tensor of the past after a call, by its name."""
 
@@ -328,15 +328,15 @@ class CacheSubject(_Attending, OnnxSubject):
 
 
 class QuantizedCacheSubject(_Attending, QuantizedSubject):
-    """Graphs with quantised weights, and keys and values in int8. ``variant`` contains their probes."""
+    """Graphs with quantised weights, and keys and values in int8. ``reduced`` contains their probes."""
 
-    def __init__(self, stored: ModelDirectory, variant: Variant, provider: Provider) -> None:
-        super().__init__(stored, variant, provider)
+    def __init__(self, stored: ModelDirectory, reduced: ReducedModel, provider: Provider) -> None:
+        super().__init__(stored, reduced, provider)
         self._share_codes()
 
     def open_perturbed(self) -> Iterator[dict[str, Executor]]:
         return self._forgetting(super().open_perturbed())
 
-    def _open(self, variant: Variant, *, optimize: bool, values: Any = None) -> Executor:
-        opened: Any = super()._open(variant, optimize=optimize, values=values)
+    def _open(self, reduced: ReducedModel, *, optimize: bool, values: Any = None) -> Executor:
+        opened: Any = super()._open(reduced, optimize=optimize, values=values)
         return _CacheExecutor(opened.sessions, opened.dtype, self.codes)

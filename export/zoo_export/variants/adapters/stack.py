@@ -23,6 +23,7 @@ import torch
 from safetensors.numpy import load_file, save_file
 from torch import Tensor
 
+from zoo.arrays import Array
 from zoo.artifact import ADAPTER, ADAPTERS, TOKENIZER, ModelDirectory
 from zoo.artifact.digests import digest_file
 from zoo.artifact.weights import read_header
@@ -50,8 +51,6 @@ FILE = f"model.{ADAPTERS}.safetensors"
 LORA_A, LORA_B = ".lora_A", ".lora_B"
 _WEIGHT = ".weight"
 _NAME = re.compile(r"\w[\w.-]*")
-
-Array = np.ndarray[Any, Any]
 
 _NONE = np.zeros(0, np.float32)
 

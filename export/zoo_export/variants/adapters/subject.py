@@ -21,18 +21,16 @@ from typing import Any, Literal
 import numpy as np
 from torch import nn
 
-from zoo.artifact import ModelDirectory
+from zoo.arrays import Array
+from zoo.artifact import ADAPTERS, ModelDirectory
 from zoo.checkpoints.peft import Update
 from zoo.contract import Graph, TensorSpec
-from zoo.exporters import Progress
 from zoo.models import persist
 from zoo.probe.inputs import Feeds, Point
 from zoo.probe.module import not_perturbed
 from zoo.probe.pipeline import Arrays, Executor
 from zoo.training.adapters.low_rank import LowRankLinear, add_updates
-from zoo_export.adapters.graph import stacks_of, without_adapters
-from zoo_export.adapters.lora_file import file_name
-from zoo_export.adapters.stack import FILE, LORA_A, LORA_B, Adapter, factors
+from zoo_export.comparison import Comparison
 from zoo_export.coverage.outcomes import Conditions
 from zoo_export.parity.compare import check_fixed
 from zoo_export.parity.evidence import evidence_of
@@ -40,15 +38,18 @@ from zoo_export.parity.memory import check_memory
 from zoo_export.parity.report import Report
 from zoo_export.parity.subject import OnnxSubject
 from zoo_export.parity.sweep import Sweep, typical_point
+from zoo_export.variants.adapters.graph import stacks_of, without_adapters
+from zoo_export.variants.adapters.lora_file import file_name
+from zoo_export.variants.adapters.stack import FILE, LORA_A, LORA_B, Adapter, factors
+from zoo_export.variants.base import Candidate
 from zoo_runtime.onnx_runtime.adapters import ADAPTER_IDS, BASE
 from zoo_runtime.onnx_runtime.executor import OnnxExecutor
 from zoo_runtime.onnx_runtime.ort import ort
 from zoo_runtime.onnx_runtime.providers import Provider, check_dtype
 from zoo_runtime.onnx_runtime.stopping import running
 
-__all__ = ["AdaptedGraphs", "AdapterExecutor", "Form", "compare_adapter", "compare_adapters"]
+__all__ = ["AdaptedGraphs", "AdapterExecutor", "AdapterSubject", "Form", "compare_adapter", "compare_adapters"]
 
-Array = np.ndarray[Any, Any]
 Form = Literal["beside", "merged"]
 MIXED = "mixed"
 """The level of batches with several adapters."""
@@ -56,59 +57,52 @@ LORA_FILE = "lora_file"
 """The level of an adapter that comes from a file of ONNX Runtime's LoraAdapter."""
 
 
-@dataclass(frozen=True)
-class AdaptedGraphs:
-    """Graphs with adapters."""
+@dataclass(frozen=True, kw_only=True)
+class AdaptedGraphs(Candidate):
+    """Graphs with adapters. The file of stacks lies in ``folder``, and graphs refer to it as if beside the model's."""
 
-    files: Mapping[str, bytes]
-    """Serialised, by the name of the declared graph."""
-    directory: Path
-    """The directory of the file of stacks, which graphs refer to as if it were beside the model's own file."""
+    variant: str = ADAPTERS
     adapters: Sequence[Adapter]
     """In the order of their numbers, from 1 on."""
     lora_files: bool = False
-    """Whether the directory also has each adapter as a file of ONNX Runtime's LoraAdapter."""
+    """Whether the folder also has each adapter as a file of ONNX Runtime's LoraAdapter."""
 
 
-def compare_adapters(
-    stored: ModelDirectory,
-    graphs: AdaptedGraphs,
-    *,
-    provider: Provider = "cpu",
-    full_grid: bool = False,
-    progress: Progress | None = None,
-) -> Report:
-    """Compare graphs with the model, and with each adapter of it. ``full_grid`` compares adapters over the whole grid.
+def compare_adapters(graphs: AdaptedGraphs, comparison: Comparison = Comparison()) -> Report:
+    """Compare graphs with the model, and with each adapter of it.
 
-    Raises :class:`ParityError` if the comparison cannot be made, and :class:`UsageError` if the provider does not load.
+    Over the full grid, adapters are compared at all of its points. Raises :class:`ParityError` if the comparison cannot
+    be made, and :class:`UsageError` if the provider does not load.
     """
-    check_dtype(stored.dtype, provider, stored.path)
+    stored = graphs.stored
+    check_dtype(stored.dtype, comparison.provider, stored.path)
     check_memory(stored)
-    sweep = Sweep(_Subject(stored, graphs, provider, 0))
+    sweep = Sweep(AdapterSubject(graphs, comparison.provider, 0), comparison.longest)
     yardstick = sweep.subject.models.yardstick.model
     check_fixed(yardstick, stored, graphs.files)
     try:
-        sweep.run(full_grid, progress)
+        sweep.run(comparison)
     finally:
         sweep.subject.close()
     failures = sweep.failures()
     typical = typical_point(sweep.subject.graphs, sweep.longest)
-    points = sweep.points if full_grid else list(dict.fromkeys([typical, *sweep.selection(sweep.points)]))
+    points = sweep.points
+    if not comparison.full_grid:
+        points = list(dict.fromkeys([typical, *sweep.selection(sweep.points)]))
     evidence = {**evidence_of(sweep, verified=not failures), "not_perturbed": not_perturbed(yardstick)}
     del sweep, yardstick  # they hold perturbed weights
-    found: dict[str, Any] = {}
+    adapters: dict[str, Any] = {}
     for number, adapter in enumerate(graphs.adapters, 1):
-        compared: dict[str, Any] = {}
+        errors: dict[str, Any] = {}
         for form in ("beside", "merged") if not failures else ():
-            errors, lines = compare_adapter(stored, graphs, number, form, points, provider=provider)
-            compared[form], failures = errors, failures + lines
+            errors[form], lines = compare_adapter(graphs, number, form, points, provider=comparison.provider)
+            failures = failures + lines
         facts = {"number": number, **adapter.facts()}
-        found[adapter.name] = {**facts, "points": [point.to_dict() for point in points], "graphs": compared}
-    return Report({**evidence, "verified": not failures, "adapters": found}, failures)
+        adapters[adapter.name] = {**facts, "points": [point.to_dict() for point in points], "graphs": errors}
+    return Report({**evidence, "verified": not failures, "adapters": adapters}, failures)
 
 
 def compare_adapter(
-    stored: ModelDirectory,
     graphs: AdaptedGraphs,
     number: int,
     form: Form,
@@ -119,7 +113,6 @@ def compare_adapter(
     """Compare graphs with the model and one adapter, by its number, at these points.
 
     Args:
-        stored: the model.
         graphs: the graphs and the adapters.
         number: the number of the adapter; 0 is the model itself.
         form: whether the adapter of the PyTorch model is beside the weights, or merged into them.
@@ -129,7 +122,7 @@ def compare_adapter(
     Returns:
         The errors of each output, by graph, and one line for each failure.
     """
-    subject = _Subject(stored, graphs, provider, number, form)
+    subject = AdapterSubject(graphs, provider, number, form)
     sweep = Sweep(subject)
     try:
         sweep.visit(points)
@@ -163,7 +156,8 @@ class AdapterExecutor(OnnxExecutor):
         others: Sequence[int] = (),
     ) -> None:
         super().__init__(sessions, dtype, lean=True)
-        self.number, self.others = number, others
+        self.number = number
+        self.others = others
 
     def __call__(self, graph: Graph, feeds: Feeds) -> Arrays:
         axes = {tensor.name: _batch_axis(tensor) for tensor in (*graph.input_tensors(), *graph.output_tensors())}
@@ -209,32 +203,40 @@ def _batch_axis(tensor: TensorSpec) -> int | None:
     return tensor.dims.index("batch") if "batch" in tensor.dims else None
 
 
-class _Subject(OnnxSubject):
-    """The graphs with one adapter, judged by the module with that adapter."""
+class AdapterSubject(OnnxSubject):
+    """The graphs with one adapter, judged by the module with that adapter.
 
-    def __init__(
-        self, stored: ModelDirectory, graphs: AdaptedGraphs, provider: Provider, number: int, form: Form = "beside"
-    ) -> None:
-        self._graphs, self._number, self._form = graphs, number, form
+    Args:
+        graphs: the graphs and the adapters.
+        provider: the execution provider.
+        number: the number of the adapter; 0 is the model itself.
+        form: whether the adapter of the PyTorch model is beside the weights, or merged into them.
+    """
+
+    def __init__(self, graphs: AdaptedGraphs, provider: Provider, number: int, form: Form = "beside") -> None:
+        self._graphs = graphs
+        self._number = number
+        self._form = form
+        stored = graphs.stored
         adapter = graphs.adapters[number - 1] if number else None
-        self._file = (graphs.directory / FILE).read_bytes()
+        self._file = (graphs.folder / FILE).read_bytes()
         super().__init__(stored, graphs.files, provider, stored.spec.graphs, load=partial(_load, stored, adapter, form))
         how = f"adapter {adapter.name}, {form}" if adapter is not None else BASE
         labels = {**self.labels, MIXED: "in a batch of several adapters", LORA_FILE: "from its file"}
         self.labels = {level: f"{how}, {label}" for level, label in labels.items()}
 
     def open(self) -> dict[str, Executor]:
-        found: dict[str, Executor] = {**super().open()}
-        whole = found["all"]
+        runtimes: dict[str, Executor] = {**super().open()}
+        whole = runtimes["all"]
         assert isinstance(whole, OnnxExecutor)
         others = [number for number in range(len(self._graphs.adapters) + 1) if number != self._number]
-        found[MIXED] = AdapterExecutor(whole.sessions, whole.dtype, self._number, others)
+        runtimes[MIXED] = AdapterExecutor(whole.sessions, whole.dtype, self._number, others)
         if self._graphs.lora_files and self._number:
             name = self._graphs.adapters[self._number - 1].name
-            places = {graph.name: self._graphs.directory / file_name(graph.name, name) for graph in self.graphs}
+            places = {graph.name: self._graphs.folder / file_name(graph.name, name) for graph in self.graphs}
             files = {graph: path for graph, path in places.items() if path.exists()}
-            found[LORA_FILE] = _LoraFileExecutor(whole.sessions, whole.dtype, files)
-        return found
+            runtimes[LORA_FILE] = _LoraFileExecutor(whole.sessions, whole.dtype, files)
+        return runtimes
 
     def open_perturbed(self) -> Iterator[dict[str, Executor]]:
         """None for merged weights, which no others equal."""

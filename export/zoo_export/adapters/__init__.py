@@ -1,1 +1,0 @@
-"""Low-rank adapters as data of one graph: each row of a batch chooses its own."""
