@@ -13,9 +13,10 @@ from zoo_export.parity.evidence import check_graphs
 from zoo_export.parity.memory import check_memory, longest_input
 from zoo_export.parity.modules import ModuleError
 from zoo_export.parity.plot import draw_modules
+from zoo_export.parity.points import typical_point
 from zoo_export.parity.reference import SEED
+from zoo_export.parity.running import running
 from zoo_export.parity.subject import OnnxSubject
-from zoo_export.parity.sweep import running, typical_point
 from zoo_export.trace.make import Options, make_graphs
 from zoo_runtime.onnx_runtime.providers import Provider, check_dtype
 

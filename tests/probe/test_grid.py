@@ -9,7 +9,7 @@ from zoo.contract import Graph
 from zoo.probe.grid import make_grid
 from zoo.probe.inputs import Point, empty_past, make_feeds, slice_feeds
 from zoo.registry import registry
-from zoo_export.parity.sweep import smallest_points
+from zoo_export.parity.points import smallest_points
 
 BATCHES = (1, 2, 5)
 PADDINGS = ("none", "left", "right", "empty row")

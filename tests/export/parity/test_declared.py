@@ -83,7 +83,7 @@ def test_true_declaration_is_verified(
         seen.add(feeds["mels"].shape[1])
         return feeds
 
-    monkeypatch.setattr("zoo_export.parity.sweep.make_feeds", record)
+    monkeypatch.setattr("zoo_export.parity.evaluation.make_feeds", record)
     build_small("sound-small", *declare(length, sizes), edit)
     result = zoo("export", "model", "--onnx")
     assert (result.status, result.err) == (0, "")

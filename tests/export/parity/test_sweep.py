@@ -10,7 +10,7 @@ import onnxruntime as ort
 import pytest
 
 from zoo.errors import ParityError
-from zoo_export.parity.sweep import running
+from zoo_export.parity.running import running
 
 
 def test_error_of_the_runtime_has_no_source_of_its_own(tmp_path: Path) -> None:

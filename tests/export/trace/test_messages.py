@@ -17,7 +17,7 @@ from tests.export.trace.test_blocks import WIDTH, traced
 from zoo.contract import Graph, floats
 from zoo.errors import ParityError, PluginError
 from zoo.probe.module import TorchExecutor
-from zoo_export.parity.sweep import running
+from zoo_export.parity.running import running
 
 GRAPH = Graph(
     inputs=(floats("x", "batch", "tokens", WIDTH),), outputs=(floats("y", "batch", "tokens", WIDTH),), method="forward"

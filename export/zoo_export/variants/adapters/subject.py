@@ -35,9 +35,10 @@ from zoo_export.coverage.outcomes import Conditions
 from zoo_export.parity.compare import check_fixed
 from zoo_export.parity.evidence import evidence_of
 from zoo_export.parity.memory import check_memory
+from zoo_export.parity.points import typical_point
 from zoo_export.parity.report import Report
 from zoo_export.parity.subject import OnnxSubject
-from zoo_export.parity.sweep import Sweep, typical_point
+from zoo_export.parity.sweep import Sweep
 from zoo_export.variants.adapters.graph import stacks_of, without_adapters
 from zoo_export.variants.adapters.lora_file import file_name
 from zoo_export.variants.adapters.stack import FILE, LORA_A, LORA_B, Adapter, factors
