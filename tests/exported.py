@@ -21,7 +21,7 @@ from zoo.models import create, persist
 from zoo.registry import registry
 from zoo_export.export import export_graphs_only, export_model
 from zoo_export.graph.file import inline
-from zoo_export.parity.evidence import restore
+from zoo_export.parity.evidence import write_export
 from zoo_export.trace.make import Options
 from zoo_runtime import load_session
 
@@ -129,7 +129,9 @@ def sign_export(folder: Path, *, options: Options = Options(), force: bool = Fal
     export_graphs_only(folder, options=options, force=force)
     stored = ModelDirectory.open(folder)
     digests = {"config": stored.config_digest(), "weights": stored.weight_digests()}
-    restore(Export(stored, options.variant), {"verified": True, "provider": "cpu", **digests})
+    export = Export(stored, options.variant)
+    kept = {key: value for key, value in export.evidence.items() if key not in ("reason", "files")}
+    write_export(export, export.read(), {**kept, "verified": True, "provider": "cpu", **digests})
     return folder
 
 
