@@ -17,7 +17,7 @@ from zoo_export.variants.reduced.smallest import precision_recipe
 def make_reduced(stored: ModelDirectory, precision: str, folder: Path) -> ReducedModel:
     """Make a model's graphs in a precision, and write their weights to a folder."""
     recipe = precision_recipe(precision)
-    recipe.check_provider(stored, "cpu")
+    recipe.check_model(stored)
     return recipe.reduce(stored, folder)
 
 

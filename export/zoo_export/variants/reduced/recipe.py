@@ -56,13 +56,14 @@ class Reduced(Recipe[ReducedCandidate]):
         self._sample: Sample | None = None
 
     def check(self, stored: ModelDirectory, comparison: Comparison) -> None:
-        self.check_provider(stored, comparison.provider)
+        self.check_model(stored, comparison.provider)
         check_max_kl(stored, self.max_kl)
         self._sample = sample(stored, self.text)
 
-    def check_provider(self, stored: ModelDirectory, provider: Provider) -> None:
+    def check_model(self, stored: ModelDirectory, provider: Provider | None = None) -> None:
         """Raise :class:`UsageError` if the model is not float32, or the provider does not run this precision."""
-        check_dtype(variant_of(self.variant).dtype or "float32", provider, stored.path)
+        if provider is not None:
+            check_dtype(variant_of(self.variant).dtype or "float32", provider, stored.path)
         if stored.dtype != "float32":
             raise UsageError(f"{self.precision} needs a float32 model, this one is {stored.dtype}", stored.path)
 

@@ -72,7 +72,7 @@ class SmallestPrecision(Recipe[ReducedCandidate]):
         candidates: list[tuple[Reduced, ReducedCandidate]] = []
         for recipe in self.recipes:
             try:
-                recipe.check_provider(stored, provider)
+                recipe.check_model(stored, provider)
                 candidates.append((recipe, recipe.make(stored, folder)))
             except UsageError as error:
                 tried.append({"precision": recipe.precision, "passed": False, "why": str(error)})
