@@ -77,7 +77,7 @@ def test_errors_of_weights_and_blocks(exported_model: Exported, zoo: Any, tmp_pa
     assert seen == len(rounded)
     outputs: list[list[torch.Tensor]] = []
     tokens = int(plot.title.split("outputs on ")[1].split()[0])
-    text = (Path(zoo_export_folder()) / "precision" / "sample_text.txt").read_bytes()[:tokens]
+    text = (Path(zoo_export_folder()) / "sample_text.txt").read_bytes()[:tokens]
     for weights in ({}, rounded):
         model = persist.load(folder)
         with torch.no_grad():

@@ -768,6 +768,6 @@ def test_loop_that_differs_is_not_written(
         node.op_type = "ArgMin"
         return model
 
-    monkeypatch.setattr(loop_module, "make_loop", wrong)
+    monkeypatch.setattr("zoo_export.variants.loop.recipe.make_loop", wrong)
     zoo("export", folder, "--onnx", "--generate").failed(4, "token", "nothing was written")
     assert snapshot() == before
