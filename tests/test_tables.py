@@ -18,7 +18,7 @@ from zoo.errors import ArtifactError
 from zoo.training.data.rows import RowError
 from zoo.training.data.rows import read_rows as training_rows
 from zoo_runtime.files.rows import count_rows, read_rows
-from zoo_runtime.files.vectors import search_vectors
+from zoo_runtime.files.vector_search import search_vectors
 
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from zoo_runtime.files.vectors import Match, search_vectors
+    from zoo_runtime.files.vector_search import Match, search_vectors
     from zoo_runtime.generation.options import Generation
     from zoo_runtime.generation.stepper import Stepper
     from zoo_runtime.onnx_runtime.providers import open_session
@@ -34,7 +34,7 @@ __all__ = [
 _HOMES = {
     "Answer": "zoo_runtime.running.inputs",
     "Generation": "zoo_runtime.generation.options",
-    "Match": "zoo_runtime.files.vectors",
+    "Match": "zoo_runtime.files.vector_search",
     "Pair": "zoo_runtime.running.inputs",
     "Runner": "zoo_runtime.running.runner",
     "Session": "zoo_runtime.running.session",
@@ -44,7 +44,7 @@ _HOMES = {
     "load_session": "zoo_runtime.running.session",
     "open_session": "zoo_runtime.onnx_runtime.providers",
     "plot_answers": "zoo_runtime.plots",
-    "search_vectors": "zoo_runtime.files.vectors",
+    "search_vectors": "zoo_runtime.files.vector_search",
 }
 
 

@@ -31,9 +31,9 @@ def zoo_tasks() -> Sequence[zoo.Task]:
         zoo.Task(name="augment", run=f"{home}.augment.masked:Augment", serves=masked),
         zoo.Task(name="augment", run=f"{home}.augment.prompted:AugmentByPrompt", serves=("text-generation",)),
         zoo.Task(
-            name="feature-extraction", run=f"{home}.text:Features", serves=encoders, formula=f"{formulas}:features"
+            name="feature-extraction", run=f"{home}.encoders:Features", serves=encoders, formula=f"{formulas}:features"
         ),
-        zoo.Task(name="fill-mask", run=f"{home}.text:FillMask", serves=masked, formula=f"{formulas}:masks"),
+        zoo.Task(name="fill-mask", run=f"{home}.encoders:FillMask", serves=masked, formula=f"{formulas}:masks"),
         zoo.Task(
             name="image-attentions",
             run=f"{weights}:ImageAttentions",
@@ -68,10 +68,12 @@ def zoo_tasks() -> Sequence[zoo.Task]:
             serves=("text-generation",),
             formula=f"{formulas}:next_token",
         ),
-        zoo.Task(name="pretraining", run=f"{home}.text:FillMask", formula=f"{formulas}:masks"),
+        zoo.Task(name="pretraining", run=f"{home}.encoders:FillMask", formula=f"{formulas}:masks"),
         zoo.Task(name="question-answering", run=f"{home}.questions:QuestionAnswering", formula=f"{formulas}:spans"),
         zoo.Task(
-            name="replaced-token-detection", run=f"{home}.text:ReplacedTokens", formula=f"{formulas}:replaced_tokens"
+            name="replaced-token-detection",
+            run=f"{home}.encoders:ReplacedTokens",
+            formula=f"{formulas}:replaced_tokens",
         ),
         zoo.Task(
             name="rerank",
@@ -84,7 +86,7 @@ def zoo_tasks() -> Sequence[zoo.Task]:
         ),
         zoo.Task(
             name="sentence-embedding",
-            run=f"{home}.text:Embed",
+            run=f"{home}.encoders:Embed",
             serves=(*encoders, *pairs),
             formula=f"{formulas}:embedding",
         ),
@@ -109,7 +111,7 @@ def zoo_tasks() -> Sequence[zoo.Task]:
         ),
         zoo.Task(
             name="vector-feature-extraction",
-            run=f"{home}.vectors:VectorFeatures",
+            run=f"{home}.vector_features:VectorFeatures",
             formula=f"{formulas}:vector_features",
         ),
         zoo.Task(

@@ -38,7 +38,7 @@ from zoo_runtime.generation.beams import search_beams
 from zoo_runtime.generation.bias import MOST_BIAS, make_bias
 from zoo_runtime.generation.choices import Choices, Continuation, probabilities
 from zoo_runtime.generation.options import MOST_PENALTY, Generation
-from zoo_runtime.generation.search import continue_rows
+from zoo_runtime.generation.sampling import continue_rows
 
 Exported = Callable[..., Path]
 NEW = 9

@@ -13,7 +13,7 @@ import pytest
 
 from zoo.errors import ArtifactError, UsageError
 from zoo_runtime import load_session
-from zoo_runtime.files.vectors import search_vectors
+from zoo_runtime.files.vector_search import search_vectors
 
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")

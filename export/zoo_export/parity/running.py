@@ -9,7 +9,7 @@ from pathlib import Path
 from traceback import walk_tb
 
 from zoo.errors import IncomparableError, ParityError, ZooError
-from zoo_runtime.onnx_runtime.errors import OutOfMemoryError, RunError
+from zoo_runtime.onnx_runtime.run_errors import OutOfMemoryError, RunError
 
 __all__ = ["running"]
 

@@ -20,10 +20,10 @@ from zoo_runtime.onnx_runtime.executor import LOGITS_TO_KEEP
 from zoo_runtime.running.runner import Runner
 from zoo_runtime.running.text_runner import TextRunner
 from zoo_runtime.tasks.classification import problem_type
+from zoo_runtime.tasks.encoders import Embed, mask_token
 from zoo_runtime.tasks.generate.base import Generate
 from zoo_runtime.tasks.generate.vocabulary import vocabulary_of
 from zoo_runtime.tasks.images import ImageRunner
-from zoo_runtime.tasks.text import Embed, mask_token
 
 __all__ = ["SAMPLES", "SCHEMA", "TASKS", "describe_task", "web_task"]
 

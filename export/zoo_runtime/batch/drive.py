@@ -13,7 +13,7 @@ from zoo.errors import ArtifactError, PluginError
 from zoo.plugins import Plugin
 from zoo.registry import load_reference
 from zoo_runtime.batch.folders import OutputFolder, open_folder
-from zoo_runtime.batch.inputs import fetched, find_shards
+from zoo_runtime.batch.input_files import fetched, find_shards
 from zoo_runtime.batch.manifest import Manifest
 from zoo_runtime.batch.plan import Done, Plan, Shard
 from zoo_runtime.files.rows import count_rows

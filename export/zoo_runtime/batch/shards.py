@@ -15,12 +15,12 @@ from zoo.artifact import CARD, ModelDirectory
 from zoo.artifact.layout import is_own
 from zoo.errors import ArtifactError, UsageError, ZooError, ZooWarning
 from zoo_runtime.batch.folders import open_folder
-from zoo_runtime.batch.inputs import fetched
+from zoo_runtime.batch.input_files import fetched
 from zoo_runtime.batch.plan import Done, Failure, Plan, Shard, selection_of
 from zoo_runtime.files.chats import as_chat
 from zoo_runtime.files.results import Results
 from zoo_runtime.files.rows import ColumnError, column_types, read_rows
-from zoo_runtime.files.vectors import source
+from zoo_runtime.files.vector_search import source
 from zoo_runtime.onnx_runtime.adapters import number_of
 from zoo_runtime.running.choosing import find_export
 from zoo_runtime.running.inputs import Answer

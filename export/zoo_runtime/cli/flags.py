@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
-from zoo_runtime.batch.inputs import is_batch
+from zoo_runtime.batch.input_files import is_batch
 
 __all__ = ["BatchFlags", "InputFlags", "OutputFlags", "TaskFlags", "take"]
 

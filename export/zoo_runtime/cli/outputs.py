@@ -60,7 +60,7 @@ def write_answers(
 ) -> int:
     """Write answers, and in parquet what describes them; return their number."""
     from zoo_runtime.files.results import Results
-    from zoo_runtime.files.vectors import source
+    from zoo_runtime.files.vector_search import source
 
     if not isinstance(results, Results):
         return _write_rows(results, answers)

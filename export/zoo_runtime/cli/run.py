@@ -17,11 +17,11 @@ from zoo.errors import ArtifactError, UsageError
 from zoo.reading import read_text
 from zoo.tables import PARQUET
 from zoo_runtime.cli.answers import AnswerCounts, described, open_stream, print_answers, print_stream, show_counts
-from zoo_runtime.cli.batches import check_batch, run_batches
 from zoo_runtime.cli.figures import AnswerFigure
 from zoo_runtime.cli.flags import BatchFlags, InputFlags, OutputFlags, TaskFlags, take
 from zoo_runtime.cli.inputs import count_inputs, parse_inputs, read_inputs, with_adapters
 from zoo_runtime.cli.outputs import check_outputs, open_results, show_summary, write_answers
+from zoo_runtime.cli.run_batch import check_batch, run_batches
 
 if TYPE_CHECKING:
     from zoo_runtime import Runner, Session

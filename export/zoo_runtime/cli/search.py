@@ -40,7 +40,7 @@ def command(
     from zoo_runtime import load_session
     from zoo_runtime.files.results import plain
     from zoo_runtime.files.rows import open_parquet
-    from zoo_runtime.files.vectors import check_source, search_vectors
+    from zoo_runtime.files.vector_search import check_source, search_vectors
 
     open_parquet(str(vectors)).close()  # reported before the model is loaded
     with load_session(directory, task=TASK) as session:

@@ -62,7 +62,7 @@ def command(context: click.Context, /, directories: tuple[Path, ...], config: Pa
         from zoo_runtime.server.http.observe import log_to
         from zoo_runtime.server.http.service import RequestLimits
         from zoo_runtime.server.models import ModelPlace, ModelSettings
-        from zoo_runtime.server.run import serve
+        from zoo_runtime.server.process import serve
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] not in _PACKAGES:
             raise

@@ -13,8 +13,8 @@ from zoo.contract import Graph, TensorSpec, dim_names
 from zoo.errors import ArtifactError, UsageError, Wording
 from zoo.probe.pipeline import decoder_inputs, token_input
 from zoo.registry import ModelSpec
-from zoo_runtime.onnx_runtime.errors import RunError
 from zoo_runtime.onnx_runtime.ort import ort
+from zoo_runtime.onnx_runtime.run_errors import RunError
 from zoo_runtime.onnx_runtime.stopping import running
 
 __all__ = ["LARGEST_NOISE", "LOOP_OUTPUT", "NO_END", "SETTINGS", "LoopPlan", "plan_loop", "run_loop"]

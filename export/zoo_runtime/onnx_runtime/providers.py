@@ -26,9 +26,9 @@ from zoo.errors import (
 )
 from zoo_runtime.arguments import check_count
 from zoo_runtime.onnx_runtime import memory_limit
-from zoo_runtime.onnx_runtime.errors import loading_error
 from zoo_runtime.onnx_runtime.functions import check_functions
 from zoo_runtime.onnx_runtime.ort import ort
+from zoo_runtime.onnx_runtime.run_errors import loading_error
 from zoo_runtime.onnx_runtime.stopping import load
 from zoo_runtime.onnx_runtime.values import to_value
 

@@ -22,8 +22,8 @@ from zoo import system
 from zoo.errors import StoppedError, ZooError
 from zoo.limits import GRAPH_SECONDS
 from zoo_runtime.onnx_runtime import memory_limit
-from zoo_runtime.onnx_runtime.errors import run_error
 from zoo_runtime.onnx_runtime.ort import ort
+from zoo_runtime.onnx_runtime.run_errors import run_error
 from zoo_runtime.onnx_runtime.watcher import Watched, watcher
 
 __all__ = ["Call", "load", "named", "running"]

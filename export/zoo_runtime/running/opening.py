@@ -16,7 +16,7 @@ from zoo_runtime.onnx_runtime.providers import device_of
 from zoo_runtime.onnx_runtime.stopping import running
 from zoo_runtime.onnx_runtime.values import run_session, to_value
 from zoo_runtime.running.context import Internals
-from zoo_runtime.serving.decoder import RowDecoder
+from zoo_runtime.serving.row_decoder import RowDecoder
 from zoo_runtime.serving.sizes import check_shapes, fit, sizes_of_session
 
 __all__ = ["encode_rows", "open_stepper", "serving_sizes"]

@@ -1,10 +1,10 @@
 """An HTTP server for exported models: ``zoo serve``.
 
-``run.py`` runs the server of a configuration (``config.py``), ``models.py`` has the open models and ``errors.py`` the
-errors of requests.
+``process.py`` runs the server of a configuration (``config.py``), ``models.py`` has the open models and
+``request_error.py`` the errors of requests.
 
 ``engines/`` compute: ``work.py`` is what an engine is given, ``continuous.py`` and ``queued.py`` are the engines,
-``batches.py`` the inputs that are answered together, and ``prefixes.py`` the cache of prompts' beginnings.
+``exact_batches.py`` the inputs that are answered together, and ``prefixes.py`` the cache of prompts' beginnings.
 
 ``http/`` talks to clients: ``operations.py`` declares routes and ``bodies.py`` bodies, of which ``openapi.py`` makes a
 document. ``responses.py`` has answers, of which ``encoding.py`` encodes the long ones. ``service.py`` is what all

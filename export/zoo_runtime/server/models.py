@@ -23,7 +23,7 @@ from zoo_runtime.server.engines.continuous import RowEngine, batches_rows
 from zoo_runtime.server.engines.prefixes import PrefixCache
 from zoo_runtime.server.engines.queued import QueueEngine
 from zoo_runtime.server.engines.work import ModelEngine
-from zoo_runtime.server.errors import RequestError, as_request_error
+from zoo_runtime.server.request_error import RequestError, as_request_error
 from zoo_runtime.tasks.generate.base import Generate
 
 __all__ = ["ModelChanges", "ModelPlace", "ModelSettings", "Served", "ServedModels", "find_model"]

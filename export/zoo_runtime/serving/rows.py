@@ -17,7 +17,7 @@ from zoo.errors import ArtifactError, UsageError
 from zoo.probe.pipeline import token_input
 from zoo_runtime.onnx_runtime.ort import ort
 from zoo_runtime.onnx_runtime.providers import device_of
-from zoo_runtime.serving.buffers import BoundCall, Buffer
+from zoo_runtime.serving.bound_call import BoundCall, Buffer
 from zoo_runtime.serving.capture import run_options
 from zoo_runtime.serving.names import CAPACITY
 from zoo_runtime.serving.sizes import check_shapes, fit, sizes_of_session

@@ -23,8 +23,8 @@ from zoo_runtime.running.inputs import Answer, label
 from zoo_runtime.running.runner import finite
 from zoo_runtime.running.text_runner import Tokens
 from zoo_runtime.tasks.classification import distribution_of, show_classes, sigmoid, softmax
+from zoo_runtime.tasks.encoders import Embed, EmbedOptions, shown_vector
 from zoo_runtime.tasks.images import ImageRunner, Pixels
-from zoo_runtime.tasks.text import Embed, EmbedOptions, shown_vector
 
 __all__ = ["ImageEmbedding", "ZeroShotImageOptions", "ZeroShotImages"]
 

@@ -208,8 +208,10 @@ def spans(runner: Any, item: Any, result: Result, model: Model) -> Expected:
         for (start, end), score in scores.items():
             begin, stop = runner.characters(item, window, places[start], places[end])
             text = item.context[begin:stop].lower()
-            least[text] += score * (score > bound * (1 + 1e-4) or len(scores) <= runner.candidates)
-            most[text] += score * (score > bound * (1 - 1e-4))
+            # Scores next to the bound may be among the candidates or not, as rounding decides.
+            is_candidate = score > bound * (1 + 1e-4) or len(scores) <= runner.candidates
+            least[text] += score if is_candidate else 0.0
+            most[text] += score if score > bound * (1 - 1e-4) else 0.0
     if runner.chosen.handle_impossible:
         least[""], most[""] = none, none
     answers = result["answers"]

@@ -18,7 +18,7 @@ from zoo_runtime.running.inputs import Answer, label
 from zoo_runtime.running.runner import finite
 from zoo_runtime.running.text_runner import TextRunner, Tokens
 from zoo_runtime.tasks.classification import softmax
-from zoo_runtime.tasks.text import shown_token, token_name
+from zoo_runtime.tasks.encoders import shown_token, token_name
 
 __all__ = ["NextToken", "NextTokenOptions", "Score"]
 

@@ -20,7 +20,7 @@ from zoo.tokenizers.tokenizer import Tokenizer
 from zoo_export.parity.answers import Answers, Questions, _error
 from zoo_export.parity.subject import OnnxSubject
 from zoo_runtime.formula import Numbers
-from zoo_runtime.tasks import candidates, classification, entities, images, likelihood, questions, text
+from zoo_runtime.tasks import candidates, classification, encoders, entities, images, likelihood, questions
 from zoo_runtime.tasks.generate import tasks as generate
 
 Exported = Callable[..., Path]
@@ -92,8 +92,8 @@ def entities_with_half_the_score(patch: pytest.MonkeyPatch) -> None:
 
 
 def masks_off_by_one(patch: pytest.MonkeyPatch) -> None:
-    right = text.FillMask._fill
-    patch.setattr(text.FillMask, "_fill", lambda self, item, logits: right(self, item, np.roll(logits, 1, 0)))
+    right = encoders.FillMask._fill
+    patch.setattr(encoders.FillMask, "_fill", lambda self, item, logits: right(self, item, np.roll(logits, 1, 0)))
 
 
 def padding_is_pooled(patch: pytest.MonkeyPatch) -> None:
@@ -101,12 +101,12 @@ def padding_is_pooled(patch: pytest.MonkeyPatch) -> None:
         vectors = hidden.mean(1)
         return vectors / np.linalg.norm(vectors, axis=-1, keepdims=True)
 
-    patch.setattr(text.Embed, "_pool", wrong)
+    patch.setattr(encoders.Embed, "_pool", wrong)
 
 
 def features_of_another_input(patch: pytest.MonkeyPatch) -> None:
-    right = text.Features.compute
-    patch.setattr(text.Features, "compute", lambda self, items: {k: v[::-1] for k, v in right(self, items).items()})
+    right = encoders.Features.compute
+    patch.setattr(encoders.Features, "compute", lambda self, items: {k: v[::-1] for k, v in right(self, items).items()})
 
 
 def prompt_padded_on_the_right(patch: pytest.MonkeyPatch) -> None:

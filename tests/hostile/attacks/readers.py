@@ -32,7 +32,7 @@ from zoo_runtime.batch.folders import open_folder
 from zoo_runtime.batch.manifest import Manifest
 from zoo_runtime.files.rows import column_types, count_rows
 from zoo_runtime.files.rows import read_rows as rows_of
-from zoo_runtime.files.vectors import search_vectors
+from zoo_runtime.files.vector_search import search_vectors
 from zoo_runtime.server.config import read_config
 from zoo_runtime.server.http.app import make_app
 from zoo_runtime.server.http.service import RequestLimits, Service

@@ -524,7 +524,7 @@ def test_shard_that_kills_its_workers_fails(bert: Path, zoo: Zoo, corpus: Corpus
     task = 'zoo.Task(name="deadly", run="{module}_task:Deadly", serves=("feature-extraction",))'
     code = """\
 import os
-from zoo_runtime.tasks.text import Features
+from zoo_runtime.tasks.encoders import Features
 
 
 class Deadly(Features):

@@ -14,7 +14,7 @@ from tests.runtime.batch.conftest import files, manifest
 from zoo.errors import ArtifactError, StorageError
 from zoo_runtime.batch import folders
 from zoo_runtime.batch.folders import open_folder
-from zoo_runtime.batch.inputs import fetched, find_shards
+from zoo_runtime.batch.input_files import fetched, find_shards
 
 fsspec = pytest.importorskip("fsspec")
 

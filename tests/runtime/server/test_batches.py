@@ -21,7 +21,7 @@ from zoo_export.export import export_graphs_only
 from zoo_runtime import load_session
 from zoo_runtime.running.runner import Runner
 from zoo_runtime.running.session import Session
-from zoo_runtime.server.engines.batches import MOST, Batches
+from zoo_runtime.server.engines.exact_batches import MOST, Batches
 from zoo_runtime.server.engines.queued import QueueEngine
 from zoo_runtime.server.engines.work import Event, Work
 

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from zoo_runtime.files.results import plain
-from zoo_runtime.server.errors import RequestError
 from zoo_runtime.server.http import encoding
 from zoo_runtime.server.http.encoding import MOST_NUMBERS, encode_json
+from zoo_runtime.server.request_error import RequestError
 
 LEAVES = (
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=5)

@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from tests.runtime.server.conftest import SECONDS, serving
-from zoo_runtime.server import run
+from zoo_runtime.server import process
 from zoo_runtime.server.http.service import RequestLimits
 from zoo_runtime.server.models import ModelPlace, ModelSettings
 
@@ -69,11 +69,11 @@ def test_signal_before_the_first_request(writer: Path, monkeypatch: pytest.Monke
         signal.raise_signal(signal.SIGTERM)
         return original(coroutine)
 
-    monkeypatch.setattr(run.asyncio, "run", late)
+    monkeypatch.setattr(process.asyncio, "run", late)
     again = threading.Timer(SECONDS, lambda: os.kill(os.getpid(), signal.SIGTERM))
     again.start()
     before = signal.getsignal(signal.SIGTERM)
-    run.serve(
+    process.serve(
         lambda: [place], host="127.0.0.1", port=0, api_keys=(), origins=(), drain_seconds=1, limits=RequestLimits(),
         logs_texts=False, settings=ModelSettings(),
     )  # fmt: skip

@@ -20,8 +20,8 @@ from zoo.errors import ZooError
 from zoo_export.export import export_graphs_only
 from zoo_export.trace.make import Options
 from zoo_runtime import load_session
-from zoo_runtime.server.errors import RequestError
 from zoo_runtime.server.models import ModelPlace, ModelSettings, ServedModels
+from zoo_runtime.server.request_error import RequestError
 
 Exported = Callable[..., Path]
 OPTIONS = {"unverified": True, "threads": 1}

@@ -334,7 +334,7 @@ def test_start_fails_with_one_line(writer: Path, zoo: Zoo, tmp_path: Path) -> No
 
 def test_server_imports_no_torch() -> None:
     code = (
-        "import sys, zoo_runtime.server.run, zoo_runtime.cli.serve; "
+        "import sys, zoo_runtime.server.process, zoo_runtime.cli.serve; "
         "sys.exit(bool({'torch', 'onnx', 'onnxscript', 'transformers'} & sys.modules.keys()))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

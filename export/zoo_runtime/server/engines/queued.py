@@ -9,7 +9,7 @@ from typing import Any
 from zoo import plugins
 from zoo.errors import ArtifactError, PluginError, ZooError
 from zoo_runtime.running.session import Session
-from zoo_runtime.server.engines.batches import MOST, Batches
+from zoo_runtime.server.engines.exact_batches import MOST, Batches
 from zoo_runtime.server.engines.work import Event, ModelEngine, Work, as_error, last_event
 from zoo_runtime.tasks.generate.base import Generate
 

@@ -11,7 +11,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from zoo_runtime.server.errors import RequestError
 from zoo_runtime.server.http.inference.routes import Inference, refused
 from zoo_runtime.server.http.observe import Metrics, Observed
 from zoo_runtime.server.http.openai.routes import OpenAI
@@ -21,6 +20,7 @@ from zoo_runtime.server.http.operator import Operator
 from zoo_runtime.server.http.origins import Origins
 from zoo_runtime.server.http.responses import failed
 from zoo_runtime.server.http.service import Service
+from zoo_runtime.server.request_error import RequestError
 
 __all__ = ["make_app"]
 

@@ -9,7 +9,7 @@ import jiter
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
-from zoo_runtime.server.errors import RequestError
+from zoo_runtime.server.request_error import RequestError
 
 __all__ = ["UNSUPPORTED", "Body", "BodyPart", "parse_object"]
 

@@ -7,8 +7,8 @@ import asyncio
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from zoo_runtime.server.errors import RequestError
 from zoo_runtime.server.http.responses import failed
+from zoo_runtime.server.request_error import RequestError
 
 __all__ = ["Connection"]
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from zoo_runtime.files.results import plain
-from zoo_runtime.server.errors import RequestError
+from zoo_runtime.server.request_error import RequestError
 
 __all__ = ["MOST_NUMBERS", "encode_json"]
 

@@ -16,10 +16,10 @@ from starlette.routing import Route
 
 from zoo.errors import ZooError
 from zoo_runtime.server.engines.work import FullError
-from zoo_runtime.server.errors import RequestError, as_request_error
 from zoo_runtime.server.http.bodies import Body
 from zoo_runtime.server.http.observe import FACTS, LEFT, log
 from zoo_runtime.server.http.responses import LeftError
+from zoo_runtime.server.request_error import RequestError, as_request_error
 
 __all__ = ["Failed", "Handler", "Operation", "route"]
 

@@ -8,8 +8,8 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from zoo_runtime.server.errors import RequestError
 from zoo_runtime.server.http.operations import Failed
+from zoo_runtime.server.request_error import RequestError
 
 __all__ = ["Origins"]
 

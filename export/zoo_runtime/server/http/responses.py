@@ -16,8 +16,8 @@ from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from zoo_runtime.server.engines.work import Event
-from zoo_runtime.server.errors import RequestError
 from zoo_runtime.server.http.encoding import encode_json
+from zoo_runtime.server.request_error import RequestError
 
 __all__ = ["Events", "LeftError", "Mailbox", "Stream", "as_json", "as_long_json", "failed", "sent", "while_connected"]
 

@@ -14,11 +14,11 @@ from starlette.requests import Request
 from zoo.errors import ZooError
 from zoo_runtime.running.runner import Runner
 from zoo_runtime.server.engines.work import Work
-from zoo_runtime.server.errors import RequestError, server_error
 from zoo_runtime.server.http.bodies import Body
 from zoo_runtime.server.http.observe import FACTS, HELD
 from zoo_runtime.server.http.responses import Events, Mailbox, while_connected
 from zoo_runtime.server.models import Served, ServedModels
+from zoo_runtime.server.request_error import RequestError, server_error
 
 __all__ = ["RequestLimits", "Service", "content_type"]
 

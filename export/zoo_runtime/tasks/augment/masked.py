@@ -20,7 +20,7 @@ from zoo_runtime.running.context import Context
 from zoo_runtime.running.inputs import Answer, label
 from zoo_runtime.running.text_runner import TextRunner, Tokens
 from zoo_runtime.tasks.classification import softmax
-from zoo_runtime.tasks.text import mask_token
+from zoo_runtime.tasks.encoders import mask_token
 
 __all__ = ["Augment"]
 

@@ -16,7 +16,7 @@ from zoo_runtime.generation.bias import make_bias
 from zoo_runtime.generation.choices import Choices, Continuation, Ranked
 from zoo_runtime.generation.memory import beam_bytes, require_beam_memory
 from zoo_runtime.generation.options import CONSTRAINTS, Generation
-from zoo_runtime.generation.search import continue_rows
+from zoo_runtime.generation.sampling import continue_rows
 from zoo_runtime.generation.settings import read_generation_config, without_contradictions
 from zoo_runtime.generation.speculation import Counts
 from zoo_runtime.generation.stepper import Stepper

@@ -11,11 +11,11 @@ from zoo.arrays import Array
 from zoo.contract import Graph, TensorSpec, dim_names
 from zoo.errors import ArtifactError, ZooError
 from zoo.probe.pipeline import token_input
-from zoo_runtime.onnx_runtime.errors import RunError
+from zoo_runtime.onnx_runtime.run_errors import RunError
 from zoo_runtime.running.runner import Runner
-from zoo_runtime.server.errors import RequestError
 from zoo_runtime.server.http.inference.tensors import datatype_of, tensor_dtype
 from zoo_runtime.server.models import Served
+from zoo_runtime.server.request_error import RequestError
 
 __all__ = ["GraphRunner", "described", "graph_names"]
 

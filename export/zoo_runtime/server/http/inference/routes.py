@@ -11,13 +11,13 @@ from starlette.responses import Response
 from zoo.contract import Graph
 from zoo.errors import nearest
 from zoo.version import __version__
-from zoo_runtime.server.errors import RequestError, as_request_error
 from zoo_runtime.server.http.inference.graphs import GraphRunner, described, graph_names
 from zoo_runtime.server.http.inference.tensors import InferBody, decode, encode
 from zoo_runtime.server.http.operations import Operation
 from zoo_runtime.server.http.responses import as_json
 from zoo_runtime.server.http.service import Service, content_type
 from zoo_runtime.server.models import Served
+from zoo_runtime.server.request_error import RequestError, as_request_error
 
 __all__ = ["Inference", "refused"]
 

@@ -11,9 +11,9 @@ from pydantic import Field
 from zoo.arrays import Array
 from zoo.contract import TensorSpec
 from zoo.probe.dtypes import BFLOAT16, dtype_of
-from zoo_runtime.server.errors import RequestError
 from zoo_runtime.server.http.bodies import Body, BodyPart
 from zoo_runtime.server.http.encoding import encode_json
+from zoo_runtime.server.request_error import RequestError
 
 __all__ = ["Array", "InferBody", "RequestTensor", "datatype_of", "decode", "encode", "tensor_dtype"]
 

@@ -15,8 +15,8 @@ from zoo_runtime.generation.options import MOST_PENALTY
 from zoo_runtime.running.inputs import Pair, are_ids, is_pair
 from zoo_runtime.running.runner import Runner
 from zoo_runtime.running.text_runner import TextRunner
-from zoo_runtime.server.errors import RequestError
 from zoo_runtime.server.http.bodies import Body, BodyPart
+from zoo_runtime.server.request_error import RequestError
 from zoo_runtime.tasks.speech.recognition import SpeechRecognition
 
 __all__ = ["Chat", "Completion", "Embeddings", "GenerationBody", "Message", "TaskInputs", "task_input"]

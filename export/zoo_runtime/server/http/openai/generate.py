@@ -15,7 +15,6 @@ from starlette.responses import Response
 from zoo.errors import ZooError
 from zoo_runtime.generation.options import Generation
 from zoo_runtime.server.engines.work import Work
-from zoo_runtime.server.errors import RequestError, as_request_error, server_error
 from zoo_runtime.server.http.encoding import MOST_NUMBERS
 from zoo_runtime.server.http.observe import FACTS, LEFT
 from zoo_runtime.server.http.openai.bodies import Chat, GenerationBody
@@ -23,6 +22,7 @@ from zoo_runtime.server.http.openai.shapes import AnswerShapes
 from zoo_runtime.server.http.responses import Events, Stream, as_json, as_long_json, sent, while_connected
 from zoo_runtime.server.http.service import Service
 from zoo_runtime.server.models import Served
+from zoo_runtime.server.request_error import RequestError, as_request_error, server_error
 
 __all__ = ["generate"]
 

@@ -9,7 +9,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from zoo.errors import UsageError, ZooError
-from zoo_runtime.server.errors import RequestError, as_request_error
 from zoo_runtime.server.http.observe import FACTS
 from zoo_runtime.server.http.openai.bodies import Chat, Completion, Embeddings, TaskInputs, task_input
 from zoo_runtime.server.http.openai.generate import generate
@@ -18,6 +17,7 @@ from zoo_runtime.server.http.operations import Operation
 from zoo_runtime.server.http.responses import as_json, as_long_json
 from zoo_runtime.server.http.service import Service
 from zoo_runtime.server.models import Served, find_model
+from zoo_runtime.server.request_error import RequestError, as_request_error
 
 __all__ = ["OpenAI"]
 

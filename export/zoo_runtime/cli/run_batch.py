@@ -16,7 +16,7 @@ from zoo.cli.output import echo, message
 from zoo.cli.progress import show_progress
 from zoo.errors import ArtifactError, UsageError
 from zoo.version import __version__
-from zoo_runtime.batch.inputs import is_batch
+from zoo_runtime.batch.input_files import is_batch
 
 __all__ = ["check_batch", "is_batch", "run_batches"]
 

@@ -19,7 +19,7 @@ from zoo_runtime.running.runner import Runner
 from zoo_runtime.running.session import Session
 from zoo_runtime.running.text_runner import Tokens
 from zoo_runtime.tasks.classification import TextClassification
-from zoo_runtime.tasks.text import Embed, FillMask
+from zoo_runtime.tasks.encoders import Embed, FillMask
 
 __all__ = ["MOST", "Batches"]
 
