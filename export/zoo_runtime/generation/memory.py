@@ -26,6 +26,7 @@ def past_bytes(graph: Graph, dtype: np.dtype[Any], tokens: int) -> int:
 
 def beam_bytes(graph: Graph, dtype: np.dtype[Any], tokens: int, vocabulary: int) -> int:
     """Return the memory of one beam with a past of a number of tokens: twice the past, which moves, and candidates."""
+    # A step writes the new past while the old one is still read, and beams are then copied to new places.
     return 2 * past_bytes(graph, dtype, tokens) + vocabulary * (dtype.itemsize + 8 * _COPIES)
 
 

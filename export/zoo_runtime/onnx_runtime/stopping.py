@@ -132,7 +132,7 @@ class _Stoppable(Watched):
         self._receives = call is None and self._watcher.receive()
         if call is not None:
             try:
-                self.check()
+                self.check()  # a call that ended before the watcher knew this block has not cancelled it
             except StoppedError:
                 self._watcher.remove(self)
                 raise

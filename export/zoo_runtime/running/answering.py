@@ -88,6 +88,8 @@ class Answering:
             items = {place: self._adapted(item, window[place].adapter) for place, item in read}
             sizes = [(place, runner.size(item)) for place, item in items.items()]
             planned = list(batches(sizes, batch_size, runner.fits))
+        # Batches are made by length, but answers are yielded in the order of the inputs: an answer waits for earlier
+        # ones, and inputs that could not be read wait for none.
         waiting = set(items)
         shown = 0
         for batch in planned:

@@ -148,7 +148,7 @@ class Generate(TextRunner):
         items, stepper, ids, mask = self.start(items)
         rows = [self.open_row(item) for item in items]
         graph = self.session.graphs[-1]
-        if internals(self.session).provider == "cpu":
+        if internals(self.session).provider == "cpu":  # the free memory of a GPU is not known here
             longest = max(len(row.text) + row.limit for row in rows)
             size = beam_bytes(graph, self.session.dtype, longest, vocabulary_of(self.session))
             require_beam_memory(len(rows), self.chosen.num_beams, size)

@@ -118,12 +118,12 @@ class Inference:
         """
         name = request.path_params["name"]
         version = request.path_params.get("version", "1")
-        found = {known: served.name for served in self.service.models.values() for known in graph_names(served)}
-        if name not in found:
-            raise RequestError(404, f"no model {name!r:.100}: {nearest(name[:100], found)}", "model_not_found")
+        owners = {graph: served.name for served in self.service.models.values() for graph in graph_names(served)}
+        if name not in owners:
+            raise RequestError(404, f"no model {name!r:.100}: {nearest(name[:100], owners)}", "model_not_found")
         if version != "1":
             raise RequestError(404, f"the model {name!r:.100} has the version 1 only", "model_not_found")
-        served = self.service.find(request, found[name])
+        served = self.service.find(request, owners[name])
         return served, name, graph_names(served)[name]
 
 
