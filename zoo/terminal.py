@@ -25,7 +25,8 @@ class _Escapes(dict[int, str]):
     """What ``str.translate`` puts in the place of each character. Entries are made on first use."""
 
     def __init__(self, keep: str, escape: Callable[[str], str]) -> None:
-        self._keep, self._escape = keep, escape
+        self._keep = keep
+        self._escape = escape
 
     def __missing__(self, code: int) -> str:
         character = chr(code)

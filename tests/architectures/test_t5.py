@@ -13,7 +13,7 @@ from torch.testing import assert_close
 from transformers import PreTrainedModel, T5EncoderModel, T5ForConditionalGeneration
 from transformers import T5Config as OriginalConfig
 
-from zoo.checkpoints.original import Exact
+from zoo.checkpoints.exact import Exact
 from zoo.errors import UsageError
 from zoo.nn import Cache
 from zoo.registry import registry

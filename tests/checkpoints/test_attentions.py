@@ -14,8 +14,8 @@ from torch.testing import assert_close
 from transformers.models.llama import modeling_llama
 
 from zoo.artifact import ModelDirectory
+from zoo.checkpoints.exact import Exact
 from zoo.checkpoints.exporting import export_checkpoint
-from zoo.checkpoints.original import Exact
 from zoo.models import persist
 from zoo.nn import call_graph, recorded_scores
 

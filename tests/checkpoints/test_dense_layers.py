@@ -18,7 +18,7 @@ from torch.testing import assert_close
 import zoo as library
 from tests.exported import sign_export
 from zoo.checkpoints import export_checkpoint, import_checkpoint
-from zoo.checkpoints.original import Exact
+from zoo.checkpoints.exact import Exact
 from zoo_runtime import load_session
 
 Zoo = Callable[..., Any]

@@ -13,7 +13,7 @@ from transformers import AutoConfig, AutoModel
 
 from zoo.checkpoints import Checkpoint, import_checkpoint
 from zoo.checkpoints.configuration import find_layout
-from zoo.checkpoints.layout import INERT, INERT_AT
+from zoo.checkpoints.keys import INERT, INERT_AT
 from zoo.errors import UsageError
 
 FAMILIES = {

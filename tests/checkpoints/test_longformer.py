@@ -15,7 +15,7 @@ from torch.testing import assert_close
 import zoo as library
 from zoo.checkpoints import Checkpoint, export_checkpoint, import_checkpoint
 from zoo.checkpoints.configuration import read_configuration
-from zoo.checkpoints.original import Exact
+from zoo.checkpoints.exact import Exact
 from zoo.errors import UsageError
 from zoo.registry import registry
 from zoo_plugins.longformer.config import LongformerConfig

@@ -19,7 +19,8 @@ from torch import Tensor, nn
 
 from zoo.artifact import TARGET_TOKENIZER, TOKENIZER, ModelDirectory
 from zoo.artifact.prefixes import read_prefixes
-from zoo.checkpoints.original import Exact, Unavailable, call, quiet, require_memory
+from zoo.checkpoints.exact import Exact
+from zoo.checkpoints.original import Unavailable, call, quiet, require_memory
 from zoo.checkpoints.sentences import applies_activation, lowers_texts
 from zoo.checkpoints.source import Checkpoint
 from zoo.checkpoints.token_answers import TokenComparison, ask
@@ -98,7 +99,10 @@ class AnswerComparison:
         wanted: bool | None,
         dropped: Collection[str] = (),
     ) -> None:
-        self.spec, self.checkpoint, self.wanted, self.dropped = spec, checkpoint, wanted, dropped
+        self.spec = spec
+        self.checkpoint = checkpoint
+        self.wanted = wanted
+        self.dropped = dropped
         files: dict[str, Mapping[str, Any]] = {path.name: {} for path in stage.iterdir()}
         self.stored = ModelDirectory(stage, files, {**description, "task": spec.task, "config": spec.config.to_dict()})
         self.found = Answers()

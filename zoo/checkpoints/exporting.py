@@ -20,9 +20,10 @@ from zoo.artifact.outputs import new_output
 from zoo.artifact.weights import SINGLE, load_json
 from zoo.checkpoints.common import write_common, write_token_files
 from zoo.checkpoints.configuration import find_layout, read_configuration
-from zoo.checkpoints.layout import Layout, Place
+from zoo.checkpoints.layout import Layout
 from zoo.checkpoints.original import Comparison, compare
 from zoo.checkpoints.reader import TensorReader
+from zoo.checkpoints.rules import TensorPlace
 from zoo.checkpoints.sentences import cross_encoder_files
 from zoo.checkpoints.source import Checkpoint, SourceTensor, source_tensors
 from zoo.checkpoints.stacks import split_stacks
@@ -189,7 +190,7 @@ def _read_as(tensors: Mapping[str, SourceTensor], names: Mapping[str, str], name
     return tensors[names[name]].read()
 
 
-def _read(stored: ModelDirectory, origin: Place, names: Sequence[str]) -> Tensor:
+def _read(stored: ModelDirectory, origin: TensorPlace, names: Sequence[str]) -> Tensor:
     ours = source_tensors(stored.path, {name: stored.layout[name] for name in names})
     return origin.rule.to_theirs([ours[name].read() for name in names])
 

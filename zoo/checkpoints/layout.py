@@ -7,15 +7,14 @@ and exporting share the table, so each name is written once and an imported mode
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
-from zoo.artifact.generation_config import DEFAULTS
+from zoo.checkpoints.keys import EMPTY_KEYS, require_known
+from zoo.checkpoints.rules import Rule, TensorPlace
 from zoo.config import Config
 from zoo.errors import UsageError, Wording
 
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
     from zoo.checkpoints.source import Checkpoint
     from zoo.tokenizers.pieces import PieceTokens
 
-__all__ = ["ACTIVATIONS", "REQUIRED", "Field", "Layout", "Place", "Rule"]
+__all__ = ["ACTIVATIONS", "REQUIRED", "Field", "Layout"]
 
 ACTIVATIONS = {
     "gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu_fast": "gelu_tanh",
@@ -32,131 +31,6 @@ ACTIVATIONS = {
 """zoo's activations by their transformers names. The first name of each activation is written."""
 REQUIRED = object()
 """The default of a key that must be present."""
-INERT = (
-    *DEFAULTS, "*_layerdrop", "*_pdrop", "*dropout", "*dropout_prob", "_attn_implementation*", "_commit_hash",
-    "_flash_attn_2_enabled", "_name_or_path", "_num_labels", "add_bias_logits", "architectures", "attn_implementation",
-    "auto_map", "bos_token_id", "chunk_size_feed_forward", "classifier_from_token", "cls_token_id",
-    "decoder_start_token_id", "device_map", "directionality", "dtype", "eos_token_id", "eos_token_ids",
-    "finetuning_task", "gradient_checkpointing", "id2label", "init_std", "initializer_factor", "initializer_range",
-    "is_encoder_decoder", "is_llama_config", "is_original_qwen3_reranker", "label2id", "language", "low_cpu_mem_usage",
-    "mask_token_id", "max_seq_length", "max_sequence_length", "model_max_length", "model_name", "model_type",
-    "n_special", "name_or_path", "normalize_embedding", "num_labels", "num_return_sequences", "output_attentions",
-    "output_hidden_states", "output_past", "output_scores", "pad_token_id", "pooler_fc_size",
-    "pooler_num_attention_heads", "pooler_num_fc_layers", "pooler_size_per_head", "pooler_type",
-    "predict_special_tokens", "prefix", "pretraining_tp", "problem_type", "remove_invalid_values", "replacing_rate",
-    "return_dict", "return_dict_in_generate", "sbert_ce_default_activation_function", "sentence_transformers",
-    "sep_token_id", "seq_length", "student_decoder_layers", "student_encoder_layers", "summary_*",
-    "task_specific_params", "tf_legacy_loss", "tokenizer_class", "tokenizer_name", "torch_dtype", "torchscript",
-    "transformers.js_config", "transformers_version", "trust_remote_code", "unk_token_id", "unsloth_fixed",
-    "unsloth_version", "use_bfloat16", "use_cache", "use_return_dict", "use_safetensors",
-)  # fmt: skip
-"""Keys that do not affect what a model computes, in any family; ``*`` matches anything. Dropout acts in training."""
-INERT_AT: Mapping[str, tuple[Any, ...]] = {
-    "adapters": ({},),
-    "add_cross_attention": (False,),
-    "alibi": (False,),
-    "attention_bias": (False,),
-    "attn_logit_softcapping": (),
-    "clip_qkv": (),
-    "compression_config": ({},),
-    "cross_attention_hidden_size": (),
-    "embedding_multiplier": (1,),
-    "final_logit_softcapping": (),
-    "full_attn_mod": (1,),
-    "interpolate_factor": (1,),
-    "is_decoder": (False,),
-    "lm_head_bias": (False,),
-    "logits_scaling": (1,),
-    "mlp_bias": (False,),
-    "num_experts": (0,),
-    "parallel_attn": (False,),
-    "partial_rotary_factor": (1,),
-    "qk_layernorm": (False,),
-    "qk_norm": (False,),
-    "quantization": ({},),
-    "quantization_config": ({},),
-    "residual_multiplier": (1,),
-    "rope_interleaved": (False,),
-    "rope_ratio": (1,),
-    "rope_scaling": (),
-    "sliding_window": (),
-    "tie_encoder_decoder": (False,),
-    "use_mrope": (False,),
-    "use_parallel_residual": (False,),
-    "use_qk_norm": (False,),
-    "use_sliding_window": (False,),
-}
-"""Keys that do not affect what a model computes at these values or null, in families that do not read them."""
-_NONE: Mapping[str, Any] = {"pruned_heads": {}}
-"""Keys of old files that must be empty, in any family."""
-
-
-@dataclass(frozen=True, slots=True)
-class Rule:
-    """One or several tensors of zoo, and the tensor of the checkpoint that holds them.
-
-    A name may be a prefix that ends at a dot: ``Rule("blocks.*.norm_1", "h.*.ln_1")`` matches weight and bias. ``*``
-    stands for a number, the same on both sides.
-    """
-
-    ours: str | tuple[str, ...]
-    """Several tensors, such as query, key and value, are concatenated along the first axis in the checkpoint."""
-    theirs: str
-    """In the full name of a tensor, ``#`` stands for the number of a part: the checkpoint holds one tensor for each
-    index of the first axis of ours, as of the weights of experts (``zoo.checkpoints.stacks``)."""
-    transposed: bool = False
-    """Whether matrices in the checkpoint are (inputs, outputs)."""
-    leading_axes: int = 0
-    """Number of additional leading axes of size 1 in the checkpoint."""
-    interleaved: int = 1
-    """Number of parts, such as heads, into which each of several tensors is divided along the first axis; the first
-    parts of all precede the second parts of all in the checkpoint."""
-
-    def to_ours(self, tensor: Tensor, sizes: Sequence[int]) -> list[Tensor]:
-        """Convert a tensor of the checkpoint to zoo's tensors, whose first axes have these sizes."""
-        for _ in range(self.leading_axes):
-            tensor = tensor.squeeze(0)
-        if self.transposed and tensor.ndim == 2:
-            tensor = tensor.T
-        return [tensor] if len(sizes) == 1 else self.split(tensor, sizes)
-
-    def split(self, tensor: Tensor, sizes: Sequence[int]) -> list[Tensor]:
-        """Split the rows of a tensor of the checkpoint into those of zoo's tensors, of these numbers."""
-        if self.interleaved == 1:
-            return list(tensor.split(list(sizes)))
-        parts = tensor.unflatten(0, (self.interleaved, -1)).split([size // self.interleaved for size in sizes], 1)
-        return [part.flatten(0, 1) for part in parts]
-
-    def join(self, tensors: Sequence[Tensor]) -> Tensor:
-        """Invert :meth:`split`."""
-        if self.interleaved == 1:
-            return torch.cat(list(tensors))
-        return torch.cat([tensor.unflatten(0, (self.interleaved, -1)) for tensor in tensors], 1).flatten(0, 1)
-
-    def shape(self, shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
-        """Return the shape of the checkpoint's tensor, given those of zoo's."""
-        shape = shapes[0] if len(shapes) == 1 else (sum(shape[0] for shape in shapes), *shapes[0][1:])
-        return (1,) * self.leading_axes + (shape[::-1] if self.transposed and len(shape) == 2 else shape)
-
-    def to_theirs(self, tensors: Sequence[Tensor]) -> Tensor:
-        """Invert :meth:`to_ours`."""
-        tensor = tensors[0] if len(tensors) == 1 else self.join(tensors)
-        if self.transposed and tensor.ndim == 2:
-            tensor = tensor.T
-        for _ in range(self.leading_axes):
-            tensor = tensor.unsqueeze(0)
-        return tensor
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """The place of one of zoo's tensors in a checkpoint."""
-
-    name: str
-    """The name of the checkpoint's tensor."""
-    group: tuple[str, ...]
-    """All of zoo's tensors that it holds."""
-    rule: Rule
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,7 +158,7 @@ class Layout:
             if name not in (chosen or {}):
                 remedy = Wording(f"pass settings=['{name}=VALUE']", f"pass --set {name}=VALUE")
                 raise UsageError(f"checkpoints of this type lack {name}", checkpoint.where, remedy)
-        required = {**_NONE, **self.required_values}
+        required = {**EMPTY_KEYS, **self.required_values}
         wrong = [
             f"{key} {hub[key]!r} is not supported, only {required_value!r}"
             for key, required_value in required.items()
@@ -292,11 +166,10 @@ class Layout:
         ]
         if wrong:
             raise UsageError("; ".join(wrong), where)
-        read_keys = (
-            {item.theirs for item in self.fields} | _NONE.keys() | self.required_values.keys() | self.constant.keys()
-        )
+        read_keys = {item.theirs for item in self.fields}
+        read_keys |= EMPTY_KEYS.keys() | self.required_values.keys() | self.constant.keys()
         read_keys |= {key for name in self.sections for key in (name, f"{name}_dict")}
-        _require_known(hub, read_keys, (*self.ignored_keys, *allowed), where)
+        require_known(hub, read_keys, (*self.ignored_keys, *allowed), where)
         values: dict[str, Any] = {"task": self.task(checkpoint)}
         values |= {item.ours or item.theirs: item.read(hub, where) for item in self.fields}
         values |= self._read_sections(checkpoint, (*self.ignored_keys, *allowed))
@@ -316,7 +189,7 @@ class Layout:
         values: dict[str, Any] = {}
         for name, fields in self.sections.items():
             section, where = self.section(checkpoint, name), f"{checkpoint.config_file}, {name}"
-            _require_known(section, {item.theirs for item in fields}, ignored, where)
+            require_known(section, {item.theirs for item in fields}, ignored, where)
             for item in fields:
                 value = item.read(section, where)
                 if (other := values.setdefault(item.ours or item.theirs, value)) != value:
@@ -357,18 +230,18 @@ class Layout:
 
     # Tensors.
 
-    def origins(self, names: Iterable[str], config: Config) -> dict[str, list[Place]]:
+    def origins(self, names: Iterable[str], config: Config) -> dict[str, list[TensorPlace]]:
         """Return the places of each of zoo's tensors, of which the first is written. Omit unmatched tensors."""
         rules = self.rules(config) if callable(self.rules) else self.rules
         compiled = [(rule, [_pattern(name) for name in _texts(rule.ours)]) for rule in rules]
-        places: dict[str, list[Place]] = {}
+        places: dict[str, list[TensorPlace]] = {}
         for name in names:
             for rule, patterns in compiled:
                 match = next((match for pattern in patterns if (match := pattern.match(name))), None)
                 if match is not None:
                     *numbers, rest = match.groups()
                     group = tuple(_fill(ours, numbers) + rest for ours in _texts(rule.ours))
-                    places.setdefault(name, []).append(Place(_fill(rule.theirs, numbers) + rest, group, rule))
+                    places.setdefault(name, []).append(TensorPlace(_fill(rule.theirs, numbers) + rest, group, rule))
         return places
 
     def match(self, names: Iterable[str], expected: Iterable[str], config: Config) -> dict[str, str]:
@@ -392,19 +265,6 @@ class Layout:
     def written_name(self, name: str, config: Config) -> str:
         """Return the name in a file of this task, given the name in the rules."""
         return name.removeprefix(self.prefix) if config.task in self.headless_tasks else name
-
-
-def _require_known(hub: Mapping[str, Any], known: Collection[str], ignored: Sequence[str], where: object) -> None:
-    """Raise :class:`UsageError` for keys that are neither known, nor ignored in any family, nor match ``ignored``."""
-    patterns = (*INERT, *ignored)
-    unknown = [key for key in hub if key not in known and not any(fnmatchcase(key, pattern) for pattern in patterns)]
-    strange = [key for key in unknown if not (key in INERT_AT and hub[key] in (None, *INERT_AT[key]))]
-    if strange:
-        named = [f"{key} {hub[key]!r:.40}" if key in INERT_AT else key for key in strange]
-        ways = f"allow_keys={strange}", " ".join(f"--allow-key {key}" for key in strange)
-        which = "they do" if len(strange) > 1 else "it does"
-        remedy = Wording(*(f"pass {way} if {which} not change the model" for way in ways))
-        raise UsageError(f"not understood: {', '.join(named)}", where, remedy)
 
 
 def _texts(value: str | tuple[str, ...]) -> tuple[str, ...]:

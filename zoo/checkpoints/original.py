@@ -12,9 +12,9 @@ from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from zoo.artifact.weights import dtype_name
+from zoo.checkpoints.exact import Exact
 from zoo.checkpoints.layout import Layout
 from zoo.checkpoints.source import Checkpoint
 from zoo.config import Config
@@ -24,7 +24,7 @@ from zoo.models import create, persist
 from zoo.registry import ModelSpec
 from zoo.system import free_memory
 
-__all__ = ["Comparison", "Exact", "Unavailable", "call", "compare", "quiet", "require_memory"]
+__all__ = ["Comparison", "Unavailable", "call", "compare", "quiet", "require_memory"]
 
 _EXACT = 1e-10
 """Maximum difference of float64 outputs, relative to the largest output."""
@@ -33,7 +33,6 @@ _BATCHES: Sequence[tuple[int, int, Literal["right", "none"]]] = ((2, 9, "right")
 _NUDGES = 8
 """Number of weight perturbations for models that may amplify rounding errors."""
 _REMEDY = "the layout or the configuration is wrong; nothing was written"
-_NARROW = (torch.float32, torch.float16, torch.bfloat16)
 
 Outputs = Mapping[str, Tensor]
 
@@ -75,57 +74,6 @@ class Comparison:
             "error": self.error,
             "original_error": self.original_error,
         }
-
-
-class Exact(TorchFunctionMode):
-    """A mode in which float64 is never rounded to float32.
-
-    Many implementations compute norms and softmax in float32, which gains precision for float16 but loses it for
-    float64. Modules with a buffer ``inv_freq``, or one per kind of layer, are exempt: weights are trained with float32
-    rotary angles, and zoo uses those too.
-
-    Args:
-        model: the model called under this mode.
-    """
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self._paused = 0
-        self._rotary = [module for module in model.modules() if _is_rotary(module)]
-
-    def __enter__(self) -> Exact:
-        def shift(by: int) -> Callable[..., None]:
-            def hook(*_: Any) -> None:
-                self._paused += by
-
-            return hook
-
-        self._handles = [module.register_forward_pre_hook(shift(1)) for module in self._rotary]
-        self._handles += [module.register_forward_hook(shift(-1)) for module in self._rotary]
-        super().__enter__()  # type: ignore[no-untyped-call]
-        return self
-
-    def __exit__(self, *raised: Any) -> None:
-        super().__exit__(*raised)  # type: ignore[no-untyped-call]
-        for handle in self._handles:
-            handle.remove()
-
-    def __torch_function__(
-        self, function: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        kwargs = dict(kwargs or {})
-        if not self._paused and args and isinstance(args[0], Tensor) and args[0].dtype == torch.float64:
-            if function in (Tensor.float, Tensor.half, Tensor.bfloat16):
-                return args[0]
-            args = [torch.float64 if isinstance(item, torch.dtype) and item in _NARROW else item for item in args]
-            if kwargs.get("dtype") in _NARROW:
-                kwargs["dtype"] = torch.float64
-        return function(*args, **kwargs)
-
-
-def _is_rotary(module: nn.Module) -> bool:
-    names = (name for name, _ in module.named_buffers(recurse=False))
-    return hasattr(module, "inv_freq") or any(name.endswith("_inv_freq") for name in names)
 
 
 def compare(

@@ -16,7 +16,8 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from zoo.artifact import ADAPTER, ADAPTER_CONFIG, write_json
-from zoo.checkpoints.layout import Layout, Place, Rule
+from zoo.checkpoints.layout import Layout
+from zoo.checkpoints.rules import Rule, TensorPlace
 from zoo.config import Config
 from zoo.models.tensors import tensor_groups
 
@@ -65,7 +66,8 @@ class AdapterNames:
     """
 
     def __init__(self, model: nn.Module, config: Config, layout: Layout | None) -> None:
-        self._config, self._layout = config, layout
+        self._config = config
+        self._layout = layout
         groups = tensor_groups(model)
         self.first = {alias: first for first, (_, names) in groups.items() for alias in names}
         """The first name of each tensor, by all its names."""
@@ -75,7 +77,7 @@ class AdapterNames:
         self.owners = {alias: model.get_submodule(alias.rpartition(".")[0]) for alias in self.first}
         """The module of each tensor, by all its names."""
         self._places = (
-            {name: [Place(name, (name,), Rule(name, name))] for name in self.shapes}
+            {name: [TensorPlace(name, (name,), Rule(name, name))] for name in self.shapes}
             if layout is None
             else layout.origins(self.shapes, config)
         )
@@ -95,15 +97,15 @@ class AdapterNames:
         sharing = {id(self.owners[alias]) for alias, tensor in self.first.items() if tensor == first}
         return sharing == {id(self.owners[name]) for name in names}
 
-    def place(self, name: str) -> Place:
+    def place(self, name: str) -> TensorPlace:
         """Return the place of one of zoo's tensors."""
         return self._places[name][0]
 
-    def written(self, place: Place) -> str:
+    def written(self, place: TensorPlace) -> str:
         """Return the name of a tensor in the files of the base model."""
         return place.name if self._layout is None else self._layout.written_name(place.name, self._config)
 
-    def find(self, names: Iterable[str]) -> dict[str, Place | None]:
+    def find(self, names: Iterable[str]) -> dict[str, TensorPlace | None]:
         """Return the places that names in the files of the base model stand for; None for unknown ones."""
         by_name = {place.name: place for places in self._places.values() for place in places}
         if self._layout is None:
@@ -136,7 +138,7 @@ def write_adapter(stage: Path, names: AdapterNames, changes: Changes, *, base: s
         tensors[f"{PREFIX}{module}.lora_A.weight"] = fused.a.contiguous()
         tensors[f"{PREFIX}{module}.lora_B.weight"] = place.rule.join(fused.b.split(sizes)).contiguous()
         ranks[module] = len(fused.a)
-    heads: dict[str, Place] = {names.written(place): place for place in map(names.place, changes.whole)}
+    heads: dict[str, TensorPlace] = {names.written(place): place for place in map(names.place, changes.whole)}
     for name, place in heads.items():
         tensors[PREFIX + name] = place.rule.to_theirs(
             [changes.whole[names.first[item]] for item in place.group]

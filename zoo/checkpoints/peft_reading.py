@@ -20,8 +20,8 @@ from torch import Tensor, nn
 
 from zoo.artifact import ADAPTER, ADAPTER_CONFIG
 from zoo.artifact.weights import load_json
-from zoo.checkpoints.layout import Place
 from zoo.checkpoints.peft import PREFIX, AdapterNames, Changes, Update
+from zoo.checkpoints.rules import TensorPlace
 from zoo.errors import ArtifactError, UsageError
 
 __all__ = ["read_adapter"]
@@ -178,7 +178,7 @@ def _equals(value: Tensor, mine: Tensor) -> bool:
 
 
 def _whole(
-    name: str, value: Tensor, place: Place | None, names: AdapterNames, problems: list[str]
+    name: str, value: Tensor, place: TensorPlace | None, names: AdapterNames, problems: list[str]
 ) -> dict[str, Tensor]:
     """Return a whole tensor by zoo's names; empty, with a further problem, if it does not fit the model."""
     if place is None:
@@ -194,7 +194,7 @@ def _whole(
 
 def _rows(
     given: Mapping[str, Tensor],
-    found: Mapping[str, Place | None],
+    found: Mapping[str, TensorPlace | None],
     config: Mapping[str, Any],
     names: AdapterNames,
     problems: list[str],
@@ -225,7 +225,7 @@ def _tokens(listed: Any, module: str) -> list[int]:
 
 
 def _problem(
-    module: str, pair: Mapping[str, Tensor], place: Place | None, names: AdapterNames, *, embedding: bool
+    module: str, pair: Mapping[str, Tensor], place: TensorPlace | None, names: AdapterNames, *, embedding: bool
 ) -> str | None:
     """Return why the factors of a layer do not fit the model, or None."""
     if place is None:

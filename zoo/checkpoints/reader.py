@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from zoo.artifact.provenance import fold_names
-from zoo.checkpoints.layout import Layout, Place
+from zoo.checkpoints.layout import Layout
+from zoo.checkpoints.rules import TensorPlace
 from zoo.checkpoints.source import Checkpoint
 from zoo.checkpoints.stacks import join_stacks
 from zoo.config import Config
@@ -64,7 +65,7 @@ class TensorReader:
         self.groups = tensor_groups(model)
         self.like = {alias: tensor for tensor, aliases in self.groups.values() for alias in aliases}
         self.dtype = next(model.parameters()).dtype
-        self.sources: dict[str, tuple[str, Place]] = {}
+        self.sources: dict[str, tuple[str, TensorPlace]] = {}
         """For each of zoo's tensors, its name in the checkpoint and its place there."""
         self.used: dict[str, None] = {}
         """Tensors of the checkpoint that the model has."""
@@ -166,7 +167,7 @@ class TensorReader:
         """Return whether a tensor belongs to a module that a model for another task does not keep."""
         return config.task != self.spec.task and name.partition(".")[0] in config.replaced_modules
 
-    def _compare(self, present: Sequence[tuple[str, Place]]) -> list[str]:
+    def _compare(self, present: Sequence[tuple[str, TensorPlace]]) -> list[str]:
         """Return the problems with the stored copies of a tensor."""
         problems = []
         for file, origin in present:
@@ -184,7 +185,7 @@ class TensorReader:
             if file != first and not all(map(torch.equal, value, self._ours(file, other)))
         ]
 
-    def _ours(self, file: str, origin: Place) -> list[Tensor]:
+    def _ours(self, file: str, origin: TensorPlace) -> list[Tensor]:
         sizes = [self.like[name].shape[0] for name in origin.group] if len(origin.group) > 1 else [1]
         return origin.rule.to_ours(self.tensors[file].read(), sizes)
 

@@ -57,7 +57,10 @@ class TokenComparison:
     def __init__(
         self, ours: Tokenizer, theirs: Any, where: Path, dropped: Collection[str] = (), *, lowers: bool = False
     ) -> None:
-        self.ours, self.theirs, self.where, self.lowers = ours, theirs, where, lowers
+        self.ours = ours
+        self.theirs = theirs
+        self.where = where
+        self.lowers = lowers
         self.bare = Tokenizer(ours.backend, special_tokens=False)
         """Ours, without special tokens around texts."""
         added = {token.content for token in ours.backend.get_added_tokens_decoder().values()}

@@ -156,7 +156,10 @@ class _Number(click.ParamType[int]):
     """A whole number with a unit, such as 124M or 5GB."""
 
     def __init__(self, name: str, units: dict[str, int], least: int, example: str) -> None:
-        self.name, self._units, self._least, self._example = name, units, least, example
+        self.name = name
+        self._units = units
+        self._least = least
+        self._example = example
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         if isinstance(value, int):

@@ -246,7 +246,8 @@ class Reporter:
     """
 
     def __init__(self, done: int, progress: Progress | None) -> None:
-        self._done, self._progress = done, progress
+        self._done = done
+        self._progress = progress
         self._started = time.monotonic()
 
     def __call__(self, run: Run, step: Step, evaluation: Evaluation | None) -> None:

@@ -45,7 +45,9 @@ class LocalAttention(nn.Module):
         self, hidden_size: int, num_heads: int, *, head_dim: int, chunk_length: int, dropout: float = 0.0
     ) -> None:
         super().__init__()
-        self.num_heads, self.chunk_length, self.dropout = num_heads, chunk_length, dropout
+        self.num_heads = num_heads
+        self.chunk_length = chunk_length
+        self.dropout = dropout
         self.query, self.key, self.value = (nn.Linear(hidden_size, num_heads * head_dim, bias=False) for _ in range(3))
         self.output = nn.Linear(num_heads * head_dim, hidden_size, bias=False)
 
@@ -124,8 +126,12 @@ class LSHAttention(nn.Module):
         super().__init__()
         if not num_buckets or any(number < 2 or number % 2 for number in num_buckets):
             raise ValueError(f"num_buckets must be even positive numbers, got {tuple(num_buckets)}")
-        self.num_heads, self.chunk_length, self.num_hashes = num_heads, chunk_length, num_hashes
-        self.num_buckets, self.wrap, self.dropout = tuple(num_buckets), wrap, dropout
+        self.num_heads = num_heads
+        self.chunk_length = chunk_length
+        self.num_hashes = num_hashes
+        self.num_buckets = tuple(num_buckets)
+        self.wrap = wrap
+        self.dropout = dropout
         self.query_key = nn.Linear(hidden_size, num_heads * head_dim, bias=False)
         self.value = nn.Linear(hidden_size, num_heads * head_dim, bias=False)
         self.output = nn.Linear(num_heads * head_dim, hidden_size, bias=False)

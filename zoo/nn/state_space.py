@@ -69,7 +69,9 @@ class GatedRMSNorm(nn.Module):
 
     def __init__(self, hidden_size: int, *, num_groups: int = 1, eps: float = 1e-5, gate_first: bool = True) -> None:
         super().__init__()
-        self.num_groups, self.eps, self.gate_first = num_groups, eps, gate_first
+        self.num_groups = num_groups
+        self.eps = eps
+        self.gate_first = gate_first
         self.weight = nn.Parameter(torch.ones(hidden_size))
 
     def forward(self, x: Tensor, gate: Tensor) -> Tensor:
@@ -127,8 +129,12 @@ class StateSpaceMixer(nn.Module):
     ) -> None:
         super().__init__()
         self.chunk_size = chunk_size
-        self.width, self.head_dim, self.state_size = width, head_dim, state_size
-        self.num_groups, self.num_heads, self.steps = num_groups, width // head_dim, steps
+        self.width = width
+        self.head_dim = head_dim
+        self.state_size = state_size
+        self.num_groups = num_groups
+        self.num_heads = width // head_dim
+        self.steps = steps
         self.activation = ACTIVATIONS[activation]
         channels = width + 2 * num_groups * state_size
         self.input = nn.Linear(hidden_size, width + channels + self.num_heads, bias=bias)

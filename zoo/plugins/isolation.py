@@ -181,7 +181,8 @@ class _Channel:
     """The lines and the output of a subprocess."""
 
     def __init__(self, process: subprocess.Popen[bytes], stream: IO[bytes], output: Path) -> None:
-        self._process, self._output = process, output
+        self._process = process
+        self._output = output
         self._lines: queue.Queue[bytes] = queue.Queue()
         self._closed = threading.Event()
         self._pump = threading.Thread(target=self._read, args=(stream,), daemon=True)

@@ -119,7 +119,8 @@ class Errors:
             exact = reference[part].astype(np.float64, copy=False)
             allowed = np.abs(yardstick[part].astype(np.float64, copy=False) - exact)
             if not np.isfinite(exact).all():
-                self.finite, self.worst = False, point
+                self.finite = False
+                self.worst = point
                 return
             if not np.isfinite(allowed).all():
                 self.overflow = point
@@ -133,7 +134,8 @@ class Errors:
         if not self.finite or self.overflow not in (None, point):
             return
         if not all(np.isfinite(part).all() for part in np.array_split(result, -(-result.size // _CHUNK) or 1)):
-            self.finite, self.overflow = False, None
+            self.finite = False
+            self.overflow = None
             self.worst = point
         if self.overflow is not None:
             return
@@ -165,9 +167,11 @@ class Errors:
     def _judge(self, _part: int, error: Array, local_scale: Array | None, point: Point) -> None:
         """Add errors of the graph at a part of the rows, by its number."""
         if not (highest := float(np.max(error))) <= self.runtime:  # true for NaN, too
-            self.runtime, self.worst = highest, point
+            self.runtime = highest
+            self.worst = point
         if local_scale is not None and not (highest := float(np.max(error / local_scale))) <= self.local_runtime:
-            self.local_runtime, self.worst_local = highest, point
+            self.local_runtime = highest
+            self.worst_local = point
 
     def judged_rows(self, valid: Array) -> Array:
         """Return which rows of the last point are judged, of the valid ones."""

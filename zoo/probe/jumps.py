@@ -133,9 +133,11 @@ class JumpErrors(Errors):
             beyond += int(np.sum(off))
             self._judged.append(judged)
             if not (highest := float(np.max(rows.runtime, where=judged, initial=0.0))) <= self.runtime:
-                self.runtime, self.worst = highest, rows.point
+                self.runtime = highest
+                self.worst = rows.point
             if not (highest := float(np.max(rows.runtime_local, where=judged, initial=0.0))) <= self.local_runtime:
-                self.local_runtime, self.worst_local = highest, rows.point
+                self.local_runtime = highest
+                self.worst_local = rows.point
         self.runtime_jumps = beyond / len(plain)
 
     def judged_rows(self, valid: Array) -> Array:

@@ -68,7 +68,8 @@ class _Thread(Generic[Result]):
     ended: bool = False
 
     def __post_init__(self) -> None:
-        self._mine, self._theirs = threading.Semaphore(0), threading.Semaphore(0)
+        self._mine = threading.Semaphore(0)
+        self._theirs = threading.Semaphore(0)
         self._thread = threading.Thread(target=copy_context().run, args=(self._run,), daemon=True)
         self._thread.start()
 

@@ -16,7 +16,9 @@ class CheckFailure(AssertionError):  # noqa: N818  (reads better in test reports
     """A failed check: what was expected and what happened. ``check`` is the check's name, if known."""
 
     def __init__(self, expected: str, happened: str, check: str | None = None) -> None:
-        self.expected, self.happened, self.check = expected, happened, check
+        self.expected = expected
+        self.happened = happened
+        self.check = check
         text = f"expected: {expected}\nhappened: {happened}"
         super().__init__(f"{text}\nread more: {read_more(check)}" if check else text)
 

@@ -38,7 +38,8 @@ class TextInputs:
     """
 
     def __init__(self, graphs: Sequence[Graph], config: Settings, directory: Path) -> None:
-        self.graph, self.directory = graphs[0], directory
+        self.graph = graphs[0]
+        self.directory = directory
         fields = standard_fields(config)
         self.positions = fields.max_seq_len
         """Maximum number of tokens."""

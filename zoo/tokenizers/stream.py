@@ -61,13 +61,16 @@ class TextStream:
             return ""
         # the spaces that are removed depend on all tokens before
         self._before = [*self._before, *self._held] if self._cleans else self._held
-        self._held, self._decoded = [], 0
+        self._held = []
+        self._decoded = 0
         return piece
 
     def rest(self) -> str:
         """Return the text that was held back, after the last token."""
         piece = continuation(self._backend, self._before, self._held) if self._held else ""
-        self._before, self._held, self._decoder = self._held or self._before, [], None
+        self._before = self._held or self._before
+        self._held = []
+        self._decoder = None
         return piece
 
     def _next(self) -> str | None:

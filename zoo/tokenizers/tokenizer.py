@@ -151,12 +151,15 @@ class Tokenizer:
     ) -> None:
         self.backend: Any = backend
         """The tokenizer of the ``tokenizers`` library."""
-        self.special_tokens, self.limit, self.stride = special_tokens, limit, stride
+        self.special_tokens = special_tokens
+        self.limit = limit
+        self.stride = stride
         self.side: Side = side or ("right" if inputs is None else inputs.side)
         self.strategy = strategy
         self.truncated = 0
         """Number of texts that were truncated, a pair being one."""
-        self._inputs, self._target = inputs, target
+        self._inputs = inputs
+        self._target = target
         self._cutting: Any = None
         """A copy of the backend that truncates, once a text was too long."""
 

@@ -60,7 +60,9 @@ class Lines:
         """End the pass, because nobody waits for the result."""
 
     def __iter__(self) -> Iterator[str]:
-        self.count, self.blank, self.failure = 0, True, None
+        self.count = 0
+        self.blank = True
+        self.failure = None
         try:
             for path in self.paths:
                 yield from self._read(path)

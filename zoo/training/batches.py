@@ -27,7 +27,9 @@ class MicroBatch:
     """A part of a step that is computed at once."""
 
     def __init__(self, batch: Batch, examples: Sequence[int], seed: int) -> None:
-        self.batch, self.examples, self.seed = batch, examples, seed
+        self.batch = batch
+        self.examples = examples
+        self.seed = seed
         """The tensors, the numbers of the examples, and the seed of dropout."""
 
 
@@ -35,7 +37,10 @@ class StepBatches(Dataset[MicroBatch]):
     """The parts of all steps, by step and part."""
 
     def __init__(self, examples: Examples, criterion: Criterion, order: Order, size: int) -> None:
-        self._examples, self._criterion, self._order, self._size = examples, criterion, order, size
+        self._examples = examples
+        self._criterion = criterion
+        self._order = order
+        self._size = size
 
     @property
     def parts(self) -> int:

@@ -59,8 +59,10 @@ class Sums:
     """
 
     def __init__(self, terms: int) -> None:
-        self._totals, self._counts = [0.0] * terms, [0.0] * terms
-        self._correct, self._judged = [0.0] * terms, [0.0] * terms
+        self._totals = [0.0] * terms
+        self._counts = [0.0] * terms
+        self._correct = [0.0] * terms
+        self._judged = [0.0] * terms
         """Targets that are predicted, and those for which this is defined."""
 
     def add(self, loss: Loss) -> None:
@@ -145,7 +147,9 @@ class Criterion(ABC):
     parts."""
 
     def __init__(self, config: Config, tokenizer: Tokenizer | None, settings: Settings, max_length: int) -> None:
-        self.config, self.settings, self.max_length = config, settings, max_length
+        self.config = config
+        self.settings = settings
+        self.max_length = max_length
         self.truncated = 0
         """Number of texts that were cut to ``max_length``."""
         self.encoded = self.unknown = 0

@@ -103,9 +103,12 @@ class Trainer:
         processes: Processes = ALONE,
         guard: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
-        self.settings, self.criterion, self.validation = settings, criterion, validation
+        self.settings = settings
+        self.criterion = criterion
+        self.validation = validation
         self._guard = guard
-        self.processes, self.device = processes, processes.device
+        self.processes = processes
+        self.device = processes.device
         self.model = model
         _check_memory(model)
         freeze(model, settings.freeze)
@@ -115,7 +118,8 @@ class Trainer:
             what = "the loss of an example depends on the others in its batch, so a step cannot be divided"
             where = f"micro_batch_size {size} of batch_size {settings.batch_size}"
             raise UsageError(what, where, "leave micro_batch_size out, and use one process")
-        self._size, self._batches = size, StepBatches(examples, criterion, order, size)
+        self._size = size
+        self._batches = StepBatches(examples, criterion, order, size)
         processes.check_parts(self._batches.parts)
         if self._batches.parts > 1 and processes.is_first:
             _warn_of_batch_statistics(model)

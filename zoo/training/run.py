@@ -89,8 +89,14 @@ class Run:
         trackers: Trackers | None = None,
         release: Callable[[], None] = lambda: None,
     ) -> None:
-        self.plan, self.spec, self.trainer, self.directory = plan, spec, trainer, directory
-        self.data, self._name, self._origin, self._adapters = training, name, origin, adapters
+        self.plan = plan
+        self.spec = spec
+        self.trainer = trainer
+        self.directory = directory
+        self.data = training
+        self._name = name
+        self._origin = origin
+        self._adapters = adapters
         self._trackers = trackers or Trackers(())
         self.release = release
         self.metrics: list[dict[str, Any]] = []
@@ -110,7 +116,8 @@ class Run:
         """Continue from what the directory's checkpoint holds, the result of :meth:`progress` included."""
         read_state(self.trainer, self.directory / STATE)
         self.saved = self.trainer.done
-        self.best, self._worse = so_far.best, so_far.worse
+        self.best = so_far.best
+        self._worse = so_far.worse
         self.metrics = read_metrics(self.directory / METRICS)
         self._track()
 
@@ -291,7 +298,8 @@ class Run:
         if evaluation is None:
             return None
         if self.best is None or self._is_better(evaluation, self.best):
-            self.best, self._worse = Best(**asdict(evaluation), step=self.trainer.done), 0
+            self.best = Best(**asdict(evaluation), step=self.trainer.done)
+            self._worse = 0
         else:
             self._worse += 1
         return evaluation

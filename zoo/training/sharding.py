@@ -102,7 +102,8 @@ class Collector:
     """
 
     def __init__(self, processes: Processes, tensors: Callable[[], Mapping[str, Tensor]]) -> None:
-        self._processes, self._tensors = processes, tensors
+        self._processes = processes
+        self._tensors = tensors
         self._found: Mapping[str, Tensor] = {}
         self._is_sharded = False
 

@@ -37,11 +37,13 @@ class LowRankLinear(nn.Module):
 
     def __init__(self, dense: nn.Linear, settings: LowRankSettings) -> None:
         super().__init__()
-        self.weight, self.bias = dense.weight, dense.bias
+        self.weight = dense.weight
+        self.bias = dense.bias
         self.lora_A = nn.Parameter(dense.weight.detach().new_empty(settings.rank, dense.in_features))
         self.lora_B = nn.Parameter(dense.weight.detach().new_zeros(dense.out_features, settings.rank))
         nn.init.kaiming_uniform_(self.lora_A, a=math.sqrt(5))
-        self.dropout, self.scale = nn.Dropout(settings.dropout), settings.scale
+        self.dropout = nn.Dropout(settings.dropout)
+        self.scale = settings.scale
 
     def forward(self, x: Tensor) -> Tensor:
         update = F.linear(F.linear(self.dropout(x), self.lora_A), self.lora_B)

@@ -126,7 +126,9 @@ class Blocks:
     lengths = None
 
     def __init__(self, tokens: Array, length: int, *, field: str = "input_ids") -> None:
-        self._tokens, self._length, self._field = tokens, length, field
+        self._tokens = tokens
+        self._length = length
+        self._field = field
 
     def __len__(self) -> int:
         return max(0, len(self._tokens) - 1) // self._length

@@ -149,7 +149,9 @@ class FileRows:
     """The rows of files, read anew by each iteration."""
 
     def __init__(self, files: Sequence[Path], columns: Mapping[str, str], optional: Mapping[str, str]) -> None:
-        self.files, self._columns, self._optional = files, columns, optional
+        self.files = files
+        self._columns = columns
+        self._optional = optional
 
     def __iter__(self) -> Iterator[dict[str, Any] | RowError]:
         for file in self.files:

@@ -40,7 +40,8 @@ class _Limited:
     """The first rows of others."""
 
     def __init__(self, rows: Rows, limit: int) -> None:
-        self._rows, self._limit = rows, limit
+        self._rows = rows
+        self._limit = limit
 
     def __iter__(self) -> Iterator[Mapping[str, Any] | RowError]:
         return islice(iter(self._rows), self._limit)
@@ -66,7 +67,10 @@ class _DatasetRows:
         roles: Mapping[str, str],
         optional: Mapping[str, str],
     ) -> None:
-        self._owner, self._reference, self._split, self._roles = owner, reference, split, roles
+        self._owner = owner
+        self._reference = reference
+        self._split = split
+        self._roles = roles
         self._optional = optional
 
     def __iter__(self) -> Iterator[Mapping[str, Any] | RowError]:
