@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from zoo import plugins
 from zoo.artifact import ModelDirectory, find_exports
-from zoo.contract import Graph
+from zoo.contract import Graph, standard_fields
 from zoo.errors import ArtifactError, UsageError, ZooError, ZooWarning
 from zoo.models import persist
 from zoo.probe.inputs import empty_past
@@ -130,7 +130,8 @@ def evaluate(
     model = persist.load_directory(stored)
     plugin, objective = plugins.active().objective(plan.objective, stored.spec.task)
     tokenizer = model_tokenizer(plan, stored.spec, model)
-    cut, positions = text_limit(stored, truncate), getattr(stored.spec.config, "max_seq_len", None)
+    cut = text_limit(stored, truncate)
+    positions = standard_fields(stored.spec.config).max_seq_len
     length = cut
     if objective.name == "question-answering":
         length = min(bound for bound in (trained_length(stored) or LONGEST_WINDOW, positions) if bound is not None)

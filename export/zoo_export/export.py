@@ -25,6 +25,7 @@ from zoo.artifact import (
     variant_of,
 )
 from zoo.artifact.card import model_card
+from zoo.contract import standard_fields
 from zoo.errors import EXPORT_AGAIN, ArtifactError, ParityError, UsageError, argument, values_of
 from zoo.exporters import Job, export_to
 from zoo.models.count import parameter_count
@@ -217,7 +218,7 @@ def export_preset(spec: ModelSpec, directory: Path, *, options: Options = Option
         if spec.tokenizer is not None:
             from zoo.tokenizers.given import write_given
 
-            write_given(spec.tokenizer, stage / TOKENIZER, getattr(spec.config, "vocab_size", None))
+            write_given(spec.tokenizer, stage / TOKENIZER, standard_fields(spec.config).vocab_size)
         (stage / CARD).write_text(model_card(spec, dtype, None, parameter_count(spec)), encoding="utf-8")
     return list(files)
 

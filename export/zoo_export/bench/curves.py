@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from zoo.artifact import Export, ModelDirectory
-from zoo.contract import rows_of
+from zoo.contract import rows_of, standard_fields
 from zoo.errors import ParityError, UsageError, argument, nearest
 from zoo.exporters import Progress
 from zoo.models import create, persist
@@ -143,7 +143,7 @@ def _check_lengths(source: _Source, lengths: Sequence[int]) -> None:
     """Raise :class:`UsageError` unless a model accepts texts of these lengths."""
     if not {name for graph in source.spec.graphs for name in graph.dim_names()} - {*rows_of(source.spec.graphs)}:
         raise UsageError("inputs have a fixed length", source.name, "choose a model that reads texts")
-    longest = getattr(source.spec.config, "max_seq_len", None)
+    longest = standard_fields(source.spec.config).max_seq_len
     for length in lengths:
         where = f"{source.name}, length {length}"
         check_declared(source.spec.graphs, length, where)

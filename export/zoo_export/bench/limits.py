@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from zoo.contract import standard_fields
 from zoo.probe.pipeline import Arrays
 from zoo.registry import ModelSpec
 from zoo_export.bench.cases import Call, Case
@@ -158,7 +159,8 @@ def necessary_flops(session: Session, case: Case, count: Count) -> int | None:
     inputs = {item.name for item in session.sessions[case.graph.name].get_inputs()}
     if total is None or case.new == 1 or LOGITS_TO_KEEP not in inputs:
         return total
-    sizes = {name: getattr(spec.config, name, None) for name in ("vocab_size", "target_vocab_size")}
+    fields = standard_fields(spec.config)
+    sizes = {"vocab_size": fields.vocab_size, "target_vocab_size": fields.target_vocab_size}
     doubled = {name: 2 * size for name, size in sizes.items() if size}
     if not doubled:
         return None
@@ -169,7 +171,7 @@ def necessary_flops(session: Session, case: Case, count: Count) -> int | None:
 
 def closed_form(spec: ModelSpec, case: Case) -> int | None:
     """Return the FLOPs declared by the architecture, which are available only for models with a single graph."""
-    if len(spec.graphs) > 1 or not hasattr(spec.config, "max_seq_len"):
+    if len(spec.graphs) > 1 or standard_fields(spec.config).max_seq_len is None:
         return None
     cost = _with(spec, max_seq_len=case.past + case.new).cost  # costs are declared at full context
     return None if cost is None else case.batch * case.new * cost.flops

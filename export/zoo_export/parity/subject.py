@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from zoo.artifact import ModelDirectory
-from zoo.contract import Graph
+from zoo.contract import Graph, standard_fields
 from zoo.errors import ArtifactError, ParityError, UnreadableError, storage_errors
 from zoo.models import persist
 from zoo.probe.inputs import Feeds, Point
@@ -189,7 +189,7 @@ class OnnxSubject(Subject):
         return {"all": self._open(self.files, True, share=True, pool=False)}
 
     def conditions(self) -> Sequence[Conditions]:
-        longest = getattr(self.stored.spec.config, "max_seq_len", None)
+        longest = standard_fields(self.stored.spec.config).max_seq_len
         return [Conditions(graph, self.files[graph.name], self.stored.path, longest) for graph in self.graphs]
 
     def open_perturbed(self) -> Iterator[dict[str, Executor]]:

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 import torch
 
-from zoo.contract import Graph, Size, TensorSpec, dim_names, dim_size, sizes_of
+from zoo.contract import Graph, Size, TensorSpec, dim_names, dim_size, sizes_of, standard_fields
 from zoo.models import dtypes
 from zoo.registry import ModelSpec
 
@@ -25,7 +25,7 @@ def example_sizes(spec: ModelSpec, graph: Graph) -> dict[str, int]:
     Lengths fill several chunks of a model that cuts texts into chunks, because the tracer takes a number of 1 for a
     constant. They are below the largest number of tokens, because it takes a slice of all rows for a constant, too.
     """
-    declared, longest = sizes_of(spec.graphs), getattr(spec.config, "max_seq_len", None)
+    declared, longest = sizes_of(spec.graphs), standard_fields(spec.config).max_seq_len
     limited = limited_lengths(graph)
     names = *limited, *graph.dim_names()
     for smallest in (37, 11):

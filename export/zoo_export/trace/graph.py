@@ -26,7 +26,7 @@ from onnx_ir.passes import common as passes
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from zoo.contract import Graph, Size, TensorSpec, sizes_of
+from zoo.contract import Graph, Size, TensorSpec, sizes_of, standard_fields
 from zoo.errors import ParityError, PluginError
 from zoo.models import create, persist
 from zoo.models.tensors import tensor_groups
@@ -201,7 +201,7 @@ def _shapes(program: torch.export.ExportedProgram, tensors: Sequence[TensorSpec]
 
 def _allowed_sizes(spec: ModelSpec, graph: Graph) -> dict[str, Size]:
     """Return the sizes of each named dimension at which the graph must be right."""
-    length = Size(max=getattr(spec.config, "max_seq_len", None))
+    length = Size(max=standard_fields(spec.config).max_seq_len)
     sizes = {name: Size() if name in graph.rows else length for name in graph.dim_names()}
     return sizes | {name: size for name, size in sizes_of(spec.graphs).items() if name in sizes}
 

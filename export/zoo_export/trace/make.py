@@ -13,7 +13,7 @@ from typing import Any, Literal, Self
 from zoo.artifact import ATTENTION_INPUTS, ATTENTIONS, PREFILL, PROFILES, SERVING, WEB, ModelDirectory, declared_graphs
 from zoo.artifact.weights import StoredTensor
 from zoo.config import Settings
-from zoo.contract import Graph, Size, rows_of, sizes_of
+from zoo.contract import Graph, Size, rows_of, sizes_of, standard_fields
 from zoo.errors import UsageError, argument, nearest
 from zoo.registry import ModelSpec
 from zoo.system import computing_apart
@@ -283,8 +283,8 @@ def _check_fixed(spec: ModelSpec, sizes: Mapping[str, int]) -> None:
         declared = sizes_of(spec.graphs).get(name, Size())
         if not declared.allows(size):
             raise UsageError(f"{name} must be {declared}", argument("fix", f"{name}={size}"))
-        positions = getattr(spec.config, "max_seq_len", size)
-        if name not in rows and size > positions:
+        positions = standard_fields(spec.config).max_seq_len
+        if name not in rows and positions is not None and size > positions:
             raise UsageError(f"the model has {positions} positions", argument("fix", f"{name}={size}"))
 
 

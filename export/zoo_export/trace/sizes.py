@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from zoo.artifact import PREFILL
-from zoo.contract import Size, sizes_of
+from zoo.contract import Size, sizes_of, standard_fields
 from zoo.errors import UsageError, argument, nearest
 from zoo.probe.grid import longest_length
 from zoo.registry import ModelSpec
@@ -52,7 +52,7 @@ def serving_sizes(spec: ModelSpec, fixed: Mapping[str, int]) -> dict[str, int]:
             sizes[name] = declared[name].nearest(size)
         elif not declared.get(name, Size()).allows(size):
             raise UsageError(f"{name} must be {declared[name]}", argument("fix", f"{name}={size}"))
-        positions = getattr(spec.config, "max_seq_len", None)
+        positions = standard_fields(spec.config).max_seq_len
         if positions is not None and size > positions:
             raise UsageError(f"the model has {positions} positions", argument("fix", f"{name}={size}"))
     if sizes["sequence"] >= capacity:

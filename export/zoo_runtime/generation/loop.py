@@ -9,7 +9,7 @@ import numpy as np
 
 from zoo.arrays import Array
 from zoo.artifact import LOOP
-from zoo.contract import Graph, TensorSpec, dim_names
+from zoo.contract import Graph, TensorSpec, dim_names, standard_fields
 from zoo.errors import ArtifactError, UsageError, Wording
 from zoo.probe.pipeline import decoder_inputs, token_input
 from zoo.registry import ModelSpec
@@ -66,8 +66,9 @@ def plan_loop(spec: ModelSpec) -> LoopPlan:
     for tensor in constants:
         if any(moving & set(dim_names(dim)) for dim in tensor.dims):
             raise UsageError(f"a loop cannot extend the input {tensor.name!r} of {spec.name}", _LOOP)
-    end = getattr(spec.config, "eos_token_id", None)
-    start = getattr(spec.config, "decoder_start_token_id", None) if earlier else None
+    fields = standard_fields(spec.config)
+    end = fields.eos_token_id
+    start = fields.decoder_start_token_id if earlier else None
     sources = [t.name for graph in earlier for t in graph.input_tensors()] + [t.name for t in constants]
     sources += [name for name in (ids, mask) if name and start is None]
     computed = {tensor.name for graph in earlier for tensor in graph.output_tensors()}
@@ -81,7 +82,7 @@ def plan_loop(spec: ModelSpec) -> LoopPlan:
         constants=constants,
         inputs=tuple(name for name in dict.fromkeys(sources) if name not in computed),
         start=start,
-        longest=getattr(spec.config, "max_seq_len", None),
+        longest=fields.max_seq_len,
         end=NO_END if end is None else end,
     )
 

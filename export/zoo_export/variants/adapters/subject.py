@@ -24,7 +24,7 @@ from torch import nn
 from zoo.arrays import Array
 from zoo.artifact import ADAPTERS, ModelDirectory
 from zoo.checkpoints.peft import Update
-from zoo.contract import Graph, TensorSpec
+from zoo.contract import Graph, TensorSpec, standard_fields
 from zoo.models import persist
 from zoo.probe.inputs import Feeds, Point
 from zoo.probe.module import not_perturbed
@@ -245,7 +245,7 @@ class AdapterSubject(OnnxSubject):
 
     def conditions(self) -> Sequence[Conditions]:
         """Return those of the graphs without adapters."""
-        longest = getattr(self.stored.spec.config, "max_seq_len", None)
+        longest = standard_fields(self.stored.spec.config).max_seq_len
         return [
             Conditions(graph, without_adapters(self.files[graph.name]), self.stored.path, longest)
             for graph in self.graphs

@@ -30,7 +30,7 @@ from torch import Tensor, nn
 
 from zoo.arrays import Array
 from zoo.artifact import ModelDirectory
-from zoo.contract import Graph
+from zoo.contract import Graph, standard_fields
 from zoo.errors import ParityError
 from zoo.nn import call_graph
 from zoo.nn.cache import LayerCache
@@ -317,7 +317,7 @@ class CacheSubject(_Attending, OnnxSubject):
         self._share_codes()
 
     def conditions(self) -> Sequence[Conditions]:
-        longest = getattr(self.stored.spec.config, "max_seq_len", None)
+        longest = standard_fields(self.stored.spec.config).max_seq_len
         return [Conditions(graph, self._plain[graph.name], self.stored.path, longest) for graph in self.graphs]
 
     def open_perturbed(self) -> Iterator[dict[str, Executor]]:
