@@ -30,7 +30,7 @@ from zoo.testing.running import Result
 from zoo.training.cache import Facts
 from zoo.training.loop import Step
 from zoo.training.metrics import read_row, row_of
-from zoo.training.plan import Plan
+from zoo.training.plan import TrainingPlan
 from zoo.training.progress import Evaluation, Progress
 from zoo_export.trace.make import Options
 from zoo_runtime.batch import plan as batch
@@ -125,14 +125,14 @@ def test_plain_data(kind: type[Any]) -> None:
 
 
 @few
-@given(instances(Plan), instances(Progress))
-def test_plan_of_training(plan: Plan, progress: Progress) -> None:
+@given(instances(TrainingPlan), instances(Progress))
+def test_plan_of_training(plan: TrainingPlan, progress: Progress) -> None:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "training.json"
         if not plan.data:
             reject()
         plan.write(file, progress)
-        assert Plan.read(file) == (plan, progress)
+        assert TrainingPlan.read(file) == (plan, progress)
 
 
 @few

@@ -18,7 +18,7 @@ import zoo
 from zoo import plugins
 from zoo.figures.drawing import figure
 from zoo.models.count import parameter_count
-from zoo.registry import Summary, registry
+from zoo.registry import PresetSummary, registry
 
 __all__ = ["setup"]
 
@@ -48,7 +48,7 @@ class Presets(SphinxDirective):
         """Return the table, in order of size, and a paragraph."""
         self.env.note_reread()
         fields = self.options.get("fields", "").split()
-        found = [item for item in registry().search(architecture=self.arguments[0]) if isinstance(item, Summary)]
+        found = [item for item in registry().search(architecture=self.arguments[0]) if isinstance(item, PresetSummary)]
         if not found:
             raise self.error(f"no preset of {self.arguments[0]}")
         specs = sorted((registry().resolve(item.name) for item in found), key=parameter_count)

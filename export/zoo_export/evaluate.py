@@ -30,7 +30,7 @@ from zoo.training.criterion import Criterion, Row, Sums
 from zoo.training.data.examples import Blocks, Examples
 from zoo.training.data.rows import RowError
 from zoo.training.data.sources import find_source
-from zoo.training.plan import Plan
+from zoo.training.plan import TrainingPlan
 from zoo.training.processes import ALONE
 from zoo.training.setup import make_criterion, model_tokenizer, read_data
 from zoo_export.opened import ModuleSession
@@ -96,7 +96,7 @@ class Evaluating:
 
 def evaluate(
     directory: Path,
-    plan: Plan,
+    plan: TrainingPlan,
     *,
     split: str = "test",
     variants: Sequence[str] = (),

@@ -17,7 +17,7 @@ from tests.checkpoints.test_sentence_transformers import change, write_bert, wri
 from tests.exported import CHAT_TEMPLATE
 from zoo.artifact import ModelDirectory
 from zoo.checkpoints import common, import_checkpoint, importing, token_answers
-from zoo.checkpoints.answers import Answers
+from zoo.checkpoints.answers import ComparedAnswers
 from zoo.checkpoints.tokens import CheckpointTokenizer
 from zoo.errors import ParityError
 from zoo_plugins.bert import hub
@@ -213,7 +213,7 @@ def test_what_cannot_be_compared_is_recorded(tmp_path: Path, monkeypatch: pytest
     """Disabled, without a tokenizer, and without the library."""
     source = write_llama(tmp_path / "hub")
     assert import_checkpoint(source, tmp_path / "a", verify=False).answers.reasons == {"answers": "disabled"}
-    (find, known) = importlib.util.find_spec, Answers
+    (find, known) = importlib.util.find_spec, ComparedAnswers
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "transformers" else find(name))
     found = import_checkpoint(source, tmp_path / "b").answers
     assert found == known(reasons={"texts to token ids": "transformers is not installed"})

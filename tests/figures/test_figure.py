@@ -17,7 +17,7 @@ from torch import nn
 
 from tests.conftest import full, nth_call
 from zoo.errors import PluginError
-from zoo.figures.anatomy import Anatomy, Part, dissect
+from zoo.figures.anatomy import Anatomy, ModulePart, dissect
 from zoo.figures.drawing import figure
 from zoo.models import create
 from zoo.models.count import parameter_count
@@ -43,12 +43,12 @@ def graphs_of(name: str) -> list[Anatomy]:
     return dissect(named(name))
 
 
-def count_layers(parts: tuple[Part, ...], kind: str) -> int:
+def count_layers(parts: tuple[ModulePart, ...], kind: str) -> int:
     """Return the number of modules of a class in the parts."""
     return sum(part.count * (1 if part.kind == kind else count_layers(part.parts, kind)) for part in parts)
 
 
-def walk(parts: tuple[Part, ...]) -> Iterator[Part]:
+def walk(parts: tuple[ModulePart, ...]) -> Iterator[ModulePart]:
     """Iterate over all parts, at any depth."""
     for part in parts:
         yield part

@@ -25,7 +25,7 @@ from zoo import limits
 from zoo.checkpoints.source import Checkpoint
 from zoo.errors import ArtifactError
 from zoo.reading import parse_toml, read_bytes
-from zoo.tokenizers.train import Lines, train_tokenizer
+from zoo.tokenizers.train import TextLines, train_tokenizer
 from zoo_runtime.server.models import ModelPlace
 
 __all__ = ["exported_build", "exported_with", "once", "one_thread", "signed_export"]
@@ -184,12 +184,12 @@ def test_long_words_are_cut(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Words up to the limit are whole, so the tokenizer is the same."""
     lines = ["the quick brown fox " * 200 + "\n", "x" * 2500 + " " * 2500 + "yz\n", "\n"]
     Path("text.txt").write_text("".join(lines))
-    read = list(Lines([Path("text.txt")]))
+    read = list(TextLines([Path("text.txt")]))
     assert "".join(read) == "".join(lines)
     assert [len(part) for part in read] == [4000 + 1, 1000, 1000, 500 + 1000, 1000, 500 + 3, 1]
 
     def trained() -> str:
-        return train_tokenizer(Lines([Path("text.txt")]), kind=kind, vocab_size=300).to_str()
+        return train_tokenizer(TextLines([Path("text.txt")]), kind=kind, vocab_size=300).to_str()
 
     Path("text.txt").write_text(lines[0])
     whole = trained()

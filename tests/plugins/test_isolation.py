@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from zoo.plugins.isolation import Outcome, run
+from zoo.plugins.isolation import JobOutcome, run
 from zoo.terminal import one_line
 
 JOBS = """
@@ -66,7 +66,7 @@ def function(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return "jobs_of_a_test:call"
 
 
-def outcomes(function: str, jobs: Mapping[str, object], seconds: float = 30) -> dict[str, Outcome]:
+def outcomes(function: str, jobs: Mapping[str, object], seconds: float = 30) -> dict[str, JobOutcome]:
     return {outcome.job: outcome for outcome in run(function, jobs, seconds=seconds, environment={"MINE": "1"})}
 
 

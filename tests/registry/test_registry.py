@@ -13,7 +13,7 @@ from tests.rows import each_row
 from zoo import PluginError, UsageError
 from zoo.models.count import parameter_count, within_size
 from zoo.plugins.presets import built_in_presets, user_presets
-from zoo.registry import Summary, registry
+from zoo.registry import PresetSummary, registry
 
 BUILT_IN = tomllib.loads(built_in_presets().read_text(encoding="utf-8"))["models"]
 # For each class of error, a user's preset that causes it.
@@ -272,7 +272,7 @@ def test_listing_includes_unresolvable_presets(case: str, zoo) -> None:
 def test_filters_exclude_unresolvable_presets(filters: Mapping[str, object]) -> None:
     """A preset without a resolvable architecture matches only name filters."""
     write_user(BROKEN["architecture"][0])
-    assert all(isinstance(item, Summary) for item in registry().search(**filters))
+    assert all(isinstance(item, PresetSummary) for item in registry().search(**filters))
     ((name, error),) = registry().search("min*e")
     assert name == "mine"
     assert isinstance(error, PluginError)
@@ -318,7 +318,7 @@ def test_search(pattern: str, filters: Mapping[str, object]) -> None:
         and filters.get("min_parameters", 0) <= parameter_count(spec) <= filters.get("max_parameters", 10**15)
     }
     chosen = {key: filters[key] for key in ("task", "architecture") if key in filters}
-    found = [item for item in registry().search(pattern, **chosen) if isinstance(item, Summary)]
+    found = [item for item in registry().search(pattern, **chosen) if isinstance(item, PresetSummary)]
     sized = within_size(registry(), found, filters.get("min_parameters"), filters.get("max_parameters"))
     assert [item.name for item in sized] == sorted(expected)
 
@@ -326,7 +326,7 @@ def test_search(pattern: str, filters: Mapping[str, object]) -> None:
 def test_search_finds_the_published_sizes() -> None:
     """BERT-large, GPT-2 medium and ViT-L/16 have between 300 and 400 million parameters; adjacent sizes do not."""
     known = registry()
-    summaries = [item for item in known.search() if isinstance(item, Summary)]
+    summaries = [item for item in known.search() if isinstance(item, PresetSummary)]
     found = {item.name for item in within_size(known, summaries, 300_000_000, 400_000_000)}
     assert {"bert-large", "gpt-medium", "vit-large"} <= found
     assert not {"bert-base", "gpt-small", "gpt-large", "vit-base", "vit-huge"} & found

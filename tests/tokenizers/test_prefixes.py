@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from zoo.tokenizers.load import bert_tokenizer, byte_level_tokenizer, byte_tokenizer
-from zoo.tokenizers.prefixes import Prefixes
+from zoo.tokenizers.prefixes import TextPrefixes
 from zoo.tokenizers.tokenizer import Tokenizer as ModelTokenizer
 
 TEXTS = ["the rain in Spain stays mainly in the plain, 1234 times.\n\n", "été 雨が降る 🙂🙂 don't", "     x  y  "] * 20
@@ -123,8 +123,8 @@ def made(kind: str) -> Tokenizer:
 
 
 @cache
-def prefixes(kind: str) -> Prefixes:
-    return Prefixes(made(kind))
+def prefixes(kind: str) -> TextPrefixes:
+    return TextPrefixes(made(kind))
 
 
 WORDS = ["the", "rain", "Spain", "12", "34567", "don't", ",", "...", "<tool>", "[MASK]", "<|endoftext|>", "été",
@@ -204,4 +204,4 @@ def test_texts_of_tokenizers_that_join_words_are_left_whole(change: str) -> None
     else:
         tokenizer.model.dropout = 0.5
     text = "the rain in Spain " * 1000
-    assert Prefixes(tokenizer).with_more_tokens(text, 3) == text
+    assert TextPrefixes(tokenizer).with_more_tokens(text, 3) == text

@@ -17,7 +17,7 @@ from tokenizers import Tokenizer
 
 from zoo import ArtifactError, UsageError
 from zoo.tokenizers.load import tokenizer_json
-from zoo.tokenizers.train import KINDS, Lines, special_tokens, train_tokenizer
+from zoo.tokenizers.train import KINDS, TextLines, special_tokens, train_tokenizer
 
 SYLLABLES = (["be", "ko", "Li", "du"], ["nu", "to", "xa", "ri"], ["m", "sa", "ped", "lo"], ["", "ng", "k", "va"])
 WORDS = ["zoo", "naïve", "café", "日本", "Straße", *map("".join, product(*SYLLABLES))]
@@ -40,7 +40,7 @@ def train(kind: str, vocab_size: int = 360, **options: Any) -> Tokenizer:
     """Train on the corpus; kind unigram only if its package is installed."""
     if kind == "unigram":
         pytest.importorskip("sentencepiece", reason="sentencepiece is not installed")
-    return train_tokenizer(Lines([corpus()]), kind=kind, vocab_size=vocab_size, **options)
+    return train_tokenizer(TextLines([corpus()]), kind=kind, vocab_size=vocab_size, **options)
 
 
 @pytest.fixture(params=KINDS)
@@ -72,7 +72,7 @@ def test_same_text_gives_the_same_bytes(kind: str, monkeypatch: pytest.MonkeyPat
         arguments = [sys.executable, "-c", SCRIPT, kind, "330", str(path), str(path)]
         made.add(subprocess.run(arguments, capture_output=True, text=True, check=True).stdout)
     for _ in range(5):  # each hash table of the library has its own seed
-        lines = Lines([path, path])
+        lines = TextLines([path, path])
         made.add(tokenizer_json(train_tokenizer(lines, kind=kind, vocab_size=330)) + "\n")
     assert len(made) == 1
 
@@ -146,7 +146,7 @@ def test_long_lines_are_not_dropped() -> None:
     """By default SentencePiece drops lines of more than 4192 bytes, and a file may be a single line."""
     pytest.importorskip("sentencepiece", reason="sentencepiece is not installed")
     Path("long.txt").write_text("zebra quagga " * 2000 + "\nother\n")
-    vocabulary = train_tokenizer(Lines([Path("long.txt")]), kind="unigram", vocab_size=600).get_vocab()
+    vocabulary = train_tokenizer(TextLines([Path("long.txt")]), kind="unigram", vocab_size=600).get_vocab()
     assert any("z" in token for token in vocabulary)
 
 
@@ -170,7 +170,7 @@ def test_minimum_frequency(kind: str) -> None:
     path = Path("text.txt")
     path.write_text("ab ab ab cd cd\n" * 2 + "ef\n")
     for frequency, learnt in ((1, {"ab", "cd", "ef"}), (None, {"ab", "cd"}), (5, {"ab"}), (7, set())):
-        tokenizer = train_tokenizer(Lines([path]), kind=kind, vocab_size=300, min_frequency=frequency)
+        tokenizer = train_tokenizer(TextLines([path]), kind=kind, vocab_size=300, min_frequency=frequency)
         assert {"ab", "cd", "ef"} & {token.lstrip("Ġ") for token in tokenizer.get_vocab()} == learnt
 
 
@@ -223,7 +223,7 @@ def test_text_too_short_for_the_vocabulary_gives_a_smaller_one(kind: str) -> Non
 )
 def test_conflicting_options_are_rejected(options: dict[str, Any], message: str) -> None:
     """Before any text is read."""
-    lines = Lines([corpus()])
+    lines = TextLines([corpus()])
     with pytest.raises(UsageError) as caught:
         train_tokenizer(lines, **{"kind": "bpe", "vocab_size": 300, **options})
     assert str(caught.value).startswith(message)
@@ -236,7 +236,7 @@ def test_empty_text_is_rejected(content: bytes, kind: str) -> None:
     Path("one.txt").write_bytes(content)
     Path("two.txt").write_bytes(b"")
     with pytest.raises(ArtifactError, match=r"^no text to train on: one\.txt, two\.txt$"):
-        train_tokenizer(Lines([Path("one.txt"), Path("two.txt")]), kind=kind, vocab_size=1000)
+        train_tokenizer(TextLines([Path("one.txt"), Path("two.txt")]), kind=kind, vocab_size=1000)
 
 
 @pytest.mark.parametrize("damage", [b"\xff", b"\xe6\x97", b"\xed\xa0\x80"], ids=["byte", "cut", "surrogate"])
@@ -246,7 +246,7 @@ def test_text_that_is_not_utf8_is_rejected(damage: bytes, kind: str) -> None:
     before = "first line é\nsecond "
     Path("bad.txt").write_bytes(before.encode() + damage + b"\nthird\n")
     with pytest.raises(ArtifactError) as caught:
-        train_tokenizer(Lines([good, Path("bad.txt")]), kind=kind, vocab_size=1000)
+        train_tokenizer(TextLines([good, Path("bad.txt")]), kind=kind, vocab_size=1000)
     assert str(caught.value) == f"not UTF-8: bad.txt, line 2, byte {len(before.encode())}: convert it"
 
 
@@ -257,7 +257,7 @@ def test_missing_file_is_rejected(make: Callable[[Path], Any], message: str) -> 
     """Before other files are read."""
     make(Path("text"))
     with pytest.raises(ArtifactError) as caught:
-        Lines([corpus(), Path("text")])
+        TextLines([corpus(), Path("text")])
     assert str(caught.value) == message
 
 
@@ -268,7 +268,7 @@ def test_interruption_stops_training(kind: str) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        train_tokenizer(Lines([corpus()], interrupt), kind=kind, vocab_size=400)
+        train_tokenizer(TextLines([corpus()], interrupt), kind=kind, vocab_size=400)
 
 
 def test_lines_are_read_one_by_one() -> None:
@@ -276,7 +276,7 @@ def test_lines_are_read_one_by_one() -> None:
     sizes: list[int] = []
     Path("one.txt").write_bytes("é\r\nb\n".encode())
     Path("two.txt").write_bytes(b"c")
-    lines = Lines([Path("one.txt"), Path("two.txt")], sizes.append)
+    lines = TextLines([Path("one.txt"), Path("two.txt")], sizes.append)
     assert list(lines) == ["é\r\n", "b\n", "c"]
     assert (sizes, lines.count, lines.blank) == ([4, 2, 1], 3, False)
     read = iter(lines)

@@ -10,14 +10,14 @@ import torch
 from tests.training.test_architectures import own_objectives, write_rows
 from zoo.training.launch import start
 from zoo.training.loop import Trainer
-from zoo.training.plan import Plan, make_plan
+from zoo.training.plan import TrainingPlan, make_plan
 from zoo.training.processes import ALONE, Processes, joined
 from zoo.training.sharding import whole
 
 STEPS = 2
 
 
-def plan_for(name: str, objective: str, data: Path, **settings: object) -> Plan:
+def plan_for(name: str, objective: str, data: Path, **settings: object) -> TrainingPlan:
     """Return a plan of steps with an odd number of parts, thus uneven shares. Updates are proportional to gradients.
 
     Encoders learn by cosine similarity, for which the model runs twice before the backward pass.
@@ -31,7 +31,7 @@ def plan_for(name: str, objective: str, data: Path, **settings: object) -> Plan:
     )  # fmt: skip
 
 
-def train(plan: Plan, directory: Path, processes: Processes) -> Trainer:
+def train(plan: TrainingPlan, directory: Path, processes: Processes) -> Trainer:
     trainer = start(plan, directory, processes=processes).trainer
     for _ in trainer.run():
         pass

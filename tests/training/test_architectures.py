@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from zoo import plugins
-from zoo.registry import Summary, registry
+from zoo.registry import PresetSummary, registry
 from zoo.training.launch import start
 from zoo.training.plan import make_plan
 
@@ -27,7 +27,7 @@ def own_objectives() -> dict[str, str]:
     found: dict[str, str] = {}
     for preset in registry().search("*-tiny"):
         for objective in (item for plugin in loaded for item in plugin.objectives):
-            if isinstance(preset, Summary) and preset.task in objective.tasks:
+            if isinstance(preset, PresetSummary) and preset.task in objective.tasks:
                 found.setdefault(preset.name, objective.name)
     return found
 
@@ -44,7 +44,7 @@ def fitting() -> Iterator[Any]:
     loaded = list(plugins.active().loaded())
     tasks = {item.name: item.tasks for plugin in loaded for item in plugin.architectures}
     for preset in registry().search("*-tiny"):
-        if not isinstance(preset, Summary):
+        if not isinstance(preset, PresetSummary):
             continue
         for objective in (item for plugin in loaded for item in plugin.objectives):
             for task in (task for task in objective.tasks if task in tasks[preset.architecture]):

@@ -14,7 +14,7 @@ from zoo.errors import UsageError
 from zoo.registry import registry
 from zoo.registry.recipes import find_recipe, recipe_names
 from zoo.training.defaults import preset_defaults
-from zoo.training.plan import Plan, make_plan
+from zoo.training.plan import TrainingPlan, make_plan
 
 Zoo = Callable[..., Result]
 
@@ -111,7 +111,7 @@ def test_copy_task_is_learnt(zoo: Zoo) -> None:
     assert scores["exact_match"] >= 0.95
 
 
-def planned(preset: str, *texts: str, recipe: str | None = None, **given: Any) -> Plan:
+def planned(preset: str, *texts: str, recipe: str | None = None, **given: Any) -> TrainingPlan:
     found = find_recipe(recipe) if recipe else None
     return make_plan(preset, recipe=found, texts=texts, settings={}, columns={}, data=["x.txt"], **given)
 

@@ -11,11 +11,11 @@ from zoo.artifact.layout import PREFIXES, PROMPTS
 from zoo.artifact.weights import load_json
 from zoo.errors import ArtifactError, nearest
 
-__all__ = ["Prefixes", "read_prefixes", "read_prompts"]
+__all__ = ["TaskPrefixes", "read_prefixes", "read_prompts"]
 
 
 @dataclass(frozen=True)
-class Prefixes:
+class TaskPrefixes:
     """The prefixes of a model."""
 
     texts: Mapping[str, str] = field(default_factory=dict)
@@ -24,17 +24,17 @@ class Prefixes:
     """The task whose prefix is used by default."""
 
 
-def read_prefixes(stored: ModelDirectory) -> Prefixes:
+def read_prefixes(stored: ModelDirectory) -> TaskPrefixes:
     """Return the prefixes in the files of a model directory.
 
     Raises :class:`ArtifactError` as :func:`read_prompts` does.
     """
-    prompts = read_prompts(stored.path / PROMPTS) if PROMPTS in stored.files else Prefixes()
+    prompts = read_prompts(stored.path / PROMPTS) if PROMPTS in stored.files else TaskPrefixes()
     texts = load_json(stored.path / PREFIXES) if PREFIXES in stored.files else {}
-    return Prefixes({**texts, **prompts.texts}, prompts.default)
+    return TaskPrefixes({**texts, **prompts.texts}, prompts.default)
 
 
-def read_prompts(path: Path) -> Prefixes:
+def read_prompts(path: Path) -> TaskPrefixes:
     """Return ``prompts`` and ``default_prompt_name`` of config_sentence_transformers.json.
 
     Raises :class:`ArtifactError` unless the prompts are texts and the default is the name of one.
@@ -47,4 +47,4 @@ def read_prompts(path: Path) -> Prefixes:
         raise ArtifactError(
             f"default_prompt_name {default!r} is not one of the prompts", path, nearest(str(default), texts)
         )
-    return Prefixes({name: text or "" for name, text in texts.items()}, default)
+    return TaskPrefixes({name: text or "" for name, text in texts.items()}, default)

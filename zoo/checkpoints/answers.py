@@ -34,7 +34,7 @@ from zoo.tokenizers.load import read_tokenizer
 from zoo.tokenizers.tokenizer import Tokenizer
 from zoo.tokenizers.truncation import text_limit
 
-__all__ = ["AnswerComparison", "Answers"]
+__all__ = ["AnswerComparison", "ComparedAnswers"]
 
 _TEXTS = ("The rain has stopped by now.", "tea", "Où est-il ? 🙂", "  two  spaces  ", "A b C, D.")
 _PAIRS = (("The rain has stopped.", "tea"), ("a", "B c D"))
@@ -49,7 +49,7 @@ _DECODED = ("text-generation", "text2text-generation", "speech-recognition")
 
 
 @dataclass
-class Answers:
+class ComparedAnswers:
     """What was compared from text to answer, and why the rest was not."""
 
     counts: dict[str, int] = field(default_factory=dict)
@@ -105,7 +105,7 @@ class AnswerComparison:
         self.dropped = dropped
         files: dict[str, Mapping[str, Any]] = {path.name: {} for path in stage.iterdir()}
         self.stored = ModelDirectory(stage, files, {**description, "task": spec.task, "config": spec.config.to_dict()})
-        self.found = Answers()
+        self.found = ComparedAnswers()
 
     @cached_property
     def _tokenizer(self) -> Tokenizer:

@@ -18,7 +18,7 @@ from zoo.artifact.card import model_card
 from zoo.artifact.prefixes import read_prompts
 from zoo.artifact.provenance import Origin, base_name
 from zoo.artifact.weights import DTYPES, dtype_name
-from zoo.checkpoints.answers import AnswerComparison, Answers
+from zoo.checkpoints.answers import AnswerComparison, ComparedAnswers
 from zoo.checkpoints.common import require_tokens
 from zoo.checkpoints.companions import write_companions
 from zoo.checkpoints.configuration import find_layout, read_configurations
@@ -56,7 +56,7 @@ class Imported:
     """Tensors that were initialised, and tensors of the checkpoint that the model does not have."""
     comparison: Comparison
     """Comparison with the original implementation, or why there is none."""
-    answers: Answers
+    answers: ComparedAnswers
     """Comparison from text to answer, and what could not be compared."""
     notes: tuple[str, ...] = ()
     """What was changed to read the checkpoint, as recorded in the origin of the model."""

@@ -21,7 +21,7 @@ from zoo.checkpoints.rules import Rule, TensorPlace
 from zoo.config import Config
 from zoo.models.tensors import tensor_groups
 
-__all__ = ["AdapterNames", "Changes", "Update", "write_adapter"]
+__all__ = ["AdapterChanges", "AdapterNames", "Update", "write_adapter"]
 
 PREFIX = "base_model.model."
 _WEIGHT = ".weight"
@@ -44,7 +44,7 @@ class Update:
 
 
 @dataclass(frozen=True)
-class Changes:
+class AdapterChanges:
     """The changes of an adapter to a model, by the name of the tensor."""
 
     updates: Mapping[str, Update]
@@ -114,7 +114,9 @@ class AdapterNames:
         return {name: by_name.get(matched.get(name, name)) for name in names}
 
 
-def write_adapter(stage: Path, names: AdapterNames, changes: Changes, *, base: str, rank: int, dropout: float) -> None:
+def write_adapter(
+    stage: Path, names: AdapterNames, changes: AdapterChanges, *, base: str, rank: int, dropout: float
+) -> None:
     """Write the two files of an adapter.
 
     Where the layout holds several of zoo's weights in one, their updates become one whose rank is the sum of theirs.

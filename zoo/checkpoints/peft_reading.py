@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from zoo.artifact import ADAPTER, ADAPTER_CONFIG
 from zoo.artifact.weights import load_json
-from zoo.checkpoints.peft import PREFIX, AdapterNames, Changes, Update
+from zoo.checkpoints.peft import PREFIX, AdapterChanges, AdapterNames, Update
 from zoo.checkpoints.rules import TensorPlace
 from zoo.errors import ArtifactError, UsageError
 
@@ -84,7 +84,7 @@ class _Contents:
         return contents
 
 
-def read_adapter(directory: Path, names: AdapterNames) -> Changes:
+def read_adapter(directory: Path, names: AdapterNames) -> AdapterChanges:
     """Read an adapter that PEFT or :func:`zoo.checkpoints.peft.write_adapter` wrote, for a model.
 
     Args:
@@ -145,7 +145,7 @@ def read_adapter(directory: Path, names: AdapterNames) -> Changes:
         problems.append(f"{name} has both an update and another tensor")
     if problems:
         raise ArtifactError(f"not an adapter of this model ({'; '.join(problems)})", directory)
-    return Changes(weights, whole, frozenset(shared | also), tuple(equal))
+    return AdapterChanges(weights, whole, frozenset(shared | also), tuple(equal))
 
 
 def _by_tensor(

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from zoo.artifact import PROMPTS, SENTENCES
-from zoo.artifact.prefixes import Prefixes, read_prompts
+from zoo.artifact.prefixes import TaskPrefixes, read_prompts
 from zoo.checkpoints.source import Checkpoint
 from zoo.errors import UsageError, argument
 
@@ -136,7 +136,7 @@ def require_supported(checkpoint: Checkpoint, task: str, *, is_chosen: bool = Fa
     if general.get("truncate_dim") is not None:
         what = f"truncate_dim {general['truncate_dim']!r} is not supported: vectors keep their width"
         raise UsageError(what, where, "remove it, and shorten the vectors after they are computed")
-    prompts = read_prompts(where) if general else Prefixes()
+    prompts = read_prompts(where) if general else TaskPrefixes()
     if task != "sentence-embedding" and prompts.texts.get(prompts.default or ""):
         what = f"default_prompt_name {prompts.default!r} is not supported for {task}"
         raise UsageError(what, where, "set it to null, and put the prompt before the texts")

@@ -8,7 +8,7 @@ from zoo.cli.options import COUNT, json_option
 from zoo.cli.report import columns, count_text, emit_json
 from zoo.errors import UsageError, nearest
 from zoo.plugins.presets import known_provider
-from zoo.registry import Registry, Summary, registry
+from zoo.registry import PresetSummary, Registry, registry
 
 
 def _check(presets: Registry, pattern: str, task: str | None, arch: str | None) -> None:
@@ -47,8 +47,8 @@ def command(
     presets = registry()
     _check(presets, pattern, task, arch)
     summaries = presets.search(pattern, task=task, architecture=arch)
-    models = [item for item in summaries if isinstance(item, Summary)]
-    failed = [item for item in summaries if not isinstance(item, Summary)]
+    models = [item for item in summaries if isinstance(item, PresetSummary)]
+    failed = [item for item in summaries if not isinstance(item, PresetSummary)]
     if (min_params, max_params) != (None, None):
         from zoo.models.count import within_size
 

@@ -17,9 +17,9 @@ __all__ = [
     "COUNT",
     "PATH",
     "THREADS",
-    "Command",
     "DataCommand",
     "Group",
+    "SectionedCommand",
     "check_figure_option",
     "figure_option",
     "force_option",
@@ -48,11 +48,11 @@ class _Option(click.Option):
 
 
 def option(*names: str, section: str, **kwargs: Any) -> Callable[[Any], Any]:
-    """Return ``click.option`` with a section heading for the help of a :class:`Command`."""
+    """Return ``click.option`` with a section heading for the help of a :class:`SectionedCommand`."""
     return click.option(*names, cls=_Option, section=section, **kwargs)
 
 
-class Command(click.Command):
+class SectionedCommand(click.Command):
     """A command whose help lists options by section, those without a section last."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -68,7 +68,7 @@ class Command(click.Command):
                 formatter.write_dl(records)
 
 
-class DataCommand(Command):
+class DataCommand(SectionedCommand):
     """A command whose ``--data`` and ``--validation`` may have several files, as a pattern of the shell gives them."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:

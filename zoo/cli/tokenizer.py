@@ -78,10 +78,10 @@ def train(
     """Train a tokenizer on the UTF-8 text of FILES. The same text gives the same file."""
     from zoo import storage
     from zoo.tokenizers.load import tokenizer_json
-    from zoo.tokenizers.train import Lines, special_tokens, train_tokenizer
+    from zoo.tokenizers.train import TextLines, special_tokens, train_tokenizer
 
     _check_output(output, files, force=force)
-    lines = Lines(files)
+    lines = TextLines(files)
     size = sum(path.stat().st_size for path in files)
     with reading_progress(size * (2 if kind == "wordpiece" else 1)) as lines.progress:
         tokenizer = train_tokenizer(

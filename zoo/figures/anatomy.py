@@ -21,7 +21,7 @@ from zoo.models.dtypes import declared_dtype
 from zoo.nn import call_graph
 from zoo.registry import ModelSpec
 
-__all__ = ["Anatomy", "Part", "dissect"]
+__all__ = ["Anatomy", "ModulePart", "dissect"]
 
 Shape = tuple[Dim, ...]
 
@@ -35,7 +35,7 @@ _LONGEST_PATTERN = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ModulePart:
     """A module, a run of equal modules in a list, or a repeating pattern of modules."""
 
     name: str
@@ -52,7 +52,7 @@ class Part:
     """Parameters of one module, or of one repetition. Each parameter is counted at its first use."""
     shared: bool
     """Whether some of its parameters are counted elsewhere."""
-    parts: tuple[Part, ...]
+    parts: tuple[ModulePart, ...]
     """Inner parts, whose parameters add up to its own."""
 
 
@@ -61,7 +61,7 @@ class Anatomy:
     """The structure of one graph of a model."""
 
     graph: Graph
-    parts: tuple[Part, ...]
+    parts: tuple[ModulePart, ...]
     """The outermost modules. Those of all graphs together have all the parameters of the model."""
 
 
@@ -211,19 +211,19 @@ def _place(path: str, model: nn.Module, nodes: dict[str, _Node]) -> _Node:
     return nodes[path]
 
 
-def _parts(node: _Node, seen: set[int]) -> tuple[Part, ...]:
+def _parts(node: _Node, seen: set[int]) -> tuple[ModulePart, ...]:
     """Return the parameters that a module reads directly, and its submodules, as parts."""
     direct = [
-        Part(name, "Parameter", 1, 1, tuple(tensor.shape), *_count(tensor, seen), ())
+        ModulePart(name, "Parameter", 1, 1, tuple(tensor.shape), *_count(tensor, seen), ())
         for name, tensor in node.tensors.items()
     ]
     inner = [_part(item, node.path, seen) for item in node.nodes]
     return (*direct, *_merge(inner, node.module))
 
 
-def _part(node: _Node, around: str, seen: set[int]) -> Part:
+def _part(node: _Node, around: str, seen: set[int]) -> ModulePart:
     parts = _parts(node, seen)
-    return Part(
+    return ModulePart(
         name=node.path.removeprefix(f"{around}." if around else ""),
         kind=type(node.module).__name__,
         count=1,
@@ -243,9 +243,9 @@ def _count(tensor: Tensor, seen: set[int]) -> tuple[int, bool]:
     return tensor.numel(), False
 
 
-def _merge(parts: Sequence[Part], owner: nn.Module) -> tuple[Part, ...]:
+def _merge(parts: Sequence[ModulePart], owner: nn.Module) -> tuple[ModulePart, ...]:
     """Merge runs of equal modules in a list, and repeating patterns of modules, into one part each."""
-    merged: list[Part] = []
+    merged: list[ModulePart] = []
     place = 0
     while place < len(parts):
         length, turns = max(
@@ -260,12 +260,12 @@ def _merge(parts: Sequence[Part], owner: nn.Module) -> tuple[Part, ...]:
         else:
             pattern = tuple(replace(part, name=part.kind) for part in _merge(run[:length], owner))
             total, shared = sum(part.count * part.parameters for part in pattern), any(part.shared for part in pattern)
-            merged.append(Part(name, "", turns, 1, run[-1].shape, total, shared, pattern))
+            merged.append(ModulePart(name, "", turns, 1, run[-1].shape, total, shared, pattern))
         place += len(run)
     return tuple(merged)
 
 
-def _turns(parts: Sequence[Part], length: int) -> int:
+def _turns(parts: Sequence[ModulePart], length: int) -> int:
     """Return how many times the pattern of the first ``length`` parts repeats."""
     likenesses = [_likeness(part) for part in parts[:length]]
     if not all(part.name.rpartition(".")[2].isdigit() for part in parts[:length]):
@@ -276,12 +276,12 @@ def _turns(parts: Sequence[Part], length: int) -> int:
     return turns
 
 
-def _likeness(part: Part) -> Part:
+def _likeness(part: ModulePart) -> ModulePart:
     """Return the part without its index, for comparing members of a list."""
     return replace(part, name=part.name.rpartition(".")[0])
 
 
-def _run_name(run: Sequence[Part], owner: nn.Module) -> str:
+def _run_name(run: Sequence[ModulePart], owner: nn.Module) -> str:
     """Return ``blocks`` for a whole list, or ``blocks 3`` or ``blocks 3-5`` for a part of it."""
     container, _, first = run[0].name.rpartition(".")
     if not first.isdigit():

@@ -18,7 +18,7 @@ from zoo.registry import ModelSpec
 from zoo.storage import check_file_target, new_file
 
 if TYPE_CHECKING:
-    from zoo.figures.anatomy import Anatomy, Part
+    from zoo.figures.anatomy import Anatomy, ModulePart
 
 __all__ = ["figure", "write_figure"]
 
@@ -112,7 +112,7 @@ def write_figure(spec: ModelSpec, target: Path, *, force: bool) -> None:
         path.write_text(text, encoding="utf-8")
 
 
-def _line(part: Part, depth: int) -> _Line:
+def _line(part: ModulePart, depth: int) -> _Line:
     """Return the row of a part and its inner parts, down to ``DEPTH`` or to called modules.
 
     A pattern of modules does not count as a level.

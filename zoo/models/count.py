@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from zoo.registry import ModelSpec, Registry, Summary
+from zoo.registry import ModelSpec, PresetSummary, Registry
 
 __all__ = ["parameter_count", "within_size"]
 
@@ -23,8 +23,8 @@ def parameter_count(spec: ModelSpec) -> int:
 
 
 def within_size(
-    registry: Registry, found: Iterable[Summary], least: int | None = None, most: int | None = None
-) -> Iterator[Summary]:
+    registry: Registry, found: Iterable[PresetSummary], least: int | None = None, most: int | None = None
+) -> Iterator[PresetSummary]:
     """Yield the presets with ``least`` to ``most`` parameters, counting them where there is no closed form."""
     for item in found:
         count = item.parameters

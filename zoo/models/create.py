@@ -19,7 +19,7 @@ from zoo.models.declarations import check_members
 from zoo.models.dtypes import STORED_DTYPES, torch_dtype
 from zoo.models.hooks import saving_hooks
 from zoo.models.tensors import weights_digest
-from zoo.registry import ModelSpec, Summary, registry
+from zoo.registry import ModelSpec, PresetSummary, registry
 
 __all__ = ["build", "build_on_meta", "count_parameters", "find_spec", "initialise", "list_models"]
 
@@ -32,7 +32,7 @@ _ITEM_SIZE = 4
 def list_models(pattern: str = "*", *, task: str | None = None, architecture: str | None = None) -> list[str]:
     """Return the names of presets that match a glob or contain a text, optionally of one task and architecture."""
     presets = registry().search(pattern, task=task, architecture=architecture)
-    return [item.name for item in presets if isinstance(item, Summary)]
+    return [item.name for item in presets if isinstance(item, PresetSummary)]
 
 
 def initialise(name: str, *, seed: int, dtype: str | torch.dtype, **config: Any) -> nn.Module:

@@ -24,7 +24,7 @@ from zoo.plugins.plain import read_plain
 from zoo.storage import scratch_folder
 from zoo.terminal import one_line
 
-__all__ = ["Outcome", "run"]
+__all__ = ["JobOutcome", "run"]
 
 _START = (
     "import json, sys; r = json.load(sys.stdin); sys.path[:] = r['path']; import zoo.plugins.isolation as i; i.serve(r)"
@@ -44,7 +44,7 @@ _GRACE = 2.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Outcome:
+class JobOutcome:
     """The result of one job."""
 
     job: str
@@ -64,7 +64,7 @@ def run(
     seconds: float,
     parse: Callable[[Any], Any] | None = None,
     environment: Mapping[str, str] | None = None,
-) -> Iterator[Outcome]:
+) -> Iterator[JobOutcome]:
     """Call ``module:function`` with each job's name and argument, in sequence, in a subprocess.
 
     A job that hangs is killed with all its child processes, except those that it moved to another session. After a job
@@ -97,7 +97,7 @@ def _run_process(
     seconds: float,
     parse: Callable[[Any], Any],
     environment: Mapping[str, str],
-) -> Iterator[Outcome]:
+) -> Iterator[JobOutcome]:
     """Yield the outcomes of jobs run in one process, up to the first whose outcome it does not tell."""
     with scratch_folder() as folder:
         request, output = folder / "request", folder / "output"
@@ -116,14 +116,16 @@ def _run_process(
             channel.receive(_STARTING)
         except _LostError as lost:
             said = output.read_text(encoding="utf-8", errors="replace").strip().rpartition("\n")[2]
-            yield Outcome(job=next(iter(jobs)), failure=f"could not start a process ({said or lost})")
+            yield JobOutcome(job=next(iter(jobs)), failure=f"could not start a process ({said or lost})")
         else:
             yield from _outcomes(channel, jobs, seconds, parse)
         finally:
             channel.close()
 
 
-def _outcomes(channel: _Channel, jobs: Iterable[str], seconds: float, parse: Callable[[Any], Any]) -> Iterator[Outcome]:
+def _outcomes(
+    channel: _Channel, jobs: Iterable[str], seconds: float, parse: Callable[[Any], Any]
+) -> Iterator[JobOutcome]:
     printed = 0
     for number, job in enumerate(jobs):
         started = time.perf_counter()
@@ -133,11 +135,11 @@ def _outcomes(channel: _Channel, jobs: Iterable[str], seconds: float, parse: Cal
             if lost.may_be_due_to_others and number:
                 return
             after = time.perf_counter() - started
-            yield Outcome(job=job, failure=str(lost), output=channel.output(printed, _OUTPUT), seconds=after)
+            yield JobOutcome(job=job, failure=str(lost), output=channel.output(printed, _OUTPUT), seconds=after)
             return
         end = min(max(printed, answer.printed), channel.output_size())
         text = channel.output(printed, min(_OUTPUT, end - printed))
-        yield Outcome(job=job, value=answer.value, failure=answer.failure, output=text, seconds=answer.seconds)
+        yield JobOutcome(job=job, value=answer.value, failure=answer.failure, output=text, seconds=answer.seconds)
         printed = end
 
 

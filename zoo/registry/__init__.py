@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from zoo.registry.resolution import Registry, registry
-from zoo.registry.spec import Assignment, ModelSpec, Summary, config_class, load_reference
+from zoo.registry.spec import Assignment, ModelSpec, PresetSummary, config_class, load_reference
 
-__all__ = ["Assignment", "ModelSpec", "Registry", "Summary", "config_class", "load_reference", "registry"]
+__all__ = ["Assignment", "ModelSpec", "PresetSummary", "Registry", "config_class", "load_reference", "registry"]

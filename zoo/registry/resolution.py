@@ -17,7 +17,7 @@ from zoo.plugins import Plugin, Plugins, blame, clash, isolation, loading
 from zoo.plugins.discovery import DISTRIBUTION
 from zoo.plugins.plain import read_plain
 from zoo.plugins.presets import Preset, known_provider, preset_layers, read_presets
-from zoo.registry.spec import Assignment, ModelSpec, Summary, config_class
+from zoo.registry.spec import Assignment, ModelSpec, PresetSummary, config_class
 from zoo.version import __version__
 
 __all__ = ["DEFAULT", "Registry", "registry"]
@@ -158,13 +158,13 @@ class Registry:
         *,
         task: str | None = None,
         architecture: str | None = None,
-    ) -> list[Summary | tuple[str, ZooError]]:
+    ) -> list[PresetSummary | tuple[str, ZooError]]:
         """Return the presets that match every filter. An unresolvable preset is returned as its name and the error.
 
         Results are cached until a preset's values or its plugin's files change, so configurations are rarely imported.
         """
         unfiltered = (task, architecture) == (None, None)
-        matches: list[Summary | tuple[str, ZooError]] = []
+        matches: list[PresetSummary | tuple[str, ZooError]] = []
         for name, summary in self._summarize(self.names(pattern)).items():
             if isinstance(summary, ZooError):
                 if unfiltered:
@@ -174,14 +174,14 @@ class Registry:
                 matches.append(summary)
         return matches
 
-    def _summarize(self, names: Sequence[str]) -> dict[str, Summary | ZooError]:
+    def _summarize(self, names: Sequence[str]) -> dict[str, PresetSummary | ZooError]:
         """Return the task and size of presets, or the errors that prevent their resolution.
 
         Results are cached until a preset's values or its plugin's files change. Otherwise the configuration is
         imported; third-party code is imported in a subprocess, so that its side effects stay there.
         """
         memo = Memo("presets")
-        summaries: dict[str, Summary | ZooError] = {}
+        summaries: dict[str, PresetSummary | ZooError] = {}
         unknown: dict[str, _Gathered] = {}
         for name in names:
             try:
@@ -250,8 +250,8 @@ def _parse_size(data: Any) -> _Size:
     return read_plain(_Size, data, "the size")
 
 
-def _summary(name: str, gathered: _Gathered, size: _Size) -> Summary:
-    return Summary(
+def _summary(name: str, gathered: _Gathered, size: _Size) -> PresetSummary:
+    return PresetSummary(
         name,
         gathered.architecture.name,
         size.task,

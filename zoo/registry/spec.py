@@ -17,7 +17,7 @@ from zoo.plugins import Plugin, blame
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = ["Assignment", "ModelSpec", "Summary", "config_class", "load_reference"]
+__all__ = ["Assignment", "ModelSpec", "PresetSummary", "config_class", "load_reference"]
 
 
 def load_reference(reference: str, plugin: Plugin) -> Any:
@@ -36,7 +36,7 @@ class Assignment:
 
 
 @dataclass(frozen=True, slots=True)
-class Summary:
+class PresetSummary:
     """A preset's entry in a listing."""
 
     name: str

@@ -12,7 +12,7 @@ from zoo.contract import Architecture, Graph
 from zoo.errors import UsageError, nearest
 from zoo.models.count import parameter_count
 from zoo.plugins import Plugin
-from zoo.registry import ModelSpec, Summary, config_class, registry
+from zoo.registry import ModelSpec, PresetSummary, config_class, registry
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -110,7 +110,7 @@ def find_subject(name: str) -> Subject:
     summaries = [
         item
         for item in presets.search(architecture=architecture.name)
-        if isinstance(item, Summary) and item.plugin is plugin
+        if isinstance(item, PresetSummary) and item.plugin is plugin
     ]
     if summaries:
         return Subject(presets.resolve(_smallest(summaries)))
@@ -119,10 +119,10 @@ def find_subject(name: str) -> Subject:
     return Subject(ModelSpec(architecture.name, plugin, architecture, config))
 
 
-def _smallest(found: Sequence[Summary]) -> str:
+def _smallest(found: Sequence[PresetSummary]) -> str:
     """Return the preset with the fewest parameters, counting those without a closed form if there are several."""
 
-    def size(item: Summary) -> int:
+    def size(item: PresetSummary) -> int:
         return parameter_count(registry().resolve(item.name)) if item.parameters is None else item.parameters
 
     return found[0].name if len(found) == 1 else min(found, key=size).name

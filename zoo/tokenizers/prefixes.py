@@ -13,7 +13,7 @@ from typing import Any
 from zoo.tokenizers.bounds import longest_token
 from zoo.tokenizers.library import description, guarded
 
-__all__ = ["Prefixes"]
+__all__ = ["TextPrefixes"]
 
 _CHARACTERS_PER_TOKEN = 16
 """Characters of the first prefix that is tried, for each token; a longer one is tried if it has too few."""
@@ -34,7 +34,7 @@ _PROBES = [
 ]
 
 
-class Prefixes:
+class TextPrefixes:
     """Prefixes of texts for one tokenizer.
 
     Args:

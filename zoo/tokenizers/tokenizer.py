@@ -24,7 +24,7 @@ from zoo.tokenizers.given import given_tokenizer
 from zoo.tokenizers.inputs import Side, TextInputs, padded, require_tokens
 from zoo.tokenizers.library import description, guarded
 from zoo.tokenizers.load import read_tokenizer
-from zoo.tokenizers.prefixes import Prefixes
+from zoo.tokenizers.prefixes import TextPrefixes
 from zoo.tokenizers.stream import TextStream, continuation
 from zoo.tokenizers.token_bytes import TokenBytes
 from zoo.tokenizers.truncation import text_limit, truncated_texts
@@ -312,8 +312,8 @@ class Tokenizer:
         return self._prefixes.exceeds(text, count, where)
 
     @cached_property
-    def _prefixes(self) -> Prefixes:
-        return Prefixes(self.backend)
+    def _prefixes(self) -> TextPrefixes:
+        return TextPrefixes(self.backend)
 
     def _without_rests(self, texts: tuple[str, ...], limit: int, where: object) -> tuple[str, ...]:
         """Return texts whose tokens within a limit are the same, without the rest of long ones."""

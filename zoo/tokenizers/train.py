@@ -23,7 +23,7 @@ from zoo.terminal import is_unicode
 from zoo.tokenizers.load import END, bert_tokenizer, byte_level_tokenizer
 from zoo.tokenizers.sentencepiece import sentencepiece_proto, sentencepiece_tokenizer
 
-__all__ = ["KINDS", "Lines", "special_tokens", "train_tokenizer"]
+__all__ = ["KINDS", "TextLines", "special_tokens", "train_tokenizer"]
 
 KINDS = ("bpe", "wordpiece", "unigram")
 LARGEST = 10_000_000
@@ -36,7 +36,7 @@ _UNIGRAM = ("<pad>", "</s>", "<unk>")
 _RUNS = re.compile(r"\S+|\s+")
 
 
-class Lines:
+class TextLines:
     """The lines of UTF-8 files, including line ends, read lazily.
 
     Words and white space longer than :data:`zoo.limits.WORD_CHARACTERS` are cut, because the trainers take time by the
@@ -109,7 +109,7 @@ def special_tokens(tokenizer: Tokenizer) -> dict[str, int]:
 
 
 def train_tokenizer(
-    lines: Lines,
+    lines: TextLines,
     *,
     kind: str,
     vocab_size: int,
@@ -172,7 +172,7 @@ def train_tokenizer(
     return tokenizer
 
 
-def _train_bpe(lines: Lines, vocab_size: int, reserved: int, min_frequency: int, lowercase: bool) -> Tokenizer:
+def _train_bpe(lines: TextLines, vocab_size: int, reserved: int, min_frequency: int, lowercase: bool) -> Tokenizer:
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     _check_size(vocab_size, len(alphabet), reserved)
     tokenizer = byte_level_tokenizer(models.BPE(), lowercase=lowercase)
@@ -186,7 +186,9 @@ def _train_bpe(lines: Lines, vocab_size: int, reserved: int, min_frequency: int,
     return tokenizer
 
 
-def _train_wordpiece(lines: Lines, vocab_size: int, reserved: int, min_frequency: int, lowercase: bool) -> Tokenizer:
+def _train_wordpiece(
+    lines: TextLines, vocab_size: int, reserved: int, min_frequency: int, lowercase: bool
+) -> Tokenizer:
     """Train in two passes, because the trainer numbers characters inside words in hash-table order.
 
     It breaks ties by that number. The first pass finds the alphabet, and the second receives it sorted, in place of
@@ -214,7 +216,7 @@ def _train_wordpiece(lines: Lines, vocab_size: int, reserved: int, min_frequency
     return tokenizer
 
 
-def _train_unigram(lines: Lines, vocab_size: int, reserved: int, lowercase: bool) -> Tokenizer:
+def _train_unigram(lines: TextLines, vocab_size: int, reserved: int, lowercase: bool) -> Tokenizer:
     proto = sentencepiece_proto()
     from sentencepiece import SentencePieceTrainer
 
@@ -264,5 +266,5 @@ def _check_size(vocab_size: int, least: int, reserved: int) -> None:
         raise UsageError(what, argument("vocab_size"), f"use at least {least + reserved}")
 
 
-def _no_text(lines: Lines) -> ArtifactError:
+def _no_text(lines: TextLines) -> ArtifactError:
     return ArtifactError("no text to train on", ", ".join(map(str, lines.paths)))

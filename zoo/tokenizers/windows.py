@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from tokenizers import Encoding
 
-__all__ = ["LONGEST_WINDOW", "Window", "token_windows", "windows"]
+__all__ = ["LONGEST_WINDOW", "TokenWindow", "token_windows", "windows"]
 
 LONGEST_WINDOW = 384
 """Default of transformers' pipeline, and of the code of Devlin et al. 2019 for SQuAD."""
@@ -15,7 +15,7 @@ _STRIDE = 128
 """The same for the tokens that windows share."""
 
 
-class Window(NamedTuple):
+class TokenWindow(NamedTuple):
     """A part of a text, with the other tokens that a row of the model needs."""
 
     places: list[int]
@@ -24,7 +24,7 @@ class Window(NamedTuple):
     """Range of indices into ``places`` of the text's tokens, without special tokens and the first text of a pair."""
 
 
-def token_windows(encoded: Encoding, *, limit: int, stride: int | None = None, name: str = "text") -> list[Window]:
+def token_windows(encoded: Encoding, *, limit: int, stride: int | None = None, name: str = "text") -> list[TokenWindow]:
     """Divide a text into windows. Of a pair, the second text is divided, and the first is part of each window.
 
     Args:
@@ -42,14 +42,14 @@ def token_windows(encoded: Encoding, *, limit: int, stride: int | None = None, n
     before, after = list(range(places[0])), list(range(places[-1] + 1, len(numbers)))
     room = limit - len(before) - len(after)
     if len(places) <= room:
-        return [Window([*before, *places, *after], range(len(before), len(before) + len(places)))]
+        return [TokenWindow([*before, *places, *after], range(len(before), len(before) + len(places)))]
     given, stride = stride, min(_STRIDE, limit // 2) if stride is None else stride
     if given is None and stride >= room:
         stride = max(room, 0) // 2
     if stride >= room:
         raise ValueError(f"windows of {limit} tokens leave {max(room, 0)} for the {name}, with a stride of {stride}")
     return [
-        Window([*before, *places[part.start : part.stop], *after], range(len(before), len(before) + len(part)))
+        TokenWindow([*before, *places[part.start : part.stop], *after], range(len(before), len(before) + len(part)))
         for part in windows(len(places), room, stride)
     ]
 

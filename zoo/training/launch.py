@@ -30,7 +30,7 @@ from zoo.training.data.labels import classes_of
 from zoo.training.data.sources import Source
 from zoo.training.findings import class_counts, classes_note, warn_of
 from zoo.training.loop import Trainer
-from zoo.training.plan import PLAN, Plan, make_plan
+from zoo.training.plan import PLAN, TrainingPlan, make_plan
 from zoo.training.processes import ALONE, Processes
 from zoo.training.run import Outcome, Run, remove_leftovers
 from zoo.training.settings import LowRankSettings
@@ -52,7 +52,7 @@ __all__ = ["resume", "start", "train"]
 
 
 def start(
-    plan: Plan,
+    plan: TrainingPlan,
     directory: Path,
     *,
     force: bool = False,
@@ -131,7 +131,7 @@ def resume(
     if STATE not in stored.files:
         remove_leftovers(stored)
         raise ArtifactError("holds no unfinished training", directory, "start one without --resume")
-    plan, so_far = Plan.read(stored.file(PLAN))
+    plan, so_far = TrainingPlan.read(stored.file(PLAN))
     plan = plan.changed(so_far.step, data=data, validation=validation, settings=settings)
     trackers = Trackers(plan.trackers)
     copy = not (plan.settings.fsdp and processes.count > 1)  # or each process copies its part
@@ -173,7 +173,7 @@ def _without_names(digests: Mapping[str, str]) -> dict[str, str]:
 
 
 def _make(
-    plan: Plan,
+    plan: TrainingPlan,
     spec: ModelSpec,
     model: nn.Module,
     directory: Path,

@@ -23,7 +23,7 @@ from zoo.training.defaults import preset_defaults
 from zoo.training.progress import Progress
 from zoo.training.settings import CHANGEABLE, INEXACT, LowRankSettings, TrainingSettings
 
-__all__ = ["PLAN", "Plan", "as_trained", "make_plan"]
+__all__ = ["PLAN", "TrainingPlan", "as_trained", "make_plan"]
 
 PLAN = "training.json"
 """The plan of an unfinished run, or the record of a finished one."""
@@ -33,7 +33,7 @@ _EXCLUDING = {"max_steps": "epochs", "epochs": "max_steps"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class TrainingPlan:
     """Everything that determines a run, apart from the code and the contents of files.
 
     Raises :class:`UsageError` for the name of a file or column that is not UTF-8: the files of the model contain it.
@@ -146,7 +146,7 @@ def make_plan(
     skip_bad: int = 0,
     lora: LowRankSettings | None = None,
     trackers: Sequence[str] = (),
-) -> Plan:
+) -> TrainingPlan:
     """Return the plan of a preset's defaults of training and of a recipe, overridden by what else is given.
 
     Args:
@@ -157,14 +157,14 @@ def make_plan(
         options: settings of the objective.
         config: values of the model's configuration.
         task: the task of the trained model, if it differs from that of ``model``.
-        tokenizer: see :class:`Plan`.
+        tokenizer: see :class:`TrainingPlan`.
         objective: its name; by default the first for the task.
-        data: see :class:`Plan`.
-        validation: see :class:`Plan`.
-        columns: see :class:`Plan`.
-        skip_bad: see :class:`Plan`.
+        data: see :class:`TrainingPlan`.
+        validation: see :class:`TrainingPlan`.
+        columns: see :class:`TrainingPlan`.
+        skip_bad: see :class:`TrainingPlan`.
         lora: low-rank adapters to train instead of the model's weights, and instead of those of the recipe.
-        trackers: see :class:`Plan`.
+        trackers: see :class:`TrainingPlan`.
 
     Raises:
         UsageError: a name, key or value is unknown, there is no data, or adapters are wanted for a preset.
@@ -201,7 +201,7 @@ def make_plan(
     sources = tuple(data) or tuple(recipe.get("data", ()))
     if not sources:
         raise UsageError("no data", argument("data"), "name files, directories, or a data set")
-    return Plan(
+    return TrainingPlan(
         model=model,
         config=parts[2],
         task=task,
@@ -219,7 +219,7 @@ def make_plan(
     )
 
 
-def as_trained(plan: Plan, recipe: Recipe | None) -> Plan:
+def as_trained(plan: TrainingPlan, recipe: Recipe | None) -> TrainingPlan:
     """Return a plan with the options, the batch size and the length of its model's own training.
 
     Those that a recipe gives stand. The length is that of blocks and of parts of texts; the origin of the model records

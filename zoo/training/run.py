@@ -29,7 +29,7 @@ from zoo.training.cache import Data
 from zoo.training.curve import CURVE, draw_curve, training_section
 from zoo.training.loop import Step, Trainer
 from zoo.training.metrics import METRICS, read_metrics, row_of, step_of, write_metrics
-from zoo.training.plan import PLAN, Plan
+from zoo.training.plan import PLAN, TrainingPlan
 from zoo.training.progress import Best, Evaluation, Progress
 from zoo.training.sharding import Collector
 from zoo.training.state import STATE, read_state, write_state
@@ -78,7 +78,7 @@ class Run:
 
     def __init__(
         self,
-        plan: Plan,
+        plan: TrainingPlan,
         spec: ModelSpec,
         trainer: Trainer,
         directory: Path,

@@ -29,14 +29,16 @@ from zoo.training.cache import SHORTER, Data, Progress, prepare
 from zoo.training.criterion import Criterion
 from zoo.training.data.saved import saved_splits
 from zoo.training.data.sources import Source, find_source
-from zoo.training.plan import Plan
+from zoo.training.plan import TrainingPlan
 from zoo.version import __version__
 
 __all__ = ["data_digests", "find_sources", "fit_tokenizer", "load_model", "make_criterion",
            "model_tokenizer", "options_of", "read_data", "trainable"]  # fmt: skip
 
 
-def load_model(plan: Plan, fitted: Mapping[str, Any], *, copy: bool = True) -> tuple[ModelSpec, nn.Module, Origin]:
+def load_model(
+    plan: TrainingPlan, fitted: Mapping[str, Any], *, copy: bool = True
+) -> tuple[ModelSpec, nn.Module, Origin]:
     """Return the model to start from, in float32. Weights that are stored so are mapped into memory unless ``copy``.
 
     ``fitted`` are values of a preset that follow from the tokenizer; see :func:`fit_tokenizer`.
@@ -49,7 +51,7 @@ def load_model(plan: Plan, fitted: Mapping[str, Any], *, copy: bool = True) -> t
     return spec, model, Origin(kind="initialised", seed=plan.settings.seed)
 
 
-def fit_tokenizer(plan: Plan) -> Fit:
+def fit_tokenizer(plan: TrainingPlan) -> Fit:
     """Return the configuration values that follow from the tokenizer of the user's own.
 
     Raises :class:`UsageError` if it does not fit the weights of a model directory, or as :func:`fit`.
@@ -70,7 +72,7 @@ def trainable(model: nn.Module, *, copy: bool = True) -> nn.Module:
     return model
 
 
-def find_sources(plan: Plan, objective: Objective) -> tuple[Source, Source | None]:
+def find_sources(plan: TrainingPlan, objective: Objective) -> tuple[Source, Source | None]:
     """Return the data to learn from, and that for evaluations."""
     training = find_source(plan.data, objective, plan.columns)
     if plan.validation:
@@ -84,7 +86,7 @@ def find_sources(plan: Plan, objective: Objective) -> tuple[Source, Source | Non
     return training, None
 
 
-def model_tokenizer(plan: Plan, spec: ModelSpec, model: nn.Module) -> Tokenizer | None:
+def model_tokenizer(plan: TrainingPlan, spec: ModelSpec, model: nn.Module) -> Tokenizer | None:
     """Return the tokenizer that is given, or the model's."""
     if plan.tokenizer is not None:
         return Tokenizer(given_tokenizer(plan.tokenizer))
@@ -110,14 +112,14 @@ def data_digests(sources: tuple[Source, Source | None], tokenizer: Tokenizer | N
     return {**digests, "tokenizer": digest_of(tokenizer)}
 
 
-def options_of(plan: Plan, plugin: Plugin, objective: Objective) -> Settings:
+def options_of(plan: TrainingPlan, plugin: Plugin, objective: Objective) -> Settings:
     """Return the options of a plan's objective. Raises :class:`UsageError` if they are not valid."""
     options: type[Settings] = load_reference(objective.options, plugin) if objective.options else Settings
     return options.from_dict(plan.options, "options")
 
 
 def make_criterion(
-    plan: Plan, spec: ModelSpec, plugin: Plugin, objective: Objective, tokenizer: Tokenizer | None
+    plan: TrainingPlan, spec: ModelSpec, plugin: Plugin, objective: Objective, tokenizer: Tokenizer | None
 ) -> Criterion:
     options = options_of(plan, plugin, objective)
     criterion = load_reference(objective.criterion, plugin)
@@ -133,7 +135,7 @@ def make_criterion(
             raise UsageError(str(error), f"objective {objective.name}") from error
 
 
-def _longest_example(plan: Plan, spec: ModelSpec) -> int:
+def _longest_example(plan: TrainingPlan, spec: ModelSpec) -> int:
     """Return the length to which examples are cut, in tokens."""
     longest = standard_fields(spec.config).max_seq_len
     limit = plan.settings.max_length or longest
@@ -145,7 +147,7 @@ def _longest_example(plan: Plan, spec: ModelSpec) -> int:
 
 
 def read_data(
-    plan: Plan,
+    plan: TrainingPlan,
     spec: ModelSpec,
     plugin: Plugin,
     objective: Objective,

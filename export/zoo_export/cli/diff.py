@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from zoo.cli.options import PATH, Command, check_figure_option, figure_option, force_option, json_option
+from zoo.cli.options import PATH, SectionedCommand, check_figure_option, figure_option, force_option, json_option
 from zoo.cli.report import columns, emit_json
 from zoo.errors import ParityError
 from zoo_export.cli.options import provider_option, variant_option
@@ -41,7 +41,7 @@ def rows(modules: list[ModuleError], everything: bool) -> list[tuple[str, ...]]:
     ]
 
 
-@click.command("diff", cls=Command)
+@click.command("diff", cls=SectionedCommand)
 @click.argument("directory", type=PATH, default=Path())
 @click.option("--all", "everything", is_flag=True, help="Also show modules inside blocks.")
 @variant_option

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from zoo.artifact import profiles
-from zoo.cli.options import PATH, Command, force_option, json_option, option, quiet_option
+from zoo.cli.options import PATH, SectionedCommand, force_option, json_option, option, quiet_option
 from zoo.errors import UsageError
 from zoo_export.cli.options import (
     VERIFICATION,
@@ -26,7 +26,7 @@ _OF_ALL_FORMATS = ("model", "format_name", "texts", "output", "settings", "force
 """The parameters that exporters of other formats have, too."""
 
 
-@click.command("export", cls=Command)
+@click.command("export", cls=SectionedCommand)
 @click.argument("model", default=".")
 @option("--onnx", is_flag=True, section=_FORMAT, help="Short for --format onnx.")
 @option("--format", "format_name", metavar="NAME", section=_FORMAT, help="Format of an installed exporter.")

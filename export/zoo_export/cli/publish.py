@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from zoo.artifact.outputs import check_output_target
-from zoo.cli.options import BYTES, PATH, Command, force_option, json_option, option, quiet_option
+from zoo.cli.options import BYTES, PATH, SectionedCommand, force_option, json_option, option, quiet_option
 from zoo.cli.report import emit_json, say
 from zoo.errors import UsageError
 from zoo_export.cli.options import sleep_when_idle
@@ -33,7 +33,7 @@ class Job:
     force: bool
 
 
-@click.command("publish", cls=Command)
+@click.command("publish", cls=SectionedCommand)
 @click.argument("directory", type=PATH)
 @click.argument("target", metavar="OUT", type=PATH)
 @option(

@@ -12,7 +12,7 @@ import click
 from zoo.artifact import VARIANTS, precisions
 from zoo.cli.options import (
     PATH,
-    Command,
+    SectionedCommand,
     check_figure_option,
     figure_option,
     force_option,
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 _PRECISION = "Precision"
 
 
-@click.command("quantize", cls=Command)
+@click.command("quantize", cls=SectionedCommand)
 @click.argument("model", default=".")
 @option("--dtype", type=click.Choice(precisions()), section=_PRECISION, help="Precision to write.")
 @option(

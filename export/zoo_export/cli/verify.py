@@ -8,7 +8,7 @@ import click
 
 from zoo.cli.options import (
     PATH,
-    Command,
+    SectionedCommand,
     check_figure_option,
     figure_option,
     force_option,
@@ -30,7 +30,7 @@ from zoo_export.cli.options import (
 from zoo_export.cli.results import comparing, say_record, say_report, summary
 
 
-@click.command("verify", cls=Command)
+@click.command("verify", cls=SectionedCommand)
 @click.argument("directory", type=PATH, default=Path())
 @format_option
 @variant_option

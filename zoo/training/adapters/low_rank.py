@@ -16,13 +16,13 @@ from torch.nn import functional as F
 from zoo.artifact import ModelDirectory, describe
 from zoo.artifact.weights import digest_layout
 from zoo.checkpoints.exporting import choose_layout, layout_names
-from zoo.checkpoints.peft import AdapterNames, Changes, Update, write_adapter
+from zoo.checkpoints.peft import AdapterChanges, AdapterNames, Update, write_adapter
 from zoo.errors import UsageError, argument, nearest
 from zoo.models.create import build_on_meta
 from zoo.models.tensors import other_owners
 from zoo.registry import ModelSpec
 from zoo.storage import scratch_folder
-from zoo.training.plan import Plan
+from zoo.training.plan import TrainingPlan
 from zoo.training.settings import LowRankSettings
 
 __all__ = ["Adapters", "LowRankLinear", "adapt", "add_adapters", "add_updates", "imported_format"]
@@ -148,7 +148,7 @@ class Adapters:
             f"{name}.weight": Update(read(f"{name}.lora_A"), read(f"{name}.lora_B"), scale)
             for name, scale in _adapted(model).items()
         }
-        changes = Changes(updates, {name: read(name) for name in self.fresh})
+        changes = AdapterChanges(updates, {name: read(name) for name in self.fresh})
         write_adapter(
             stage, self.names, changes, base=self.base, rank=self.settings.rank, dropout=self.settings.dropout
         )
@@ -162,7 +162,7 @@ class Adapters:
         return {"base model": self.weights}
 
 
-def adapt(plan: Plan, spec: ModelSpec, model: nn.Module, fresh: tuple[str, ...]) -> Adapters | None:
+def adapt(plan: TrainingPlan, spec: ModelSpec, model: nn.Module, fresh: tuple[str, ...]) -> Adapters | None:
     """Add the adapters of a plan, if it has any, to a model.
 
     Args:

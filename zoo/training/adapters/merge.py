@@ -15,7 +15,7 @@ from zoo.artifact.provenance import Origin, base_name, fold_names
 from zoo.artifact.weights import digest_layout
 from zoo.checkpoints.configuration import find_layout
 from zoo.checkpoints.exporting import layout_names
-from zoo.checkpoints.peft import AdapterNames, Changes
+from zoo.checkpoints.peft import AdapterChanges, AdapterNames
 from zoo.checkpoints.peft_reading import read_adapter
 from zoo.errors import ArtifactError, UsageError
 from zoo.models import persist
@@ -36,7 +36,7 @@ class Found:
     """The adapted model, which may have another task than the model of the directory."""
     model: nn.Module
     """The module of ``spec`` with the weights of the directory, without the adapter."""
-    changes: Changes
+    changes: AdapterChanges
     own: ModelDirectory | None
     """The directory of an adapter that zoo wrote; None for one of PEFT."""
 
@@ -149,7 +149,7 @@ def _names(layout: Any, spec: ModelSpec, model: nn.Module, where: Path) -> Adapt
     return AdapterNames(model, spec.config, None if layout is None else find_layout(layout, where)[2])
 
 
-def _read_foreign(stored: ModelDirectory, model: nn.Module, adapter: Path) -> Changes:
+def _read_foreign(stored: ModelDirectory, model: nn.Module, adapter: Path) -> AdapterChanges:
     """Read an adapter with the names of any layout that becomes this architecture, or with zoo's own."""
     preferred = imported_format(stored)
     layouts: Sequence[str | None] = (*sorted(layout_names(stored.spec), key=lambda name: name != preferred), None)
@@ -162,7 +162,7 @@ def _read_foreign(stored: ModelDirectory, model: nn.Module, adapter: Path) -> Ch
     raise errors[0]
 
 
-def _apply(model: nn.Module, changes: Changes, where: Path) -> None:
+def _apply(model: nn.Module, changes: AdapterChanges, where: Path) -> None:
     """Change the weights of a model.
 
     Raises :class:`UsageError` if another layer shares one of them and the adapter does not change it there too.
