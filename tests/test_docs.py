@@ -70,6 +70,25 @@ def test_links_of_a_page_lead_to_files(page: Path) -> None:
         assert link.startswith(("#", "https://")) or (page.parent / link.partition("#")[0]).exists(), link
 
 
+@pytest.mark.parametrize("package", ["zoo", "export/zoo_runtime"])
+def test_the_map_of_a_package_names_what_is_there(package: str) -> None:
+    """CONTRIBUTING.md names each module and folder, and nothing else."""
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    block = text.split(f"**{package}/**\n\n```\n")[1].split("```")[0]
+    names = set(re.findall(r"\b[a-z_]+(?:\.py|/)(?= |$)", block, re.MULTILINE))
+    there = {path.name for path in (ROOT / package).glob("[!_]*.py")}
+    there |= {f"{path.parent.name}/" for path in (ROOT / package).glob("[!_]*/__init__.py")}
+    assert names == there
+
+
+def test_places_in_the_glossary_exist() -> None:
+    text = (DOCS / "explanation" / "glossary.md").read_text(encoding="utf-8")
+    places = re.findall(r"`((?:zoo|export)/[\w./]+)`", text)
+    assert len(places) > 20
+    for place in places:
+        assert (ROOT / place).exists(), place
+
+
 def test_every_hook_has_a_guide() -> None:
     hooks = [name for name in vars(hookspecs) if name.startswith("zoo_")]
     assert len(hooks) > 5
