@@ -670,7 +670,7 @@ def test_file_that_appears_meanwhile_is_kept() -> None:
 
 @pytest.mark.parametrize("kind", ["directory", "addition", "file"])
 def test_errors_name_the_target(kind: str) -> None:
-    """Not the stage, of which the user does not know."""
+    """Errors name the directory that the user gave, not the stage beside it."""
     if kind == "addition":
         write(TARGET, OLD)
     managers = {

@@ -256,7 +256,7 @@ def test_tokens_and_settings_are_read_as_transformers_does(tmp_path: Path, kind:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_many_more_combinations(tmp_path: Path, kind: str) -> None:
-    """As above."""
+    """Run the comparison of the test above with more seeds."""
     check(tmp_path, kind, range(4, 150))
 
 
@@ -295,7 +295,7 @@ def test_files_saved_by_transformers_change_nothing(tmp_path: Path, kind: str) -
 
 @pytest.mark.parametrize("kind", ["llama-bytes", "qwen3", "bert", "llama", "gemma", "t5", "albert", "camembert"])
 def test_a_folder_given_as_a_tokenizer_is_read_as_transformers_does(tmp_path: Path, kind: str) -> None:
-    """By its path or that of the file, with and without config.json; the result is also what is written."""
+    """The path may be that of the folder or of the file. What is written equals what is read."""
     compared = changed = 0
     write(tmp_path / "saved", kind)
     for seed in range(6):
@@ -320,7 +320,7 @@ def test_a_folder_given_as_a_tokenizer_is_read_as_transformers_does(tmp_path: Pa
 
 
 def test_the_tokenizer_of_a_model_directory_is_not_changed_again(tmp_path: Path) -> None:
-    """It has the tokens that the companion files state, with the ids that the import gave them."""
+    """Its import has added the tokens of the companion files. Without a manifest, the folder is a checkpoint."""
     folder = library.save(library.create_model("bert-tiny"), tmp_path / "ours", tokenizer="bytes")
     (folder / "tokenizer_config.json").write_text(json.dumps({"extra_special_tokens": ["<new>"]}))
     for source in (folder, folder / "tokenizer.json"):
@@ -330,7 +330,7 @@ def test_the_tokenizer_of_a_model_directory_is_not_changed_again(tmp_path: Path)
 
 
 def test_a_folder_given_as_a_tokenizer_is_refused_if_its_class_is_unknown(tmp_path: Path) -> None:
-    """Neither a file nor the model type, of which zoo has no importer, determines it."""
+    """No file names the class, and zoo has no importer for the model type."""
     write(tmp_path, "qwen2")
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "quartz"}))
     given_tokenizer(tmp_path)
@@ -340,7 +340,7 @@ def test_a_folder_given_as_a_tokenizer_is_refused_if_its_class_is_unknown(tmp_pa
 
 
 def test_a_sentencepiece_model_given_as_a_tokenizer_must_have_the_declared_tokens(tmp_path: Path) -> None:
-    """It has no place for others."""
+    """Such a model is read as it is, so tokens that other files declare cannot be added to it."""
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(CORPUS), model_prefix=str(tmp_path / "spiece"), vocab_size=40, minloglevel=2
     )

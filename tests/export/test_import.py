@@ -61,7 +61,7 @@ OURS = {
     "norm_eps": 1e-3,
     "dropout": 0.2,
 }
-"""Our names for SIZES."""
+"""SIZES under the names of zoo."""
 OUTPUTS = {
     "last_hidden_state": "last_hidden_state",
     "pooler_output": "pooler_output",

@@ -101,7 +101,7 @@ def test_exports_have_the_loss_of_the_module(zoo: Zoo, task: str, row: dict[str,
 
 
 def test_options_of_data_take_several_files(zoo: Zoo) -> None:
-    """As a shell expands a pattern, before or after the model; a directory is never taken for a file."""
+    """Files that the shell has expanded from a pattern may stand before or after the model. A directory is no file."""
     for name in ("a.txt", "b.txt", "c.txt"):
         Path(name).write_text("a line of text\n" * 20)
     data = ("--data", "a.txt", "b.txt", "--validation", "c.txt")

@@ -60,7 +60,7 @@ class SourceModule:
     """A module of a sentence-transformers directory."""
 
     kind: str
-    """The name of its class, such as ``Dense``; of classes of other libraries the full one."""
+    """The name of its class, such as ``Dense``; with its module if the class is of another library."""
     folder: str
     """The folder of its files, below the directory; empty for the directory itself."""
 

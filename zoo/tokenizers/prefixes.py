@@ -27,7 +27,7 @@ _PRE_TOKENIZERS = {"BertPreTokenizer", "ByteLevel", "Digits", "Metaspace", "Punc
 _DIVIDERS = {"BertPreTokenizer", "Whitespace", "WhitespaceSplit"}
 """Pre-tokenizers that divide a text at every space."""
 _ENDS = re.compile(r"\(\?|\\[AbBGzZ]|\$|(?<!\[)\^")
-"""What can see, in a regular expression, whether the text ends or goes on, apart from the harmless groups."""
+"""Parts of a regular expression whose match depends on where the text ends, apart from the harmless groups."""
 _HARMLESS = re.compile(r"\(\?(?:i?:|>|!\\S\)|!\\d\)|=\(\\d\{3\}\)\+\(\?!\\d\)\))")
 _PROBES = [
     first + second for first in ("a", "Zb", "7", "it's", "x.y", "12ab") for second in (" b", " 7", "  c", " ,", " \n")

@@ -1,8 +1,8 @@
 """Results of graphs whose sessions are closed before PyTorch runs.
 
 ONNX Runtime repacks weights for its kernels, and PyTorch maps the file: together they take twice the memory of the
-weights. Sessions with weights of their own therefore run first, at as many points as their results fit into a little
-memory, and are closed.
+weights. Sessions with weights of their own therefore run first and are closed. They run at as many points as a small
+amount of memory has room for results.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ __all__ = ["check_memory", "fits", "longest_input", "output_count"]
 _ATTENTIONS = 2**28
 """Largest number of attention weights compared at one point: it grows with the square of the length."""
 _OUTPUTS = 2**27
-"""Largest number of other outputs of a single row, such as its logits, in the longest inputs."""
+"""Maximum number of other output values of one row, such as logits, at the longest inputs."""
 _COPIES = 1.1
 """Memory for weights, as a multiple of them: perturbed ones, or those that ONNX Runtime repacks for its kernels."""
 _OUTPUT_BYTES = 24

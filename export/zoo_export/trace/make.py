@@ -252,7 +252,7 @@ def _serving_graphs(
     """Create the graphs of the profile ``serving``.
 
     The decoder reads one token of each row. The other graphs, and ``prefill`` with several tokens, read one row, so
-    that a text which joins costs as much as its own tokens.
+    that adding a text to a batch costs no more than its own tokens.
     """
     sizes = serving_sizes(spec, options.fixed)
     wanted = {graph.name: (graph, {"sequence": 1} if graph.pasts else {"batch": 1}) for graph in graphs}

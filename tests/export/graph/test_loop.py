@@ -556,7 +556,7 @@ def layers_swap_their_past(model: ir.Model) -> None:
 
 
 def past_is_not_extended(model: ir.Model) -> None:
-    """Keep the length of the cache, but let its newest entry be the previous token's."""
+    """Keep the length of the cache, but replace its newest entry with that of the previous token."""
     graph = body(model)
     present = graph.outputs[-1]
     length = ir.node("Shape", [present], {"start": 2, "end": 3})

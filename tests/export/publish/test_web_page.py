@@ -398,7 +398,7 @@ ACCEPTED: list[dict[str, Any]] = [
 
 
 def in_javascript(said: str) -> str:
-    """Return a message of Python as a page says it, with its values written in JavaScript."""
+    """Translate an error message of Python into that of the page: values are written as in JavaScript."""
     said = re.sub(r" \(\w+\)$", "", said).replace("'", '"')
     for one, other in ((r"got None$", "got null"), (r"got True$", "got true"), (r"(\d)\.0$", r"\1")):
         said = re.sub(one, other, said)

@@ -21,7 +21,7 @@ Natural = Annotated[int, Field(ge=0)]
 _DTYPES = {"BOOL": "?", "INT8": "i1", "INT32": "<i4", "INT64": "<i8", "FP16": "<f2", "FP32": "<f4", "FP64": "<f8"}
 _NAMES = {np.dtype(code): name for name, code in _DTYPES.items()}
 _KINDS = {"BOOL": "b", "INT8": "iu", "INT32": "iu", "INT64": "iu"}
-"""Kinds of numbers in JSON that a datatype can have; floating-point ones can have any but booleans."""
+"""Kinds of JSON numbers that each datatype accepts. Floating-point datatypes accept all but booleans."""
 
 
 class InputParameters(BodyPart):
