@@ -2,9 +2,9 @@
 
 A template comes with a checkpoint and may be hostile. The sandbox keeps it from files and from the internals of Python,
 but limits neither time nor memory: ``'a' * 10**10`` is one operation. A process has limits that hold whatever the
-template does. Counting its operations in this process instead takes twice the code, and has to foresee each operation
+template does. Counting its operations in this process instead takes more code, and has to foresee each operation
 that is slow in C, such as ``strip`` with a long argument. The package minijinja counts them, but its language differs:
-of 212 published templates, 24 give another prompt than with Jinja2, or an error.
+of 212 published templates, 10 fail or give another prompt where Jinja2 renders, and 12 render where Jinja2 fails.
 """
 
 from __future__ import annotations
