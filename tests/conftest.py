@@ -41,7 +41,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # inherit that: tests that send SIGINT would wait in vain.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-settings.register_profile("zoo", deadline=None)  # first calls import and trace
+settings.register_profile("zoo", deadline=None, max_examples=50)  # no deadline: first calls import and trace
+settings.register_profile("thorough", deadline=None, max_examples=200)  # pytest --hypothesis-profile=thorough
 settings.load_profile("zoo")
 
 if "PYTEST_XDIST_WORKER" in os.environ and hasattr(os, "sched_setaffinity"):
