@@ -182,13 +182,14 @@ def default_plugins(cache: Path) -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def isolated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def isolated(tmp_path: Path) -> Iterator[None]:
     """Run each test in an empty directory, without the user's presets and plugin selection."""
-    monkeypatch.setenv("XDG_CONFIG_HOME", f"{tmp_path}-user")
-    monkeypatch.delenv("ZOO_PLUGINS", raising=False)
-    monkeypatch.chdir(tmp_path)
-    plugins.select(plugins.Selection())
-    yield
+    with pytest.MonkeyPatch.context() as patch:  # its own, which no test undoes
+        patch.setenv("XDG_CONFIG_HOME", f"{tmp_path}-user")
+        patch.delenv("ZOO_PLUGINS", raising=False)
+        patch.chdir(tmp_path)
+        plugins.select(plugins.Selection())
+        yield
     plugins.select(plugins.Selection())
     for name in ("zoo.server", "uvicorn.error", "asyncio"):  # zoo serve has them write to the stderr of its test
         logger = logging.getLogger(name)
