@@ -768,6 +768,7 @@ def test_inaccurate_runtime_fails(case: str, exported_build: Build) -> None:
     assert report.evidence["reason"] == report.verdict()
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize(
     ("change", "cause"),
     [

@@ -153,6 +153,7 @@ def test_archive_is_imported_exported_and_run(archive: Path, zoo: Zoo) -> None:
     assert zoo("run", "g2p", "zoo", "--option", "max_phonemes=0").status == 2
 
 
+@pytest.mark.slow_after(2)
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -318,6 +318,7 @@ def lengths(runner, item, result, model):
 RIGHT = "np.sqrt(np.square(states).sum(-1))"
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize(
     ("what", "message"),
     [

@@ -226,6 +226,7 @@ def test_from_the_command_line(showing: Callable[..., Path], zoo: Zoo) -> None:
     zoo("run", folder, "ab", *options, "--option", "heads=-1").failed(2, "no head -1", "0 to 3")
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("plain", [False, True])
 def test_task_selects_its_export(showing: Callable[..., Path], zoo: Zoo, tmp_path: Path, plain: bool) -> None:
     """With and without a plain export."""

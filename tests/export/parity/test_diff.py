@@ -20,6 +20,7 @@ Exported = Callable[..., Path]
 Zoo = Callable[..., Any]
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("name", ["gpt-tiny", "bert-tiny", "transformer-tiny", "vit-tiny"])
 def test_correct_export_has_no_divergence(exported_model: Exported, zoo: Zoo, name: str) -> None:
     result = zoo("diff", exported_model(name), "--json")
@@ -64,6 +65,7 @@ def tanh_dropped(graph: Any) -> None:
     next(item for item in node.attribute if item.name == "approximate").s = b"none"
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize(
     ("fault", "module", "cls"),
     [(scaled, "blocks.1.attention.output (Linear)", None), (tanh_dropped, "blocks.0.mlp.down (Linear)", FeedForward)],

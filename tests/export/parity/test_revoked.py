@@ -69,6 +69,7 @@ def test_failure_revokes_the_evidence_until_it_passes(
     assert zoo("run", folder, "hello").status == 0
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("reads", [0, 4, 5])
 def test_unreadable_file_revokes_nothing(
     exported_copy: Exported, zoo: Zoo, snapshot: Callable[[], Any], monkeypatch: pytest.MonkeyPatch, reads: int

@@ -156,6 +156,7 @@ def test_conformance(build: Callable[..., None], check: Check) -> None:
         check(find_subject("pairs"))
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize(
     ("edit", "said"),
     [

@@ -199,6 +199,7 @@ def test_generation_loop_keeps_states(build: Build, zoo: Zoo) -> None:
     assert texts[""] == texts["generate"]
 
 
+@pytest.mark.slow_after(2)
 @pytest.mark.parametrize(
     ("old", "new", "cause"),
     [
