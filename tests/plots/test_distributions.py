@@ -8,10 +8,13 @@ from typing import Any
 
 import pytest
 
+from tests.exported import signed_export
 from tests.plots.reading import artists, check_files, labels
 from zoo.errors import UsageError
 from zoo.plots import Distribution, distributions
 from zoo_runtime import load_session, plot_answers
+
+__all__ = ["signed_export"]
 
 Exported = Callable[..., Path]
 

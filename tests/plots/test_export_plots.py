@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors.numpy import load_file
 
+from tests.exported import signed_export
 from tests.plots.reading import artists, check_files, labels, values
 from zoo.errors import ArtifactError, UsageError
 from zoo.models import persist
@@ -19,6 +20,8 @@ from zoo_export import plot_bench, plot_layers, plot_modules
 from zoo_export.parity.modules import ModuleError
 from zoo_export.parity.plot import draw_modules
 from zoo_export.variants.quantized.packing import read_dequantized
+
+__all__ = ["signed_export"]
 
 Exported = Callable[..., Path]
 
