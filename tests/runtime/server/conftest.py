@@ -33,38 +33,52 @@ sent just then fails."""
 
 
 @pytest.fixture(scope="session")
-def writer(exported_build: Exported, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def writer(exported_build: Exported, once: Exported, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A decoder with a chat template, exported for serving with few rows and short chunks."""
-    folder = tmp_path_factory.mktemp("writer")
-    export_checkpoint(exported_build("llama-tiny", f"max_seq_len={POSITIONS}", **LIVELY["llama-tiny"]), folder / "hub")
-    (folder / "hub" / "chat_template.jinja").write_text(CHAT_TEMPLATE)
-    import_checkpoint(folder / "hub", folder / "writer", verify=False)
-    export_graphs_only(folder / "writer", options=Options(profile="serving", fix=(f"batch={ROWS}", "sequence=7")))
-    return folder / "writer"
+
+    def make() -> Path:
+        folder = tmp_path_factory.mktemp("writer")
+        built = exported_build("llama-tiny", f"max_seq_len={POSITIONS}", **LIVELY["llama-tiny"])
+        export_checkpoint(built, folder / "hub")
+        (folder / "hub" / "chat_template.jinja").write_text(CHAT_TEMPLATE)
+        import_checkpoint(folder / "hub", folder / "writer", verify=False)
+        export_graphs_only(folder / "writer", options=Options(profile="serving", fix=(f"batch={ROWS}", "sequence=7")))
+        return folder / "writer"
+
+    return once("writer", "served", make)
 
 
 @pytest.fixture(scope="session")
-def translator(exported_build: Exported) -> Path:
+def served(exported_build: Exported, once: Exported) -> Exported:
+    """Build a preset, and export it for all platforms, once for all workers."""
+
+    def export(name: str, **weights: Any) -> Path:
+        def make() -> Path:
+            folder = exported_build(name, **weights)
+            export_graphs_only(folder)
+            return folder
+
+        return once(name, ("served", weights), make)
+
+    return export
+
+
+@pytest.fixture(scope="session")
+def translator(served: Exported) -> Path:
     """An encoder-decoder in a portable export, which has no rows."""
-    folder = exported_build("t5-tiny", noise=True, gain=3.0)
-    export_graphs_only(folder)
-    return folder
+    return served("t5-tiny", noise=True, gain=3.0)
 
 
 @pytest.fixture(scope="session")
-def encoder(exported_build: Exported) -> Path:
+def encoder(served: Exported) -> Path:
     """An encoder of texts."""
-    folder = exported_build("bert-tiny", noise=True)
-    export_graphs_only(folder)
-    return folder
+    return served("bert-tiny", noise=True)
 
 
 @pytest.fixture(scope="session")
-def reader(exported_build: Exported) -> Path:
+def reader(served: Exported) -> Path:
     """A classifier of images."""
-    folder = exported_build("vit-tiny", noise=True)
-    export_graphs_only(folder)
-    return folder
+    return served("vit-tiny", noise=True)
 
 
 class Server:
