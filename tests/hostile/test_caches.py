@@ -24,13 +24,13 @@ Zoo = Callable[..., Result]
 def test_export_needs_no_cache(copy_of: Callable[..., Path]) -> None:
     """torch makes a folder for compiled files as soon as its tracer is imported."""
     Path("file").touch()
-    copy_of("gpt-tiny")
+    copy_of("vit-tiny")
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), memo.VARIABLE: "file/below"}
     environment.pop("TORCHINDUCTOR_CACHE_DIR", None)
-    command = [sys.executable, "-m", "zoo", "export", "gpt-tiny", "--onnx", "--graph-only", "-q"]
+    command = [sys.executable, "-m", "zoo", "export", "vit-tiny", "--onnx", "--graph-only", "-q"]
     result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     assert result.returncode == 0, result.stderr
-    assert Path("gpt-tiny/model.onnx").exists()
+    assert Path("vit-tiny/model.onnx").exists()
 
 
 @pytest.mark.parametrize("place", ["/proc/none", "file"])

@@ -40,6 +40,7 @@ def parsed(folder: Path) -> onnx.ModelProto:
     return onnx.load_model_from_string(graph)
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize(
     ("name", "changes", "wanted"),
     [
@@ -144,7 +145,7 @@ FOLDERS: list[Path] = []
 ROW = 64 * 4
 
 
-@pytest.mark.slow_after(2)
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize(
     "change",
     [
