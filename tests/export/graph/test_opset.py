@@ -24,6 +24,13 @@ Exported = Callable[..., Path]
 Zoo = Callable[..., Result]
 TINY = sorted(name for name in registry().names("*-tiny") if registry().resolve(name).source is None)
 
+CASES = [
+    ("bert-tiny", 18),
+    *((name, opset) for name in TINY for opset in (18, 24) if (name, opset) != ("bert-tiny", 18)),
+    *((name, opset) for name in ("bert-tiny", "gpt-tiny", "t5-tiny", "vit-tiny") for opset in (20, 21, 23)),
+]
+"""Every preset with the lowest and the highest opset, and some with those between, which add a few operators each."""
+
 
 def operators(graph: onnx.GraphProto) -> set[str]:
     found = set()
@@ -35,18 +42,8 @@ def operators(graph: onnx.GraphProto) -> set[str]:
     return found
 
 
-@pytest.mark.parametrize(
-    ("name", "opset"),
-    [
-        ("bert-tiny", 18),
-        *(
-            pytest.param(name, opset, marks=pytest.mark.slow)
-            for name in TINY
-            for opset in (18, 20, 21, 23, 24)
-            if (name, opset) != ("bert-tiny", 18)
-        ),
-    ],
-)
+@pytest.mark.slow_after(1)
+@pytest.mark.parametrize(("name", "opset"), CASES)
 def test_preset_is_verified(exported_build: Exported, name: str, opset: int) -> None:
     folder = exported_build(name, noise=True)
     assert export_model(folder, options=Options(opset=opset)).passed
