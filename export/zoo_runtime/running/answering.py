@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from zoo import plugins
-from zoo.artifact import PREFILL, SERVING
+from zoo.artifact import PREFILL
 from zoo.contract import Graph
 from zoo.errors import ArtifactError, PluginError, UsageError, ZooError
 from zoo.plugins import ZooWarning
@@ -129,7 +129,7 @@ class Answering:
 
 def fixed_batch(session: Internals, runner: Runner[Any]) -> int | None:
     """Return the batch size that the graph of a task requires, or None if it takes any."""
-    if session.export.variant == SERVING:
+    if session.export.traits.interface == "rows":
         return sizes_of_session(session.sessions[PREFILL])["batch"]
     graph: Graph = getattr(runner, "graph", session.graphs[0])
     opened = session.sessions.get(graph.name)

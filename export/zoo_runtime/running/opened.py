@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from weakref import WeakSet
 
-from zoo.artifact import ADAPTERS, SERVING, Export, ModelDirectory
+from zoo.artifact import Export, ModelDirectory
 from zoo.errors import UsageError
 from zoo_runtime.onnx_runtime.mapped_weights import MappedWeights
 from zoo_runtime.onnx_runtime.ort import ort
@@ -76,7 +76,7 @@ class OpenExport:
     @cached_property
     def adapters(self) -> tuple[str, ...]:
         """The names of the low-rank adapters in the variant ``adapters``; empty in others."""
-        return tuple(self.export.evidence.get("adapters", ())) if self.export.variant == ADAPTERS else ()
+        return tuple(self.export.evidence.get("adapters", ())) if self.export.traits.interface == "adapters" else ()
 
     def open_graph(self, graph: str, *, placements: bool = False) -> ort.InferenceSession:
         """Open one graph, and record on request which provider runs each node."""
@@ -92,7 +92,7 @@ class OpenExport:
                 placements=placements or self.provider == "cuda",
             )
 
-        steps = self.export.variant == SERVING and graph == self.export.graphs[-1].name
+        steps = self.export.traits.interface == "rows" and graph == self.export.graphs[-1].name
         if steps and self.provider == "cuda":
             return open_for_capture(open_with, self.provider_options, path)
         return open_with(self.provider_options)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from zoo.arrays import Array
-from zoo.artifact import PREFILL, SERVING
+from zoo.artifact import PREFILL
 from zoo.errors import UsageError
 from zoo_runtime.generation.decoder import Decoder
 from zoo_runtime.generation.stepper import Stepper
@@ -46,7 +46,7 @@ def open_stepper(session: Internals, feeds: Mapping[str, Array], rows: int | Non
 
 def serving_sizes(session: Internals) -> Mapping[str, int]:
     """Return the sizes of an export's dimensions, by name; empty unless it is of the variant ``serving``."""
-    return sizes_of_session(session.sessions[PREFILL]) if session.export.variant == SERVING else {}
+    return sizes_of_session(session.sessions[PREFILL]) if session.export.traits.interface == "rows" else {}
 
 
 def _open_rows(session: Internals, inputs: Mapping[str, Array], count: int) -> Stepper:

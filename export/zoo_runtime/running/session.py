@@ -253,7 +253,7 @@ class Session:
     @cached_property
     def input_limits(self) -> Mapping[str, int]:
         """Sizes of an export for serving that limit the tokens of an input, by dimension; empty for other exports."""
-        if self.export.variant != SERVING:
+        if self.export.traits.interface != "rows":
             return {}
         graph = self.graphs[0]
         sizes = sizes_of_session(self.sessions[PREFILL])
@@ -460,7 +460,7 @@ class Session:
             rows = len(next(iter(feeds.values())))
             feeds = {**feeds, **empty_past(graph, rows, self.dtype)}
         with self._opened.stoppable(check_seconds("timeout", timeout)):
-            if self.export.variant == SERVING:
+            if self.export.traits.interface == "rows":
                 outputs = ServingExecutor(self.sessions, self.dtype)(graph, feeds)
             else:
                 outputs = OnnxExecutor(self.sessions, self.dtype, twice=False)(graph, feeds)
@@ -502,7 +502,7 @@ class Session:
 
         Raises :class:`UsageError` for other exports.
         """
-        if self.export.variant != SERVING:
+        if self.export.traits.interface != "rows":
             problem = f"the variant {self.export.variant or 'that is open'} has no rows of its own"
             raise UsageError(problem, self.path, f"open the variant {SERVING}")
         graph = self.graphs[-1]

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from zoo.arrays import Array
-from zoo.artifact import LOOP
 from zoo.config import Settings
 from zoo.errors import ArtifactError, UsageError
 from zoo.plots import Distribution
@@ -37,7 +36,7 @@ class _Likelihood(TextRunner):
         logits = next(tensor for tensor in self.graph.output_tensors() if tensor.name == "logits")
         if logits.dims[:2] != self.ids_input.dims:
             raise UsageError("the model does not give logits for every token", session.path, "choose another task")
-        if internals(session).export.variant == LOOP:
+        if internals(session).export.traits.interface == "loop":
             raise UsageError("this variant only generates", session.path, "choose another variant")
 
 

@@ -106,7 +106,7 @@ class Int8Cache(Recipe[CacheCandidate]):
 
         Raises:
             UsageError: the past cannot be stored in int8.
-            ArtifactError: the variant has quantised weights, and these are not exported.
+            ArtifactError: the variant has quantised weights, which have to be exported first.
         """
         reduced, plain = self._base_graphs(stored)
         models = {name: ir.from_proto(parse(graph)) for name, graph in plain.items()}

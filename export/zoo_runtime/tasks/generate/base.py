@@ -64,7 +64,7 @@ class Generate(TextRunner):
             check_tokens(stored, session, path)
         except UsageError as error:
             raise ArtifactError(str(error)) from error
-        if internals(session).export.variant == LOOP:  # always decodes greedily
+        if internals(session).export.traits.interface == "loop":  # always decodes greedily
             free = Generation()
             lost |= {key for key, value in stored.items() if value != getattr(free, key)} - {"max_new_tokens"}
             stored = {key: value for key, value in stored.items() if key == "max_new_tokens"}
@@ -84,7 +84,7 @@ class Generate(TextRunner):
         self.ends = frozenset(end_tokens(session))
         bias = make_bias(chosen.logit_bias, session.tokenizer, vocabulary_of(session))
         self.choose = Choices(chosen, self.ends, bias)
-        self.in_one_graph = internals(session).export.variant == LOOP
+        self.in_one_graph = internals(session).export.traits.interface == "loop"
         self.sizes = serving_sizes(internals(session))
         """The fixed sizes of an export for serving; empty for others."""
         plain = Generation(max_new_tokens=chosen.max_new_tokens).to_dict()
