@@ -1,0 +1,1 @@
+"""Graphs with low-rank adapters, of which each row of a batch chooses one."""

@@ -1,0 +1,1 @@
+"""Graphs that store keys and values in int8."""

@@ -1,0 +1,1 @@
+"""One graph with the whole decoding loop."""

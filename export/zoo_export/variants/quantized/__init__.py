@@ -1,0 +1,1 @@
+"""Weights quantised in blocks, and graphs whose operators read them."""

@@ -1,0 +1,1 @@
+"""Graphs with fixed sizes, in which each row has a past of its own."""
