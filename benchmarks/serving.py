@@ -66,7 +66,7 @@ def prepare(preset: str, rows: int, folder: Path) -> None:
     model = create.build(spec, seed=0, dtype="float32")
     directory = Path(persist.save_spec(spec, model, folder / "model", tokenizer=folder / "words.json"))
     export_graphs_only(directory, options=Options(profile="cpu"))
-    export_graphs_only(directory, options=Options(profile="serving", fix=(f"batch={rows}",)))
+    export_graphs_only(directory, options=Options(profile="serving", fix={"batch": rows}))
     export_checkpoint(directory, folder / "hub")
 
 

@@ -135,11 +135,11 @@ def _compare(subject: Subject) -> Report:
 def _stored(subject: Subject) -> Iterator[tuple[ModelDirectory, dict[str, bytes]]]:
     """Yield a temporary model directory, and its ONNX graphs linked to its weights."""
     from zoo.models.persist import save_spec
-    from zoo_export.graph.file import link
+    from zoo_export.trace.make import Options, linked
 
     graphs = _graphs(subject)
     assert not isinstance(graphs, Exception)
     with scratch_folder() as folder:
         save_spec(subject.spec, subject.build(), folder / "model")
         stored = ModelDirectory.open(folder / "model")
-        yield stored, {name: link(graph, stored.layout) for name, graph in graphs.items()}
+        yield stored, linked(graphs, stored.dtype, stored.layout, Options())

@@ -245,7 +245,9 @@ def retrace(directory: Path, *, variant: str = "") -> list[str]:
     entries = {EVIDENCE_KEY: evidence_digest(export.evidence), **metadata_of(export.stored)}
     there = export.read()
     for name, graph in made.items():
-        if there[name] != annotate(graph, entries):
+        model = parse(graph)
+        annotate(model, entries)
+        if there[name] != serialize(model):
             path = directory / export.graph_files[name]
             raise ArtifactError("differs from a new trace of the model", path, _made_with(there[name]))
     return list(export.graph_files.values())

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 
 from zoo.artifact import CARD, CONFIG, Export, ModelDirectory, entry_of, find_exports, is_weights, write_json
 from zoo.artifact.card import model_card
-from zoo.artifact.weights import digest_layout, read_layout
+from zoo.artifact.weights import StoredTensor, digest_layout, read_layout
 from zoo.errors import ArtifactError
 from zoo.models.count import parameter_count
-from zoo_export.graph.file import link
+from zoo_export.graph.file import link, parse, serialize
 from zoo_export.parity.evidence import check_graphs, stage_graphs
 
 __all__ = ["relink"]
@@ -44,7 +45,7 @@ def relink(directory: Path) -> bool:
         graphs = export.read()
         check_graphs(export, graphs)
         try:
-            linked = {name: link(graph, layout, kept=export.files) for name, graph in graphs.items()}
+            linked = {name: _linked(graph, layout, export.files) for name, graph in graphs.items()}
         except ArtifactError as error:
             raise ArtifactError(str(error), directory, "build or export the model of these weights") from error
         if not export.is_verified() or linked != graphs:
@@ -64,3 +65,10 @@ def relink(directory: Path) -> bool:
             files_of_export = {export.graph_files[name]: graph for name, graph in linked.items()}
             stage_graphs(stage, files_of_export, export.evidence_file, evidence)
     return not changed
+
+
+def _linked(graph: bytes, layout: Mapping[str, StoredTensor], files: Collection[str]) -> bytes:
+    """Return a graph linked to the tensors of a layout, except its initialisers in ``files``."""
+    model = parse(graph)
+    link(model, layout, kept=files)
+    return serialize(model)

@@ -476,8 +476,8 @@ def test_interrupted_export_leaves_nothing(
 
 
 def test_graph_is_linked_only_to_its_own_layout(exported_model: Exported) -> None:
-    from zoo_export.graph.file import link
+    from zoo_export.graph.file import link, parse
 
     folder = exported_model("gpt-tiny")
     with pytest.raises(ArtifactError, match=r"missing token_embedding\.weight"):
-        link((folder / "model.onnx").read_bytes(), read_layout(exported_model("bert-tiny")))
+        link(parse((folder / "model.onnx").read_bytes()), read_layout(exported_model("bert-tiny")))

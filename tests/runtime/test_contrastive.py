@@ -165,7 +165,7 @@ def test_fixed_number_of_images(exported_model: Exported, images: list[str]) -> 
     with load_session(directory) as session:
         wanted = session.run(images, labels=LABELS)
     shutil.copytree(directory, "fixed")
-    sign_export(Path("fixed"), options=Options(fix=("images=1",)), force=True)
+    sign_export(Path("fixed"), options=Options(fix={"images": 1}), force=True)
     with load_session("fixed") as session:
         found = session.run(images, labels=LABELS)
         assert session.run("tea", task="sentence-embedding")["embedding"].shape == (24,)

@@ -45,7 +45,7 @@ def served(exported_build: Exported) -> Exported:
         if (name, fix) not in made:
             folder = exported_build(name, **LIVELY.get(name, {"noise": True, "gain": 3.0}))
             export_graphs_only(folder)
-            export_graphs_only(folder, options=Options(profile="serving", fix=tuple(fix)))
+            export_graphs_only(folder, options=Options.from_dict({"profile": "serving", "fix": fix}))
             made[name, fix] = folder
         return made[name, fix]
 
@@ -467,7 +467,9 @@ def test_captured_steps_equal_those_of_the_cpu(exported_build: Exported, name: s
     if problem := loading_problem("cuda"):
         pytest.skip(problem)
     folder = exported_build(name, **LIVELY.get(name, {"noise": True, "gain": 3.0}))
-    standard = Options(profile="serving", fix=FIX, contrib=False)  # GroupQueryAttention has no float32 kernel on CUDA
+    standard = Options.from_dict(
+        {"profile": "serving", "fix": FIX, "contrib": False}
+    )  # GroupQueryAttention has no float32 kernel on CUDA
     export_graphs_only(folder, options=standard)
     found = []
     for provider in ("cpu", "cuda"):

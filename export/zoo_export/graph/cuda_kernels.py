@@ -54,11 +54,11 @@ class _Kernel:
     types: Mapping[str, frozenset[str]]
     """Allowed element types by type parameter of the operator."""
 
-    def runs(self, version: int, found: Mapping[str, set[str]]) -> bool:
+    def runs(self, version: int, kinds: Mapping[str, set[str]]) -> bool:
         """Whether the kernel supports an operator version with the given element types by type parameter."""
         if self.first != version and not (self.last is not None and self.first < version <= self.last):
             return False
-        return all(found.get(parameter, set()) <= allowed for parameter, allowed in self.types.items())
+        return all(kinds.get(parameter, set()) <= allowed for parameter, allowed in self.types.items())
 
 
 @dataclass(frozen=True)
@@ -80,8 +80,8 @@ def nodes_without_kernel(graph: bytes) -> list[TypedNode]:
     table, model = _read_table(), _typed(graph)
     opset = next((item.version for item in model.opset_import if item.domain in ("", "ai.onnx")), table.first_opset)
     if opset < table.first_opset:
-        what = f"the CUDA kernels of opset {opset} are not known"
-        raise UsageError(what, "the graph", f"export it with opset {table.first_opset} or later")
+        problem = f"the CUDA kernels of opset {opset} are not known"
+        raise UsageError(problem, "the graph", f"export it with opset {table.first_opset} or later")
     return [node for node in _walk(model.graph, {}) if not node.on_sizes and not _has_kernel(node, opset, table)]
 
 
@@ -99,20 +99,20 @@ def _has_kernel(node: TypedNode, opset: int, table: _Table) -> bool:
         schema = onnx.defs.get_schema(node.operator, opset)
     except onnx.defs.SchemaError:  # no operator of that opset
         return False
-    found = _by_parameter(schema, node)
-    return any(kernel.runs(schema.since_version, found) for kernel in table.kernels.get(node.operator, ()))
+    types = _by_parameter(schema, node)
+    return any(kernel.runs(schema.since_version, types) for kernel in table.kernels.get(node.operator, ()))
 
 
 def _by_parameter(schema: onnx.defs.OpSchema, node: TypedNode) -> dict[str, set[str]]:
     """Return the element types of a node's values, by type parameter and by formal parameter of its operator."""
-    found: dict[str, set[str]] = {}
+    types: dict[str, set[str]] = {}
     for formals, kinds in ((schema.inputs, node.inputs), (schema.outputs, node.outputs)):
         for place, kind in enumerate(kinds):
             formal = formals[min(place, len(formals) - 1)]  # the last may be variadic
             if kind not in (_ABSENT, _UNKNOWN):
                 for parameter in (formal.type_str, formal.name):
-                    found.setdefault(parameter, set()).add(kind)
-    return found
+                    types.setdefault(parameter, set()).add(kind)
+    return types
 
 
 def _typed(graph: bytes) -> onnx.ModelProto:

@@ -1,6 +1,8 @@
 """Metadata of ONNX files, and their references to weights.
 
-Only :func:`inline` imports onnx-ir, which is slow to import.
+A graph has two forms. Passes take and return ``onnx_ir.Model``: see :func:`load` and :func:`dump`. What is done to
+every file, linking and metadata, is done on the parsed protobuf, because onnx-ir imports sympy, which takes as long as
+the rest of an export whose traces are cached.
 """
 
 from __future__ import annotations
@@ -36,10 +38,12 @@ __all__ = [
     "arrays_of",
     "check_standard",
     "contract",
+    "dump",
     "external_tensors",
     "fault",
     "inline",
     "link",
+    "load",
     "metadata",
     "names_read",
     "parse",
@@ -119,14 +123,28 @@ def _check_tensor(tensor: onnx.TensorProto) -> None:
         raise ArtifactError(f"the tensor {tensor.name} of the ONNX graph has a negative size")
     for entry in tensor.external_data:
         if entry.key in ("offset", "length") and not _OFFSET.fullmatch(entry.value):
-            what = f"the tensor {tensor.name} of the ONNX graph has the {entry.key} {entry.value!r:.40}"
-            raise ArtifactError(what)
+            problem = f"the tensor {tensor.name} of the ONNX graph has the {entry.key} {entry.value!r:.40}"
+            raise ArtifactError(problem)
 
 
 def serialize(model: onnx.ModelProto) -> bytes:
     """Serialise a model deterministically."""
     data: bytes = model.SerializeToString(deterministic=True)
     return data
+
+
+def load(graph: bytes) -> ir.Model:
+    """Parse a serialised graph for passes, or raise :class:`ArtifactError` as :func:`parse` does."""
+    import onnx_ir as ir
+
+    return ir.from_proto(parse(graph))
+
+
+def dump(model: ir.Model) -> bytes:
+    """Serialise the result of passes deterministically."""
+    import onnx_ir as ir
+
+    return serialize(ir.to_proto(model))
 
 
 def metadata(graph: bytes) -> Mapping[str, str]:
@@ -137,14 +155,12 @@ def metadata(graph: bytes) -> Mapping[str, str]:
         return {}
 
 
-def annotate(graph: bytes, entries: Mapping[str, str]) -> bytes:
-    """Return the graph with entries added to its metadata, replacing those with the same keys."""
-    model = parse(graph)
-    kept = {entry.key: entry.value for entry in model.metadata_props}
+def annotate(model: onnx.ModelProto, entries: Mapping[str, str]) -> None:
+    """Add entries to a graph's metadata, replacing those with the same keys, and sort all by key."""
+    before = {entry.key: entry.value for entry in model.metadata_props}
     del model.metadata_props[:]
-    for key, value in sorted({**kept, **entries}.items()):
+    for key, value in sorted({**before, **entries}.items()):
         model.metadata_props.add(key=key, value=value)
-    return serialize(model)
 
 
 def check_standard(model: onnx.ModelProto, *, types: bool = False) -> None:
@@ -157,11 +173,11 @@ def check_standard(model: onnx.ModelProto, *, types: bool = False) -> None:
     checked = onnx.ModelProto()
     checked.CopyFrom(model)
     external = {tensor.name: tensor for tensor in external_tensors(checked)}
-    kept = [tensor for tensor in checked.graph.initializer if tensor.name not in external]
+    constants = [tensor for tensor in checked.graph.initializer if tensor.name not in external]
     del checked.graph.initializer[:]
-    checked.graph.initializer.extend(kept)
-    given = {value.name for value in checked.graph.input}
-    for name in sorted(external.keys() - given):  # as inputs, because the checker would look for their files
+    checked.graph.initializer.extend(constants)
+    inputs = {value.name for value in checked.graph.input}
+    for name in sorted(external.keys() - inputs):  # as inputs, because the checker would look for their files
         tensor = external[name]
         checked.graph.input.append(onnx.helper.make_tensor_value_info(name, tensor.data_type, tensor.dims))
     onnx.checker.check_model(checked, full_check=types)
@@ -199,8 +215,8 @@ def _item_size(tensor: onnx.TensorProto) -> int:
     return int(onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize)
 
 
-def link(graph: bytes, layout: Mapping[str, StoredTensor], kept: Collection[str] = ()) -> bytes:
-    """Return the graph with every stored initialiser linked to the stored tensor of the same name.
+def link(model: onnx.ModelProto, layout: Mapping[str, StoredTensor], kept: Collection[str] = ()) -> None:
+    """Link every stored initialiser of a graph to the stored tensor of the same name.
 
     Initialisers in the files ``kept``, such as those of quantised weights, stay as they are. One that spans several
     tensors (:mod:`zoo_export.graph.join`) is divided if these do not follow one another in this layout.
@@ -208,7 +224,6 @@ def link(graph: bytes, layout: Mapping[str, StoredTensor], kept: Collection[str]
     Raises:
         ArtifactError: tensors are missing, or have different shapes or dtypes.
     """
-    model = parse(graph)
     separate(model, layout)
     problems = []
     for tensor in external_tensors(model):
@@ -221,13 +236,13 @@ def link(graph: bytes, layout: Mapping[str, StoredTensor], kept: Collection[str]
         elif tuple(tensor.dims) != place.shape:
             problems.append(f"{tensor.name} has shape {place.shape}, not {tuple(tensor.dims)}")
         elif _DTYPES.get(place.dtype) != tensor.data_type:
-            wanted = onnx.TensorProto.DataType.Name(tensor.data_type)
-            problems.append(f"{tensor.name} is {place.dtype}, not {wanted}")
+            expected = onnx.TensorProto.DataType.Name(tensor.data_type)
+            problems.append(f"{tensor.name} is {place.dtype}, not {expected}")
         else:
             set_place(tensor, place.file, place.offset, place.length)
     if problems:
         raise ArtifactError(f"the weights do not fit the graph ({'; '.join(problems)})")
-    return annotate(serialize(model), {HEADER_KEY: header_digest(layout)})
+    annotate(model, {HEADER_KEY: header_digest(layout)})
 
 
 def header_digest(layout: Mapping[str, StoredTensor]) -> str:
@@ -317,8 +332,8 @@ def contract(model: ir.Model) -> str:
     )
 
 
-def inline(model: ir.Model) -> None:
-    """Inline all functions. Nodes keep the full paths of their modules."""
+def inline(model: ir.Model) -> ir.Model:
+    """Inline all functions, in place. Nodes keep the full paths of their modules."""
     from onnx_ir.passes.common import InlinePass
 
     InlinePass()(model)
@@ -326,3 +341,4 @@ def inline(model: ir.Model) -> None:
         path = (node.metadata_props.pop(BLOCK_KEY, ""), node.metadata_props.pop(MODULE_KEY, ""))
         if any(path):
             node.metadata_props[MODULE_KEY] = ".".join(filter(None, path))
+    return model

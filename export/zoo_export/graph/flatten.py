@@ -11,10 +11,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import onnx
 import onnx_ir as ir
 from onnx_ir.passes import common as passes
 
+from zoo_export.graph.inference import inferred
 from zoo_export.graph.rewriting import Tape, replace, replace_value
 
 __all__ = ["flatten"]
@@ -52,25 +52,27 @@ Content = tuple[int | Lead, ...]
 """The known elements of a vector of sizes."""
 
 
-def flatten(model: ir.Model) -> None:
-    """Rewrite a graph without functions. The results stay the same, but module boundaries are lost."""
+def flatten(model: ir.Model) -> ir.Model:
+    """Rewrite a graph without functions, in place. The results stay the same, but module boundaries are lost."""
     sizes = _Sizes(model)
     sizes.share()
     _Matrices(model, sizes).rewrite()
+    return model
 
 
 class _Sizes:
     """Analysis of sizes: families of values with the same leading dimensions, and contents of size vectors."""
 
     def __init__(self, model: ir.Model) -> None:
-        self.model, self.graph = model, model.graph
+        self.model = model
+        self.graph = model.graph
         self.order = {node: number for number, node in enumerate(model.graph)}
         self.shared: dict[Content, ir.Value] = {}
         """The shared value of each vector of sizes."""
-        inferred = onnx.shape_inference.infer_shapes(ir.to_proto(model), data_prop=True).graph
+        typed = inferred(model).graph
         self.shapes: dict[str, list[int | None]] = {}
         """Shapes by value name, with None for dynamic dimensions."""
-        for value in (*inferred.value_info, *inferred.input, *inferred.output):
+        for value in (*typed.value_info, *typed.input, *typed.output):
             if value.type.tensor_type.HasField("shape"):
                 dims = value.type.tensor_type.shape.dim
                 self.shapes[value.name] = [dim.dim_value if dim.HasField("dim_value") else None for dim in dims]
@@ -155,15 +157,15 @@ class _Sizes:
             start, end = node.attributes.get_int("start", 0), node.attributes.get_int("end", len(shape))
             start, end = (place + len(shape) if place < 0 else place for place in (start, end))
             self.vectors[out] = True
-            found = [*lead, shape[-1]][start:end]
-            return None if None in found else tuple(item for item in found if item is not None)
-        known = [self.contents.get(value) for value in data]
-        if kind == "Concat" and all(item is not None for item in known):
+            sizes = [*lead, shape[-1]][start:end]
+            return None if None in sizes else tuple(item for item in sizes if item is not None)
+        contents = [self.contents.get(value) for value in data]
+        if kind == "Concat" and all(item is not None for item in contents):
             self.vectors[out] = True
-            return tuple(element for item in known if item is not None for element in item)
+            return tuple(element for item in contents if item is not None for element in item)
         if kind in ("Squeeze", "Unsqueeze", "Reshape", "Identity") and self.rank(out) in (0, 1):
             self.vectors[out] = self.rank(out) == 1
-            return known[0] if known and known[0] is not None and len(known[0]) == 1 else None
+            return contents[0] if contents and contents[0] is not None and len(contents[0]) == 1 else None
         return None
 
     def share(self) -> None:
@@ -204,7 +206,8 @@ class _Matrices:
     """Rewriting of activations (..., size) as matrices (rows, size)."""
 
     def __init__(self, model: ir.Model, sizes: _Sizes) -> None:
-        self.graph, self.sizes = model.graph, sizes
+        self.graph = model.graph
+        self.sizes = sizes
         self.flat: dict[ir.Value, ir.Value] = {}
         """Matrix with the same elements, by activation."""
 
@@ -247,11 +250,11 @@ class _Matrices:
         return node is not None and len(node.outputs) == 1 and self.sizes.shape_of(out) is not None
 
     def _reshape(self, node: ir.Node, value: ir.Value, target: ir.Value, out: ir.Value) -> None:
-        wanted = self.sizes.contents.get(target)
-        if wanted is None or 0 in wanted:
+        sizes = self.sizes.contents.get(target)
+        if sizes is None or 0 in sizes:
             return
         size = self.sizes.last(value)
-        if value in self.flat and wanted == (-1, size):
+        if value in self.flat and sizes == (-1, size):
             replace(node, self.flat[value])
             return
         inner = value.producer()
@@ -259,7 +262,7 @@ class _Matrices:
             node.replace_input_with(0, self.flat[value])
         elif inner is not None and inner.op_type == "Reshape":
             node.replace_input_with(0, inner.inputs[0])
-        elif self.sizes.rank(value) == 2 and out in self.sizes.families and size is not None and wanted[-1] == size:
+        elif self.sizes.rank(value) == 2 and out in self.sizes.families and size is not None and sizes[-1] == size:
             self.flat[out] = value
 
     def _copy(self, node: ir.Node, inputs: Sequence[ir.Value]) -> None:

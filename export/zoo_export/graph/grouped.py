@@ -16,9 +16,9 @@ import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes import common as passes
 
-from zoo_export.graph.file import serialize
+from zoo_export.graph.file import dump
+from zoo_export.graph.inference import Type, infer_types
 from zoo_export.graph.rewriting import Tape, replace, replace_value
-from zoo_export.graph.sizes import Type, infer_types
 from zoo_runtime.onnx_runtime.providers import open_session
 from zoo_runtime.onnx_runtime.values import run_session
 from zoo_runtime.serving.names import NEW_LENGTHS, PAST_LENGTHS
@@ -30,8 +30,8 @@ _HIDDEN = -1e9
 """A bias that hides a token."""
 
 
-def group_attention(model: ir.Model) -> None:
-    """Replace attention in a serving graph where the operator computes the same."""
+def group_attention(model: ir.Model) -> ir.Model:
+    """Replace attention in a serving graph where the operator computes the same, in place."""
     types = infer_types(model)
     causal: dict[ir.Value, bool] = {}
     lengths: dict[ir.Value, ir.Value] = {}
@@ -48,13 +48,14 @@ def group_attention(model: ir.Model) -> None:
     if lengths:
         model.graph.opset_imports[CONTRIB] = 1
         passes.RemoveUnusedNodesPass()(model)
+    return model
 
 
 def _caches(node: ir.Node) -> list[ir.Node] | None:
     """Return the nodes that write the keys and the values of an attention into buffers, if it alone reads these."""
     if len(node.inputs) != 4:
         return None
-    found = []
+    makers = []
     for place in (1, 2):
         value = node.inputs[place]
         maker = None if value is None else value.producer()
@@ -62,8 +63,8 @@ def _caches(node: ir.Node) -> list[ir.Node] | None:
             return None
         if tuple(value.uses()) != ((node, place),) or not maker.inputs[0].is_graph_input():  # type: ignore[union-attr]
             return None
-        found.append(maker)
-    return found if found[0].inputs[2] is found[1].inputs[2] else None
+        makers.append(maker)
+    return makers if makers[0].inputs[2] is makers[1].inputs[2] else None
 
 
 def _fits(node: ir.Node, types: Mapping[str, Type]) -> bool:
@@ -91,9 +92,9 @@ def _is_causal(model: ir.Model, mask: ir.Value, types: Mapping[str, Type]) -> bo
     if heads != 1:
         return False
     part = model.clone()
-    found = next(value for node in part.graph for value in node.outputs if value.name == mask.name)
-    found.type, found.shape = ir.TensorType(ir.DataType.from_numpy(kind)), ir.Shape((rows, heads, added, capacity))
-    part.graph.outputs[:] = [found]
+    output = next(value for node in part.graph for value in node.outputs if value.name == mask.name)
+    output.type, output.shape = ir.TensorType(ir.DataType.from_numpy(kind)), ir.Shape((rows, heads, added, capacity))
+    part.graph.outputs[:] = [output]
     passes.RemoveUnusedNodesPass()(part)
     for value in list(part.graph.inputs):
         if value.uses() and value.name not in (PAST_LENGTHS, NEW_LENGTHS):
@@ -102,18 +103,18 @@ def _is_causal(model: ir.Model, mask: ir.Value, types: Mapping[str, Type]) -> bo
             part.graph.inputs.remove(value)
     if any(value.const_value is None for value in part.graph.initializers.values()):
         return False
-    session = open_session(serialize(ir.to_proto(part)))
+    session = open_session(dump(part))
     names = [item.name for item in session.get_inputs()]
     places, pasts = np.arange(capacity), np.arange(capacity - added + 1)
     for new in {1, added}:
         for start in range(0, len(pasts), rows):
             past = np.resize(pasts[start : start + rows], rows)
             feeds = {PAST_LENGTHS: past, NEW_LENGTHS: np.full(rows, new)}
-            (made,) = run_session(session, [str(mask.name)], {name: feeds[name] for name in names})
-            seen = made[:, 0, :new] if kind == np.bool_ else made[:, 0, :new] == 0
-            hidden = ~seen if kind == np.bool_ else made[:, 0, :new] < _HIDDEN
-            wanted = places <= (past[:, None] + np.arange(new))[..., None]
-            if not (np.array_equal(seen, wanted) and np.array_equal(hidden, ~wanted)):
+            (values,) = run_session(session, [str(mask.name)], {name: feeds[name] for name in names})
+            seen = values[:, 0, :new] if kind == np.bool_ else values[:, 0, :new] == 0
+            hidden = ~seen if kind == np.bool_ else values[:, 0, :new] < _HIDDEN
+            visible = places <= (past[:, None] + np.arange(new))[..., None]
+            if not (np.array_equal(seen, visible) and np.array_equal(hidden, ~visible)):
                 return False
     return True
 
@@ -150,8 +151,8 @@ def _replace(
         domain=CONTRIB,
         num_outputs=3,
     )
-    made = tape.op("Reshape", tape.add(grouped), tape.integers(rows, added, heads, size))
-    replace(node, tape.op("Transpose", made, perm=[0, 2, 1, 3]))
+    attended = tape.op("Reshape", tape.add(grouped), tape.integers(rows, added, heads, size))
+    replace(node, tape.op("Transpose", attended, perm=[0, 2, 1, 3]))
     for cache, present in zip(caches, grouped.outputs[1:], strict=True):
         replace_value(cache.outputs[0], present)
         cache.graph.remove(cache, safe=True)  # type: ignore[union-attr]

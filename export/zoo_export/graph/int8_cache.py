@@ -48,7 +48,7 @@ def dequantize(numbers: Array, scales: Array, dtype: np.dtype[Any]) -> Array:
     return numbers.astype(dtype) * scales.astype(dtype)
 
 
-def store_in_int8(model: ir.Model, declared: Graph, where: object) -> None:
+def store_in_int8(model: ir.Model, declared: Graph, where: object) -> ir.Model:
     """Let a graph without functions and windows store the keys and values of its past as int8, in place.
 
     Its inputs and outputs are then those of ``declared.with_int8_cache()``. ``where`` names the model in errors.
@@ -63,8 +63,8 @@ def store_in_int8(model: ir.Model, declared: Graph, where: object) -> None:
         node = _appending(buffer)
         if node is None or node.outputs[0] is not output:
             readers = ", ".join(sorted({reader.op_type for reader, _ in buffer.uses()}))
-            what = f"{past.name} cannot be stored in int8: it is read by {readers}, not only extended by new tokens"
-            raise UsageError(what, where, "use --dtype int8, which quantises the weights")
+            problem = f"{past.name} cannot be stored in int8: it is read by {readers}, not only extended by new tokens"
+            raise UsageError(problem, where, "use --dtype int8, which quantises the weights")
         named |= _store(model, node, buffer, output)
     stored = declared.with_int8_cache()
     for listed, tensors in (
@@ -74,6 +74,7 @@ def store_in_int8(model: ir.Model, declared: Graph, where: object) -> None:
         others = [value for value in listed if value.name not in {tensor.name for tensor in tensors}]
         listed[:] = [*(named[tensor.name] for tensor in tensors if tensor.name in named), *others]
     model.metadata_props["zoo.contract"] = contract(model)
+    return model
 
 
 def _appending(buffer: ir.Value) -> ir.Node | None:
@@ -94,27 +95,27 @@ def _store(model: ir.Model, node: ir.Node, buffer: ir.Value, output: ir.Value) -
     largest = tape.op("Max", largest, tape.constant(np.array(_SMALLEST, np.float32)))
     scales = tape.op("Div", largest, tape.constant(np.array(LEVELS, np.float32)))
     numbers = tape.op("Cast", tape.op("Round", tape.op("Div", new, scales)), to=ir.DataType.INT8)
-    kept = ir.Value(
+    past_scales = ir.Value(
         name=f"{buffer.name}_scale",
         type=ir.TensorType(ir.DataType.FLOAT),
         shape=ir.Shape([*buffer.shape[:-1], 1]),
     )
     whole = tape.like(node, [buffer, numbers, *rest])
-    whole_scales = tape.like(node, [kept, scales, *rest])
+    whole_scales = tape.like(node, [past_scales, scales, *rest])
     expanded = tape.op("Mul", tape.op("Cast", whole, to=ir.DataType.FLOAT), whole_scales)
     whole.type, whole.shape = ir.TensorType(ir.DataType.INT8), output.shape
-    whole_scales.type, whole_scales.shape = kept.type, ir.Shape([*output.shape[:-1], 1])
+    whole_scales.type, whole_scales.shape = past_scales.type, ir.Shape([*output.shape[:-1], 1])
     whole.name, whole_scales.name, output.name = output.name, f"{output.name}_scale", None
     buffer.type = whole.type
     model.graph.outputs[:] = [whole if item is output else item for item in model.graph.outputs]
     model.graph.outputs.append(whole_scales)
-    model.graph.inputs.append(kept)
+    model.graph.inputs.append(past_scales)
     output.replace_all_uses_with(expanded)
     model.graph.remove(node, safe=True)
-    return {str(value.name): value for value in (kept, whole, whole_scales)}
+    return {str(value.name): value for value in (past_scales, whole, whole_scales)}
 
 
-def probe(model: ir.Model, declared: Graph) -> None:
+def probe(model: ir.Model, declared: Graph) -> ir.Model:
     """Let a graph of :func:`store_in_int8` attend to given int8 instead of what it makes of its new keys and values.
 
     For each tensor of the past, this adds the input ``given_NAME``, and the outputs ``made_NAME``, which the graph
@@ -125,26 +126,27 @@ def probe(model: ir.Model, declared: Graph) -> None:
         for suffix in ("", "_scale"):
             node = outputs[present.name + suffix].producer()
             assert node is not None
-            made = node.inputs[1]
-            assert made is not None
-            given = ir.Value(name=f"{GIVEN}{past.name}{suffix}", type=outputs[present.name + suffix].type)
-            node.replace_input_with(1, given)
-            model.graph.inputs.append(given)
+            numbers = node.inputs[1]
+            assert numbers is not None
+            instead = ir.Value(name=f"{GIVEN}{past.name}{suffix}", type=outputs[present.name + suffix].type)
+            node.replace_input_with(1, instead)
+            model.graph.inputs.append(instead)
             if not suffix:
-                divided: Any = made.producer()  # Cast, Round and Div of the number by its scale
+                divided: Any = numbers.producer()  # Cast, Round and Div of the number by its scale
                 new = divided.inputs[0].producer().inputs[0].producer().inputs[0]
                 new.name, new.type = f"{NEW}{past.name}", ir.TensorType(ir.DataType.FLOAT)
                 model.graph.outputs.append(new)
-            made.name, made.type = f"{MADE}{past.name}{suffix}", given.type
-            model.graph.outputs.append(made)
+            numbers.name, numbers.type = f"{MADE}{past.name}{suffix}", instead.type
+            model.graph.outputs.append(numbers)
+    return model
 
 
 def probed(declared: Graph) -> Graph:
     """Return the declaration of the graph of :func:`probe`."""
     stored = declared.with_int8_cache()
     (past,) = (item for item in stored.pasts if isinstance(item, KeyValues))
-    given, made, new = (
+    instead, numbers, new = (
         replace(past, name=f"{part}{past.name}", length="sequence", in_int8=part != NEW) for part in (GIVEN, MADE, NEW)
     )
-    inputs, outputs = (*stored.inputs, given), (*stored.outputs, made, new)
+    inputs, outputs = (*stored.inputs, instead), (*stored.outputs, numbers, new)
     return replace(stored, name=f"{stored.name}{PROBE}", inputs=inputs, outputs=outputs)

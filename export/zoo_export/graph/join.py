@@ -105,16 +105,16 @@ def separate(model: onnx.ModelProto, layout: Mapping[str, StoredTensor]) -> None
         counts = [len(parts_of(tensor)) for tensor in tensors]
         if split is None or not once or not _is_split(split) or counts != [len(split.output)] * (len(node.input) - 1):
             raise ArtifactError(f"the {PARTS_KEY} of the tensor {node.input[1]} do not fit the nodes that read it")
-        made = []
+        layers = []
         for number, output in enumerate(split.output):
             layer = onnx.NodeProto()
             layer.CopyFrom(node)
             layer.name = output
             layer.input[1:] = [parts_of(tensor)[number][0] for tensor in tensors]
             layer.output[:] = [output]
-            made.append(layer)
+            layers.append(layer)
         added = [_initializer(tensor, *part) for tensor in tensors for part in parts_of(tensor)]
-        change.replace([node, split], made, [*(tensor.name for tensor in tensors), split.input[1]], added)
+        change.replace([node, split], layers, [*(tensor.name for tensor in tensors), split.input[1]], added)
     change.apply(graph)
 
 
@@ -135,8 +135,8 @@ class _Change:
         added: Sequence[onnx.TensorProto],
     ) -> None:
         """Put nodes in the place of whichever of the old ones comes first, and exchange initialisers."""
-        made = list(new)  # emptied at the first
-        self._nodes |= {node.output[0]: made for node in old}
+        waiting = list(new)  # emptied at the first
+        self._nodes |= {node.output[0]: waiting for node in old}
         self._removed.update(removed)
         self._added += added
 

@@ -14,64 +14,59 @@ import onnx_ir as ir
 from onnx_ir.passes import common as passes
 
 from zoo.errors import PluginError, UsageError, argument
-from zoo_export.graph.file import check_standard, parse, serialize
-from zoo_export.graph.flatten import flatten
+from zoo_export.graph.file import check_standard
+from zoo_export.graph.inference import infer_shapes, inferred
 from zoo_export.graph.rewriting import simplify
 
 __all__ = ["expand_attention", "lower"]
 
 
-def lower(graph: bytes, opset: int) -> bytes:
-    """Translate a serialised graph without functions to an older opset.
+def lower(model: ir.Model, opset: int) -> ir.Model:
+    """Translate a graph without functions to an older opset.
 
     Raises:
         PluginError: an operator has no equivalent in that opset.
     """
-    model = _expanded(graph, opset, lambda node: not onnx.defs.has(node.op_type, opset, ""))
-    model.opset_imports[""] = opset
-    model.metadata_props["zoo.opset"] = str(opset)
-    lowered = ir.to_proto(model)
+    lowered = _expanded(model, opset, lambda node: not onnx.defs.has(node.op_type, opset, ""))
+    lowered.opset_imports[""] = opset
+    lowered.metadata_props["zoo.opset"] = str(opset)
     _check(lowered, opset)
-    return serialize(lowered)
+    return lowered
 
 
-def expand_attention(graph: bytes, profile: str) -> bytes:
-    """Replace ``Attention`` by its definition in a serialised graph without functions, and keep activations matrices.
+def expand_attention(model: ir.Model, profile: str) -> ir.Model:
+    """Replace ``Attention`` by its definition in a graph without functions.
 
     onnxruntime-web 1.30 has WebGPU kernels for the operators of the definition, but not for ``Attention`` of opset 23.
 
     Args:
-        graph: the graph.
+        model: the graph.
         profile: the profile to name in its metadata.
 
     Raises:
         UsageError: the graph computes in float64, for which onnxruntime-web 1.30 with WebGPU has no kernels, neither on
             the graphics card nor on the CPU.
     """
-    flat = ir.from_proto(parse(graph))
-    flatten(flat)
-    opset = flat.opset_imports[""]
-    model = _expanded(serialize(ir.to_proto(flat)), opset, lambda node: node.op_type == "Attention")
-    model.metadata_props["zoo.profile"] = profile
-    expanded = ir.to_proto(model)
-    values = onnx.shape_inference.infer_shapes(expanded).graph.value_info
+    opset = model.opset_imports[""]
+    expanded = _expanded(model, opset, lambda node: node.op_type == "Attention")
+    expanded.metadata_props["zoo.profile"] = profile
+    values = inferred(expanded).graph.value_info
     if any(value.type.tensor_type.elem_type == onnx.TensorProto.DOUBLE for value in values):
-        what = "the model computes in float64, which onnxruntime-web does not with WebGPU"
-        raise UsageError(what, argument("profile", profile), "export another profile")
+        problem = "the model computes in float64, which onnxruntime-web does not with WebGPU"
+        raise UsageError(problem, argument("profile", profile), "export another profile")
     _check(expanded, opset)
-    return serialize(expanded)
+    return expanded
 
 
-def _expanded(graph: bytes, opset: int, chosen: Callable[[ir.Node], bool]) -> ir.Model:
-    """Replace the chosen operators by the standard's definitions of them, in operators of an opset."""
-    model = ir.from_proto(onnx.shape_inference.infer_shapes(parse(graph), data_prop=True))
-    _decompose(model, opset, chosen)
-    simplify(model)
-    return model
+def _expanded(model: ir.Model, opset: int, is_replaced: Callable[[ir.Node], bool]) -> ir.Model:
+    """Replace operators by the standard's definitions of them, in operators of an opset."""
+    typed = infer_shapes(model)  # a definition depends on the types of the call
+    _decompose(typed, opset, is_replaced)
+    return simplify(typed)
 
 
-def _decompose(model: ir.Model, opset: int, chosen: Callable[[ir.Node], bool]) -> None:
-    nodes = [node for node in model.graph.all_nodes() if node.domain == "" and chosen(node)]
+def _decompose(model: ir.Model, opset: int, is_replaced: Callable[[ir.Node], bool]) -> None:
+    nodes = [node for node in model.graph.all_nodes() if node.domain == "" and is_replaced(node)]
     for number, node in enumerate(nodes):
         body = ir.serde.deserialize_function(_definition(node, model.opset_imports[""], opset))
         body.overload = node.overload = str(number)  # the definition depends on the types and attributes of the call
@@ -116,10 +111,10 @@ def _type(value: ir.Value | None) -> onnx.TypeProto:
     return onnx.helper.make_tensor_type_proto(value.dtype, shape)
 
 
-def _check(model: onnx.ModelProto, opset: int) -> None:
+def _check(model: ir.Model, opset: int) -> None:
     """Raise :class:`PluginError` if a node has no valid form in the opset."""
     try:
-        check_standard(model, types=True)
+        check_standard(ir.to_proto(model), types=True)
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
         reason = str(error).strip().partition("\n")[0]
         raise PluginError(f"the graph cannot be written in opset {opset} ({reason})") from error

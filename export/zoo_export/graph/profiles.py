@@ -9,16 +9,14 @@ left as traced, and its metadata says why.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-import onnx
 import onnx_ir as ir
 from onnx_ir.passes import common as passes
 
 from zoo.contract import Graph
-from zoo_export.graph.file import contract, parse, serialize
+from zoo_export.graph.file import contract
 from zoo_export.graph.flatten import flatten
+from zoo_export.graph.inference import infer_types
 from zoo_export.graph.rewriting import Tape, replace
 from zoo_runtime.onnx_runtime.buffers import PAST_LENGTH
 from zoo_runtime.onnx_runtime.executor import LOGITS_TO_KEEP
@@ -35,8 +33,8 @@ class _MisfitError(Exception):
     """The graph does not match the pattern of a rewrite."""
 
 
-def specialise(graph: bytes, declared: Graph, profile: str) -> bytes:
-    """Rewrite a serialised graph without functions for the profile ``cpu`` or ``cuda``.
+def specialise(model: ir.Model, declared: Graph, profile: str) -> ir.Model:
+    """Rewrite a graph without functions for the profile ``cpu`` or ``cuda``.
 
     The result has up to two inputs in addition to the declared ones, both int64 scalars:
 
@@ -44,11 +42,10 @@ def specialise(graph: bytes, declared: Graph, profile: str) -> bytes:
       heads, capacity, size). ``present.N.*`` are the same buffers, with new tokens written after the filled positions.
     - ``logits_to_keep``: the number of last positions to compute logits for; 0 means all.
     """
-    model = ir.from_proto(parse(graph))
     notes = {}
     if declared.pasts:
         for key, rewrite in (("zoo.cache", _write_in_place), ("zoo.logits", _keep_logits)):
-            changed = model.clone()
+            changed = model.clone()  # a misfit is found in the middle of a rewrite
             try:
                 rewrite(changed, declared)
             except _MisfitError as misfit:
@@ -56,10 +53,9 @@ def specialise(graph: bytes, declared: Graph, profile: str) -> bytes:
             else:
                 model = changed
     flatten(model)
-    passes.CommonSubexpressionEliminationPass()(model)
-    passes.RemoveUnusedNodesPass()(model)
+    ir.passes.Sequential(passes.CommonSubexpressionEliminationPass(), passes.RemoveUnusedNodesPass())(model)
     model.metadata_props.update({"zoo.profile": profile, "zoo.contract": contract(model), **notes})
-    return serialize(ir.to_proto(model))
+    return model
 
 
 def _write_in_place(model: ir.Model, declared: Graph) -> None:
@@ -95,8 +91,9 @@ class _Caches:
     """Shared values of a graph's cache buffers, and the rewriting of the nodes that read the buffers."""
 
     def __init__(self, model: ir.Model, first: ir.Value, axis: int, rank: int) -> None:
-        self.axis, self.rank = axis, rank
-        self.kinds = _element_types(model)
+        self.axis = axis
+        self.rank = rank
+        self.types = infer_types(model)
         self.graph = model.graph
         number = _number(PAST_LENGTH)
         self.graph.inputs.append(number)
@@ -142,7 +139,7 @@ class _Caches:
         if mask in self.masks.values():
             return
         if mask not in self.masks:
-            kind = self.kinds[str(mask.name)]
+            kind, _ = self.types[str(mask.name)]
             tape = Tape(mask.producer() or self.capacity.producer(), after=True)
             room = tape.op("Sub", self.capacity, tape.op("Shape", mask, start=-1))
             pads = tape.op("Concat", tape.integers(0), room, axis=0)
@@ -153,11 +150,11 @@ class _Caches:
 
 def _keep_logits(model: ir.Model, declared: Graph) -> None:
     """Slice the input of the language-model head to the last ``logits_to_keep`` positions."""
-    found = next((value for value in model.graph.outputs if value.name == "logits"), None)
+    logits = next((value for value in model.graph.outputs if value.name == "logits"), None)
     spec = next((tensor for tensor in declared.output_tensors() if tensor.name == "logits"), None)
-    if found is None or spec is None or spec.dims[:2] != ("batch", "sequence"):
+    if logits is None or spec is None or spec.dims[:2] != ("batch", "sequence"):
         raise _MisfitError("there are no logits per token")
-    head = _head_input(found)
+    head = _head_input(logits)
     maker = head.producer()
     if maker is None:
         raise _MisfitError("the head reads an input of the graph")
@@ -166,11 +163,11 @@ def _keep_logits(model: ir.Model, declared: Graph) -> None:
     readers = tuple(head.uses())
     tape = Tape(maker, after=True)
     start = tape.op("Neg", tape.op("Reshape", number, tape.integers(-1)))
-    kept = tape.op("Slice", head, start, tape.integers(np.iinfo(np.int64).max), tape.integers(1))
+    last = tape.op("Slice", head, start, tape.integers(np.iinfo(np.int64).max), tape.integers(1))
     for node, place in readers:
-        if _reached(node) <= {found}:
-            node.replace_input_with(place, kept)
-    found.shape = ir.Shape(("batch", KEPT, *spec.dims[2:]))
+        if _reached(node) <= {logits}:
+            node.replace_input_with(place, last)
+    logits.shape = ir.Shape(("batch", KEPT, *spec.dims[2:]))
 
 
 def _head_input(logits: ir.Value) -> ir.Value:
@@ -197,27 +194,18 @@ def _is_computed(value: ir.Value) -> bool:
 
 def _reached(node: ir.Node) -> set[ir.Value]:
     """Return the graph outputs that depend on a node."""
-    found: set[ir.Value] = set()
+    outputs: set[ir.Value] = set()
     queue, seen = [node], {node}
     while queue:
         current = queue.pop()
         for value in current.outputs:
             if value.is_graph_output():
-                found.add(value)
+                outputs.add(value)
             for reader, _ in value.uses():
                 if reader not in seen:
                     seen.add(reader)
                     queue.append(reader)
-    return found
-
-
-def _element_types(model: ir.Model) -> dict[str, np.dtype[Any]]:
-    """Infer the element types of a graph's values, by name."""
-    proto = onnx.shape_inference.infer_shapes(ir.to_proto(model))
-    return {
-        value.name: onnx.helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type)
-        for value in (*proto.graph.value_info, *proto.graph.input, *proto.graph.output)
-    }
+    return outputs
 
 
 def _number(name: str) -> ir.Value:

@@ -34,31 +34,35 @@ def replace_value(old: ir.Value, new: ir.Value) -> None:
     old.replace_all_uses_with(new)
 
 
-def simplify(model: ir.Model) -> None:
-    """Fold constants that do not depend on weights, and remove unused and duplicate nodes and inferred types."""
+def simplify(model: ir.Model) -> ir.Model:
+    """Fold constants that do not depend on weights, and remove unused and duplicate nodes and inferred types.
+
+    The model is changed in place.
+    """
     weights = {value: value.const_value for value in model.graph.initializers.values()}
     for value in weights:  # not to be read, let alone folded
         value.const_value = None
     fold_constants_ir(model, input_size_limit=_SMALL, output_size_limit=_SMALL)
     for value, tensor in weights.items():
         value.const_value = tensor
-    for step in (
+    ir.passes.Sequential(
         passes.IdentityEliminationPass(),
         passes.CommonSubexpressionEliminationPass(),
         passes.RemoveUnusedNodesPass(),
-    ):
-        step(model)
+    )(model)
     declared = {*model.graph.inputs, *model.graph.outputs}
     for node in model.graph.all_nodes():
         for value in node.outputs:
             value.metadata_props.clear()
             if value not in declared:
-                value.shape, value.type = None, None
+                value.shape = None
+                value.type = None
     for graph in model.graphs():
         _separate_outputs(graph)
     for function in model.functions.values():
         for graph in function.subgraphs():
             _separate_outputs(graph)
+    return model
 
 
 def _separate_outputs(graph: ir.Graph) -> None:
@@ -77,7 +81,9 @@ class Tape:
     def __init__(self, place: ir.Node | None, *, after: bool) -> None:
         assert place is not None
         assert place.graph is not None
-        self.graph, self.place, self.after = place.graph, place, after
+        self.graph = place.graph
+        self.place = place
+        self.after = after
 
     def op(self, operator: str, *inputs: ir.Value, **attributes: Any) -> ir.Value:
         """Add a node and return its output."""

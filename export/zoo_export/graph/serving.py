@@ -27,11 +27,10 @@ from zoo.artifact import SERVING
 from zoo.contract import Graph, TensorSpec
 from zoo.errors import UsageError, argument
 from zoo.probe.pipeline import token_input
-from zoo_export.graph.file import MODULE_KEY, contract, metadata, parse, serialize
-from zoo_export.graph.flatten import flatten
-from zoo_export.graph.grouped import group_attention
+from zoo_export.graph.file import MODULE_KEY, contract, metadata
+from zoo_export.graph.inference import infer_types
 from zoo_export.graph.rewriting import Tape, replace
-from zoo_export.graph.sizes import dynamic_node, fold_sizes, infer_types
+from zoo_export.graph.sizes import dynamic_node, fold_sizes
 from zoo_export.graph.static import fix
 from zoo_runtime.serving.names import CAPACITY, NEW_LENGTHS, PAST_LENGTHS, SIZES_KEY, read_sizes
 
@@ -42,8 +41,8 @@ class _MisfitError(Exception):
     """The graph does not match the pattern of the rewrite."""
 
 
-def serve(graph: bytes, declared: Graph, sizes: Mapping[str, int], own: Mapping[str, int], *, contrib: bool) -> bytes:
-    """Rewrite a serialised portable graph without functions.
+def serve(model: ir.Model, declared: Graph, sizes: Mapping[str, int], own: Mapping[str, int]) -> ir.Model:
+    """Rewrite a portable graph without functions, whose activations are matrices.
 
     A graph with a past has the inputs ``past_lengths`` and ``new_lengths``, int64 (B,), in place of its padding mask:
     the number of tokens of each row that the caches hold, and the number that the call adds, which stand at the start
@@ -51,29 +50,25 @@ def serve(graph: bytes, declared: Graph, sizes: Mapping[str, int], own: Mapping[
     its caches and all other rows stay as they are.
 
     Args:
-        graph: the serialised graph.
+        model: the graph.
         declared: its declaration.
         sizes: the sizes of dimensions of the export, by name, ``capacity`` and ``sequence`` among them.
         own: those that this graph has otherwise.
-        contrib: use operators of ONNX Runtime where they are faster (:mod:`zoo_export.graph.grouped`).
 
     Raises:
         UsageError: the graph cannot be rewritten.
     """
-    model, fixed = ir.from_proto(parse(graph)), {**sizes, **own}
-    flatten(model)
+    fixed = {**sizes, **own}
     try:
         if declared.pasts:
             built = _Serving(model, declared, fixed).build()
         else:
-            built = _fix(model, {name: fixed[name] for name in declared.dim_names() if name in fixed})
+            built = fix(model, {name: fixed[name] for name in declared.dim_names() if name in fixed})
         _finish(built, sizes)
     except _MisfitError as misfit:
-        what = f"graph {declared.name!r} cannot be exported for serving: {misfit}"
-        raise UsageError(what, argument("profile", SERVING), "export another profile") from misfit
-    if contrib and declared.pasts:
-        group_attention(built)
-    return serialize(ir.to_proto(built))
+        problem = f"graph {declared.name!r} cannot be exported for serving: {misfit}"
+        raise UsageError(problem, argument("profile", SERVING), "export another profile") from misfit
+    return built
 
 
 def graph_sizes(graph: bytes) -> dict[str, int]:
@@ -86,7 +81,8 @@ class _Serving:
 
     def __init__(self, model: ir.Model, declared: Graph, sizes: Mapping[str, int]) -> None:
         self.declared = declared
-        self.capacity, self.added = sizes[CAPACITY], sizes["sequence"]
+        self.capacity = sizes[CAPACITY]
+        self.added = sizes["sequence"]
         self.before = self.capacity - self.added
         """P, the largest past of a row."""
         self.extended = declared.growing_pairs()
@@ -94,7 +90,7 @@ class _Serving:
         fixed = {name: size for name, size in sizes.items() if name != CAPACITY}
         if declared.past_length is not None:
             fixed[declared.past_length] = self.before
-        self.model = _fix(model, fixed)
+        self.model = fix(model, fixed)
         self.types = infer_types(self.model)
         self.inputs = {str(value.name): value for value in self.model.graph.inputs}
         self.outputs = {str(value.name): value for value in self.model.graph.outputs}
@@ -152,11 +148,11 @@ class _Serving:
         before = self.before if self.extended else 0
         places = tape.constant(np.arange(before + self.added)[None])
         last = tape.op("Add", tape.op("Unsqueeze", new, tape.integers(1)), tape.integers(before))
-        known = tape.op("Less", places, last)
+        before_end = tape.op("Less", places, last)
         if not self.extended:
-            return known
+            return before_end
         first = tape.op("Sub", tape.integers(before), tape.op("Unsqueeze", past, tape.integers(1)))
-        return tape.op("And", known, tape.op("GreaterOrEqual", places, first))
+        return tape.op("And", before_end, tape.op("GreaterOrEqual", places, first))
 
     # States of fixed size.
 
@@ -174,14 +170,16 @@ class _Serving:
             for node, place in readers:
                 node.replace_input_with(place, before)
             tape = Tape(after.producer(), after=True)
-            kept = tape.add(ir.node("Where", [tape.op("Unsqueeze", idle, axes), before, after]))
-            _replace_output(self.model, after, kept)
+            updated = tape.add(ir.node("Where", [tape.op("Unsqueeze", idle, axes), before, after]))
+            _replace_output(self.model, after, updated)
 
     # Keys and values.
 
     def _rotate(self) -> None:
         """Relate slots to the order that the model sees."""
-        tape, places, size = self.start, np.arange(self.capacity)[None], self.start.integers(self.capacity)
+        tape = self.start
+        places = np.arange(self.capacity)[None]
+        size = tape.integers(self.capacity)
         padding = tape.op("Sub", tape.integers(self.before), tape.op("Unsqueeze", self.past, tape.integers(1)))
         after = tape.op("Add", tape.constant(places), padding)
         self.order = tape.op("Where", tape.op("Less", after, size), after, tape.op("Sub", after, size))
@@ -212,8 +210,8 @@ class _Serving:
             last = tape.op(
                 "Slice", buffer, tape.integers(self.before), tape.integers(self.capacity), tape.integers(axis)
             )
-            kept = tape.op("Where", self.full, last, new)
-            written[joined] = tape.op("TensorScatter", buffer, kept, self.past, axis=axis, mode="linear")
+            tokens = tape.op("Where", self.full, last, new)
+            written[joined] = tape.op("TensorScatter", buffer, tokens, self.past, axis=axis, mode="linear")
             buffer.shape = joined.shape = ir.Shape(
                 self.capacity if place == axis else dim for place, dim in enumerate(buffer.shape or ())
             )
@@ -297,17 +295,13 @@ def _replace_output(model: ir.Model, old: ir.Value, new: ir.Value) -> None:
     model.graph.outputs[:] = [new if item is old else item for item in model.graph.outputs]
 
 
-def _fix(model: ir.Model, sizes: Mapping[str, int]) -> ir.Model:
-    return ir.from_proto(parse(fix(serialize(ir.to_proto(model)), sizes)))
-
-
 def _finish(model: ir.Model, sizes: Mapping[str, int]) -> None:
     """Fold what depends on sizes alone, check that all are fixed, and describe the graph."""
     fold_sizes(model)
-    found = dynamic_node(model)
-    if found is not None:
-        module = found.metadata_props.get(MODULE_KEY)
-        raise _MisfitError(f"{found.op_type} of {module or 'the model'} has a size that is not fixed")
+    node = dynamic_node(model)
+    if node is not None:
+        module = node.metadata_props.get(MODULE_KEY)
+        raise _MisfitError(f"{node.op_type} of {module or 'the model'} has a size that is not fixed")
     entries = {"zoo.profile": SERVING, "zoo.contract": contract(model), SIZES_KEY: json.dumps(dict(sizes))}
     model.metadata_props.pop("zoo.fixed", None)
     model.metadata_props.update(entries)

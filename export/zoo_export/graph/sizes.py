@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import onnx
 import onnx_ir as ir
 
 from zoo.arrays import Array
+from zoo_export.graph.inference import Type, infer_types
 from zoo_export.graph.rewriting import Tape, replace, simplify
 
-__all__ = ["Type", "dynamic_node", "fold_sizes", "infer_types"]
+__all__ = ["dynamic_node", "fold_sizes"]
 
 _DYNAMIC = frozenset(
     {
@@ -25,33 +25,16 @@ _SIZED = {"Expand": (1,), "Reshape": (1,), "Slice": (1, 2, 4), "Tile": (1,), "To
 """Inputs that determine sizes, by operator. They must be constants."""
 
 
-Type = tuple[Any, tuple[int | str | None, ...]]
-"""The element type and the shape of a value."""
 
-
-def infer_types(model: ir.Model) -> dict[str, Type]:
-    """Infer the element type and the shape of each value, by name."""
-    graph = onnx.shape_inference.infer_shapes(ir.to_proto(model), data_prop=True).graph
-    return {
-        value.name: (
-            onnx.helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type),
-            tuple(
-                dim.dim_value if dim.HasField("dim_value") else dim.dim_param or None
-                for dim in value.type.tensor_type.shape.dim
-            ),
-        )
-        for value in (*graph.value_info, *graph.input, *graph.output)
-    }
-
-
-def fold_sizes(model: ir.Model) -> None:
-    """Fold constants, ranges of any length, and constant tensors and paddings of any size."""
+def fold_sizes(model: ir.Model) -> ir.Model:
+    """Fold constants, ranges of any length, and constant tensors and paddings of any size, in place."""
     _fold(model)
     types = infer_types(model)
     for node in tuple(model.graph):
         if node.op_type == "Pad":
             _concatenate(node, types)
     _fold(model)
+    return model
 
 
 def _fold(model: ir.Model) -> None:
@@ -63,14 +46,14 @@ def _fold(model: ir.Model) -> None:
     for node in tuple(model.graph):
         if node.op_type not in ("ConstantOfShape", "Range"):
             continue
-        given = [array for value in node.inputs if (array := _constant(value)) is not None]
+        operands = [array for value in node.inputs if (array := _constant(value)) is not None]
         tape = Tape(node, after=False)
-        if node.op_type == "ConstantOfShape" and given:
+        if node.op_type == "ConstantOfShape" and operands:
             fill = node.attributes.get_tensor("value", ir.tensor(np.zeros(1, np.float32))).numpy()
-            replace(node, tape.op("Expand", tape.constant(fill), tape.constant(given[0])))
-        elif node.op_type == "Range" and len(given) == 3:
-            first, last, step = (array.item() for array in given)
-            replace(node, tape.constant(np.arange(first, last, step).astype(given[0].dtype)))
+            replace(node, tape.op("Expand", tape.constant(fill), tape.constant(operands[0])))
+        elif node.op_type == "Range" and len(operands) == 3:
+            first, last, step = (array.item() for array in operands)
+            replace(node, tape.constant(np.arange(first, last, step).astype(operands[0].dtype)))
     simplify(model)
 
 

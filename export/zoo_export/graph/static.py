@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
-import onnx
 import onnx_ir as ir
 
 from zoo.contract import Dim, dim_names, dim_size
-from zoo_export.graph.file import contract, metadata, parse, serialize
+from zoo_export.graph.file import contract, metadata
+from zoo_export.graph.inference import infer_shapes
 from zoo_export.graph.rewriting import simplify
 from zoo_runtime.serving.names import read_sizes
 
@@ -19,18 +19,16 @@ _KEY = "zoo.fixed"
 """Graph metadata: the sizes of fixed dimensions, by name, as JSON."""
 
 
-def fix(graph: bytes, sizes: Mapping[str, int]) -> bytes:
-    """Give dimensions of a serialised graph without functions a fixed size, by name, and fold what depends on it."""
-    model = ir.from_proto(parse(graph))
+def fix(model: ir.Model, sizes: Mapping[str, int]) -> ir.Model:
+    """Give dimensions of a graph without functions a fixed size, by name, and fold what depends on it."""
     for value in (*model.graph.inputs, *model.graph.outputs):
         value.shape = ir.Shape(dim if isinstance(dim, int) else _fixed(dim.value, sizes) for dim in value.shape or ())
     count = 0
     while count != len(model.graph):  # a folded size lets more shapes be inferred
         count = len(model.graph)
-        model = ir.from_proto(onnx.shape_inference.infer_shapes(ir.to_proto(model), data_prop=True))
-        simplify(model)
+        model = simplify(infer_shapes(model))
     model.metadata_props.update({"zoo.contract": contract(model), _KEY: json.dumps(dict(sizes))})
-    return serialize(ir.to_proto(model))
+    return model
 
 
 def _fixed(dim: str | None, sizes: Mapping[str, int]) -> Dim | None:

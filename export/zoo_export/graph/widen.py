@@ -33,15 +33,15 @@ def widen(graph: bytes, move: np.random.Generator | None = None) -> tuple[bytes,
     model = parse(graph)
     for function in model.functions:
         _widen_types(function.value_info)
-    known = [_widen_graph(model.graph, move), *(_widen_nodes(function.node, move) for function in model.functions)]
-    return serialize(model), all(known)
+    exact = [_widen_graph(model.graph, move), *(_widen_nodes(function.node, move) for function in model.functions)]
+    return serialize(model), all(exact)
 
 
 def _widen_graph(graph: onnx.GraphProto, move: np.random.Generator | None) -> bool:
     """Widen a graph or subgraph; return whether its constants are exact."""
     _widen_types((*graph.input, *graph.output, *graph.value_info))
-    known = [_widen_tensor(tensor, move) for tensor in graph.initializer]
-    return _widen_nodes(graph.node, move) and all(known)
+    exact = [_widen_tensor(tensor, move) for tensor in graph.initializer]
+    return _widen_nodes(graph.node, move) and all(exact)
 
 
 def _widen_types(values: Iterable[onnx.ValueInfoProto]) -> None:
@@ -74,7 +74,7 @@ def _widen_tensor(tensor: onnx.TensorProto, move: np.random.Generator | None) ->
 
 
 def _widen_nodes(nodes: Iterable[onnx.NodeProto], move: np.random.Generator | None) -> bool:
-    known = []
+    results = []
     for node in nodes:
         exact = [float(entry.value) for entry in node.metadata_props if entry.key == EXACT_KEY]
         for attribute in node.attribute:
@@ -85,7 +85,7 @@ def _widen_nodes(nodes: Iterable[onnx.NodeProto], move: np.random.Generator | No
             if attribute.name in ("to", "dtype") and attribute.i in _HALVES:
                 attribute.i = onnx.TensorProto.FLOAT
             elif attribute.type == onnx.AttributeProto.TENSOR:
-                known.append(_widen_tensor(attribute.t, move))
+                results.append(_widen_tensor(attribute.t, move))
             for inner in (attribute.g, *attribute.graphs):
-                known.append(_widen_graph(inner, move))
-    return all(known)
+                results.append(_widen_graph(inner, move))
+    return all(results)

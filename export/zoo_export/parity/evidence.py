@@ -9,13 +9,14 @@ from collections.abc import Mapping
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from zoo.artifact import TOKENIZER, Export, ModelDirectory, write_json
 from zoo.artifact.digests import digest_file
 from zoo.errors import EXPORT_AGAIN, ArtifactError, ParityError
 from zoo.version import __version__
-from zoo_export.graph.file import EVIDENCE_KEY, TOKENIZER_KEY, WEIGHTS_KEY, annotate, fault, metadata, parse
+from zoo_export.graph.file import EVIDENCE_KEY, TOKENIZER_KEY, WEIGHTS_KEY, annotate, fault, metadata, parse, serialize
 from zoo_export.parity.rule import RULE
 from zoo_export.trace.make import Options
 
@@ -109,8 +110,8 @@ def stage_export(export: Export, stage: Path, graphs: Mapping[str, bytes], evide
     The evidence covers files staged earlier, and those that it lists already.
     """
     others = dict(evidence.get("files", {})) | {path.name: digest_file(path) for path in stage.iterdir()}
-    tied = {export.graph_files[name]: annotate(graph, metadata_of(export.stored)) for name, graph in graphs.items()}
-    stage_graphs(stage, tied, export.evidence_file, {**evidence, "files": others})
+    files = {export.graph_files[name]: graph for name, graph in graphs.items()}
+    stage_graphs(stage, files, export.evidence_file, {**evidence, "files": others}, metadata_of(export.stored))
 
 
 def check_graphs(export: Export, graphs: Mapping[str, bytes]) -> None:
@@ -125,19 +126,28 @@ def check_graphs(export: Export, graphs: Mapping[str, bytes]) -> None:
             raise ArtifactError(f"not a valid ONNX graph ({problem})", path, EXPORT_AGAIN)
 
 
-def stage_graphs(stage: Path, graphs: Mapping[str, bytes], evidence_file: str, evidence: Mapping[str, Any]) -> None:
+def stage_graphs(
+    stage: Path,
+    graphs: Mapping[str, bytes],
+    evidence_file: str,
+    evidence: Mapping[str, Any],
+    entries: Mapping[str, str] = MappingProxyType({}),
+) -> None:
     """Write graphs (by file name) and their evidence, each containing the digest of the other.
+
+    ``entries`` are added to the metadata of the graphs.
 
     Raises :class:`ParityError`, and writes nothing, if a graph violates the ONNX standard.
     """
-    for name, graph in graphs.items():
-        problem = fault(parse(graph))
+    models = {name: parse(graph) for name, graph in graphs.items()}
+    for name, model in models.items():
+        problem = fault(model)
         if problem is not None:
             raise ParityError(f"{name} is not a valid ONNX graph ({problem})", None, "nothing was written")
-    entries = {EVIDENCE_KEY: evidence_digest(evidence)}
     files = dict(evidence.get("files", {}))
-    for name, graph in graphs.items():
-        (stage / name).write_bytes(annotate(graph, entries))
+    for name, model in models.items():
+        annotate(model, {**entries, EVIDENCE_KEY: evidence_digest(evidence)})
+        (stage / name).write_bytes(serialize(model))
         files[name] = digest_file(stage / name)
     write_json(stage / evidence_file, {**evidence, "files": dict(sorted(files.items()))})
 

@@ -32,13 +32,13 @@ def find_attention_inputs(spec: ModelSpec, dtype: str, *, cached: bool = True) -
     key = traces.key(spec, "attention inputs", dtype, {})
     data = cache.read(key) if cached else None
     if data is None:
-        found = {graph.name: _find(spec, graph, dtype) for graph in declared_graphs(spec) if graph.attentions}
-        data = json.dumps(found).encode()
+        inputs = {graph.name: _find(spec, graph, dtype) for graph in declared_graphs(spec) if graph.attentions}
+        data = json.dumps(inputs).encode()
         cache.write(key, data)
     facts: AttentionFacts = json.loads(data)
     if not any(facts.values()):
-        what = f"{spec.plugin}: {spec.architecture.name} computes no attention weights as scaled dot products"
-        raise PluginError(what, spec.name, "export without queries and keys")
+        problem = f"{spec.plugin}: {spec.architecture.name} computes no attention weights as scaled dot products"
+        raise PluginError(problem, spec.name, "export without queries and keys")
     return facts
 
 
@@ -55,8 +55,8 @@ def _find(spec: ModelSpec, graph: Graph, dtype: str) -> dict[str, dict[str, Any]
         with torch.device("meta"), torch.no_grad(), recorded_scores() as scores:
             GraphModule(model, graph)(*examples)
     except Exception as error:  # a plugin's model may raise any
-        what = f"{spec.plugin}: the attention of graph {graph.name!r} of {spec.name} cannot be recorded ({error})"
-        raise PluginError(what) from error
+        problem = f"{spec.plugin}: the attention of graph {graph.name!r} of {spec.name} cannot be recorded ({error})"
+        raise PluginError(problem) from error
     return _facts(graph, scores)
 
 

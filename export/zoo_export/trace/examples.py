@@ -48,8 +48,8 @@ def _distinct_sizes(graph: Graph, names: Iterable[str], declared: Mapping[str, S
         for prime in _primes(smallest):
             sizes[name] = allowed.nearest(prime * allowed.multiple_of)
             ready = (dim for dim in dims if dim in sizes or (dim_names(dim) and sizes.keys() >= {*dim_names(dim)}))
-            known = [dim_size(dim, sizes) for dim in ready]
-            distinct = min(known, default=3) > 2 and len({*known}) == len(known)
+            lengths = [dim_size(dim, sizes) for dim in ready]
+            distinct = min(lengths, default=3) > 2 and len({*lengths}) == len(lengths)
             if distinct or sizes[name] < prime * allowed.multiple_of:  # beyond the largest size
                 break
     return sizes

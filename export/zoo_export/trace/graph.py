@@ -33,7 +33,7 @@ from zoo.models.tensors import tensor_groups
 from zoo.probe.dtypes import dtype_of, numpy_dtype
 from zoo.registry import ModelSpec
 from zoo.version import __version__
-from zoo_export.graph.file import BLOCK_KEY, EXACT_KEY, FLAT_KEY, MODULE_KEY, contract, fault, inline, serialize
+from zoo_export.graph.file import BLOCK_KEY, EXACT_KEY, FLAT_KEY, MODULE_KEY, contract, fault, inline
 from zoo_export.graph.rewriting import simplify
 from zoo_export.trace.examples import example_sizes, example_tensors, quiet
 from zoo_export.trace.experts import EXPERT_TRANSLATIONS, ExpertMixtures
@@ -69,10 +69,10 @@ _PROBABLE = {
 """Probable causes and remedies by torch's message, a regular expression."""
 
 
-def trace_graph(spec: ModelSpec, graph: Graph, dtype: str, *, opset: int, functions: bool = True) -> bytes:
+def trace_graph(spec: ModelSpec, graph: Graph, dtype: str, *, opset: int, functions: bool = True) -> ir.Model:
     """Translate one declared graph to ONNX without allocating weights.
 
-    The initialisers of the serialised graph have the names, shapes and dtypes of the stored tensors, but no location
+    The initialisers of the graph have the names, shapes and dtypes of the stored tensors, but no location
     yet: see :func:`zoo_export.graph.file.link`.
 
     Args:
@@ -100,7 +100,7 @@ def trace_graph(spec: ModelSpec, graph: Graph, dtype: str, *, opset: int, functi
     _describe(model, spec, graph, dtype, opset)
     if functions and reason is not None:
         model.metadata_props[FLAT_KEY] = reason
-    return serialize(ir.to_proto(model))
+    return model
 
 
 class _UntraceableError(PluginError):

@@ -21,8 +21,8 @@ from zoo_export.trace.reachable import code_digest
 __all__ = ["key"]
 
 
-def key(spec: ModelSpec, what: str, dtype: str, options: Mapping[str, Any]) -> str:
-    """Return the cache key of ``what``: a graph's name, or another result derived from the model.
+def key(spec: ModelSpec, result: str, dtype: str, options: Mapping[str, Any]) -> str:
+    """Return the cache key of ``result``: a graph's name, or that of another result derived from the model.
 
     It is empty if the model may depend on more than a key covers.
     """
@@ -31,7 +31,7 @@ def key(spec: ModelSpec, what: str, dtype: str, options: Mapping[str, Any]) -> s
     if reachable is None:
         return ""
     facts = {
-        "what": what,
+        "what": result,
         "architecture": [
             spec.plugin.distribution,
             spec.plugin.version,

@@ -81,14 +81,17 @@ def _translate(
     T steps, B batch, D directions, E hidden size.
     """
     states = [state] if isinstance(state, Tensor) else list(state)  # each (layers * D, B, E)
-    ways, each = 2 if bidirectional else 1, 4 if biased else 2
+    ways = 2 if bidirectional else 1
+    each = 4 if biased else 2  # tensors of a direction in a layer
     x = x.transpose(0, 1) if batch_first else x  # (T, B, inputs)
     last = []
     for layer in range(num_layers):
         first = layer * ways
-        own = [weights[way * each : (way + 1) * each] for way in range(first, first + ways)]
+        by_direction = [weights[way * each : (way + 1) * each] for way in range(first, first + ways)]
         # For each direction, weights for inputs and states, (gates * E, inputs or E), and two biases, (gates * E,).
-        inputs, recurrent, *biases = (torch.stack([_reorder(w, gates) for w in ws]) for ws in zip(*own, strict=True))
+        inputs, recurrent, *biases = (
+            torch.stack([_reorder(w, gates) for w in ws]) for ws in zip(*by_direction, strict=True)
+        )
         begin = [item[first : first + ways] for item in states]
         steps, *end = torch.onnx.ops.symbolic_multi_out(
             operator,

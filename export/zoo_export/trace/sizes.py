@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from zoo.artifact import PREFILL
 from zoo.contract import Size, sizes_of, standard_fields
@@ -11,10 +12,26 @@ from zoo.probe.grid import longest_length
 from zoo.registry import ModelSpec
 from zoo_runtime.serving.names import CAPACITY
 
-__all__ = ["serving_sizes"]
+__all__ = ["ServingSizes", "serving_sizes"]
 
-_ROWS, _LONGEST, _CHUNK, _CHUNKS = 8, 1024, 64, 8
-"""Default rows, largest default capacity, largest default length of a chunk, and chunks in a small capacity."""
+_ROWS = 8
+"""Default rows."""
+_LONGEST = 1024
+"""Largest default capacity."""
+_CHUNK = 64
+"""Largest default length of a chunk."""
+_CHUNKS = 8
+"""Chunks in a small capacity."""
+
+
+@dataclass(frozen=True)
+class ServingSizes:
+    """The sizes of dimensions of one graph of the profile ``serving``, by name."""
+
+    export: Mapping[str, int]
+    """Those of the whole export, which every graph's metadata lists: see :func:`serving_sizes`."""
+    own: Mapping[str, int]
+    """Those that this graph has instead."""
 
 
 def serving_sizes(spec: ModelSpec, fixed: Mapping[str, int]) -> dict[str, int]:
@@ -30,16 +47,16 @@ def serving_sizes(spec: ModelSpec, fixed: Mapping[str, int]) -> dict[str, int]:
         UsageError: the model has no past, or a size is not possible.
     """
     if not any(graph.pasts for graph in spec.graphs):
-        what = f"{spec.plugin}: {spec.architecture.name} has no past to keep between calls"
-        raise UsageError(what, argument("profile", "serving"), "export another profile")
+        problem = f"{spec.plugin}: {spec.architecture.name} has no past to keep between calls"
+        raise UsageError(problem, argument("profile", "serving"), "export another profile")
     if any(graph.name == PREFILL for graph in spec.graphs):
         raise UsageError(f"{spec.plugin} declares a graph named {PREFILL}", argument("profile", "serving"), "rename it")
     pasts = {graph.past_length for graph in spec.graphs}
     free = {name for graph in spec.graphs for name in graph.dim_names()} - pasts
-    known = {"batch", "sequence", CAPACITY, *free}
+    dimensions = {"batch", "sequence", CAPACITY, *free}
     for name in fixed:
-        if name not in known:
-            raise UsageError(f"{spec.name} has no free dimension {name!r}", argument("fix"), nearest(name, known))
+        if name not in dimensions:
+            raise UsageError(f"{spec.name} has no free dimension {name!r}", argument("fix"), nearest(name, dimensions))
     longest = longest_length(spec.config, spec.graphs)
     capacity = fixed.get(CAPACITY, min(longest, _LONGEST))
     sizes = dict.fromkeys(sorted(free), capacity) | {"batch": _ROWS, CAPACITY: capacity}
@@ -56,6 +73,6 @@ def serving_sizes(spec: ModelSpec, fixed: Mapping[str, int]) -> dict[str, int]:
         if positions is not None and size > positions:
             raise UsageError(f"the model has {positions} positions", argument("fix", f"{name}={size}"))
     if sizes["sequence"] >= capacity:
-        what = f"sequence {sizes['sequence']} must be below the capacity {capacity}"
-        raise UsageError(what, argument("fix"), "fix sequence at less, or capacity at more")
+        problem = f"sequence {sizes['sequence']} must be below the capacity {capacity}"
+        raise UsageError(problem, argument("fix"), "fix sequence at less, or capacity at more")
     return sizes

@@ -43,9 +43,9 @@ def reused_registry() -> Iterator[None]:
 
 
 def _registry(opset_version: int) -> ONNXRegistry:
-    made = copy.copy(_torchlib(opset_version))
-    made.functions = {name: [*translations] for name, translations in made.functions.items()}
-    return made
+    registry = copy.copy(_torchlib(opset_version))
+    registry.functions = {name: [*translations] for name, translations in registry.functions.items()}
+    return registry
 
 
 @cache
@@ -81,11 +81,11 @@ def _widen_masks(graph: torch.fx.Graph) -> None:
     for node in graph.find_nodes(op="call_function", target=torch.ops.aten.scaled_dot_product_attention.default):
         query, mask = node.args[0], node.kwargs.get("attn_mask", node.args[3] if len(node.args) > 3 else None)
         if mask is not None and mask.meta["val"].shape[-2] == 1:
-            queries, kept = query.meta["val"].shape[-2], [-1] * (mask.meta["val"].dim() - 2)
+            queries, batch = query.meta["val"].shape[-2], [-1] * (mask.meta["val"].dim() - 2)
             with graph.inserting_before(node):
                 length = graph.call_function(torch.ops.aten.sym_size.int, (query, -2))
-                wide = graph.call_function(torch.ops.aten.expand.default, (mask, [*kept, length, -1]))
-            length.meta["val"], wide.meta["val"] = queries, mask.meta["val"].expand(*kept, queries, -1)
+                wide = graph.call_function(torch.ops.aten.expand.default, (mask, [*batch, length, -1]))
+            length.meta["val"], wide.meta["val"] = queries, mask.meta["val"].expand(*batch, queries, -1)
             node.replace_input_with(mask, wide)
 
 

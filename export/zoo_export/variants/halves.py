@@ -17,10 +17,9 @@ from zoo.models import persist
 from zoo.probe.dtypes import numpy_dtype
 from zoo.probe.module import TorchExecutor
 from zoo_export.comparison import Comparison
-from zoo_export.graph.file import link
 from zoo_export.parity.compare import compare
 from zoo_export.parity.report import Report
-from zoo_export.trace.make import Options, unlinked_graphs
+from zoo_export.trace.make import Options, link_models
 from zoo_export.variants.reduced.model import PRECISION_KEY, ReducedModel, empty_model
 from zoo_export.variants.reduced.recipe import Reduced, ReducedCandidate
 from zoo_export.variants.reduced.tensors import read_tensor, write_tensors
@@ -85,8 +84,8 @@ def _to_half(stored: ModelDirectory, empty: ReducedModel) -> ReducedModel:
 
     write_tensors(empty.path, layout, metadata, halves())
     places = read_header(empty.path)
-    unlinked = unlinked_graphs(stored.spec, dtype, Options(windows=False))
-    graphs = {name: empty.parse(link(graph, places), stored) for name, graph in unlinked.items()}
+    linked = link_models(stored.spec, dtype, places, Options(windows=False))
+    graphs = {name: empty.resolve(model, stored) for name, model in linked.items()}
     for model in graphs.values():
         model.metadata_props[PRECISION_KEY] = empty.precision
     return replace(empty, graphs=graphs)

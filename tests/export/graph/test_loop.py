@@ -412,9 +412,10 @@ def test_decoder_without_a_mask_is_supported(loops: Callable[..., Any], generate
     """The loop has no mask either."""
     stored, _, _ = loops("gpt-tiny")
     spec = changed_spec(stored.spec, inputs=stored.spec.graphs[0].inputs[:1])
-    traced = trace_graph(spec, spec.graphs[0], stored.dtype, opset=23)
-    graph = ir.from_proto(parse(link(traced, stored.layout)))
-    session = open_session(serialize(make_loop(spec, {"model": graph})), weights=stored.path)
+    traced = ir.to_proto(trace_graph(spec, spec.graphs[0], stored.dtype, opset=23))
+    link(traced, stored.layout)
+    loop = make_loop(spec, {"model": ir.from_proto(traced)})
+    session = open_session(serialize(loop), weights=stored.path)
     assert plan_loop(spec).mask is None
     prompts = [prompt[:1] for prompt in PROMPTS]
     found = run_loop(session, {"input_ids": np.array(prompts)}, 5, eos_token_id=NO_END)

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
 import torch
 from onnx.reference import ReferenceEvaluator
@@ -16,7 +17,6 @@ from tests.conftest import Result
 from zoo.errors import PluginError
 from zoo.registry import registry
 from zoo_export import export_model
-from zoo_export.graph.file import parse
 from zoo_export.graph.opset import lower
 from zoo_export.trace.make import Options
 
@@ -63,7 +63,7 @@ def test_attention_equals_torch(opset: int, kind: str, masked: bool) -> None:
         '<ir_version: 10, opset_import: ["": 23]> graph (float[B, 4, L, 8] q, float[B, 2, S, 8] k, '
         f"float[B, 2, S, 8] v, {kind}[B, 1, L, S] mask) => (float[B, 4, L, 8] y) {{ y = Attention(q, k, v, mask) }}"
     )
-    model = parse(lower(onnx.parser.parse_model(text).SerializeToString(), opset))
+    model = ir.to_proto(lower(ir.from_proto(onnx.parser.parse_model(text)), opset))
     rng = np.random.default_rng(0)
     q, k, v = (rng.standard_normal((3, heads, size, 8), np.float32) for heads, size in ((4, 5), (2, 7), (2, 7)))
     mask = rng.random((3, 1, 5, 7)) < 0.6
@@ -88,7 +88,7 @@ def test_attention_equals_torch(opset: int, kind: str, masked: bool) -> None:
 def test_graph_that_an_opset_cannot_express_is_refused(kind: str, body: str, reason: str) -> None:
     text = f'<ir_version: 10, opset_import: ["": 24]> graph (float[2, 2] x) => ({kind}[2, 2] y) {{ {body} }}'
     with pytest.raises(PluginError, match=reason):
-        lower(onnx.parser.parse_model(text).SerializeToString(), 18)
+        lower(ir.from_proto(onnx.parser.parse_model(text)), 18)
 
 
 @pytest.mark.slow

@@ -33,7 +33,7 @@ DECODERS = [
 DYNAMIC = {
     "Shape", "Size", "Range", "Pad", "NonZero", "If", "Loop", "Scan", "ConstantOfShape", "Compress", "Unique", "Resize",
 }  # fmt: skip
-SMALL = Options(profile="serving", fix=("batch=3", "capacity=24", "sequence=5"), contrib=False)
+SMALL = Options(profile="serving", fix={"batch": 3, "capacity": 24, "sequence": 5}, contrib=False)
 GROUPED = replace(SMALL, contrib=True)
 GROUPS = {"gpt-tiny": 2, "llama-tiny": 2, "gemma-tiny": 0, "phi-tiny": 2, "transformer-tiny": 2, "t5-tiny": 0,
           "adaptive-span-tiny": 0, "all-attention-tiny": 0, "product-key-memory-tiny": 2, "mamba2-tiny": 0}  # fmt: skip
@@ -203,10 +203,11 @@ def test_refused_modules(zoo: Zoo, name: str, reason: str) -> None:
 )
 def test_refused_sizes(exported_build: Exported, fix: tuple[str, ...], words: list[str]) -> None:
     with pytest.raises(UsageError) as failure:
-        make_graphs(ModelDirectory.open(exported_build("gpt-tiny")), Options(profile="serving", fix=fix))
+        options = Options.from_dict({"profile": "serving", "fix": fix})
+        make_graphs(ModelDirectory.open(exported_build("gpt-tiny")), options)
     assert all(word in str(failure.value) for word in words)
 
 
 def test_other_profiles_have_no_fixed_sizes() -> None:
     with pytest.raises(UsageError, match="cannot have fixed dimensions"):
-        Options(profile="cpu", fix=("batch=2",))
+        Options(profile="cpu", fix={"batch": 2})

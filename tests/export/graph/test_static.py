@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,8 @@ import onnx
 import pytest
 
 from tests.conftest import Result
+from zoo.errors import UsageError
+from zoo_export.trace.make import Options
 
 Exported = Callable[..., Path]
 Zoo = Callable[..., Result]
@@ -96,3 +99,29 @@ def test_refusals(built: Exported, zoo: Zoo, tmp_path: Path, options: tuple[str,
 
 def test_size_beyond_the_positions_is_refused(built: Exported, zoo: Zoo) -> None:
     zoo("export", built("bert-tiny"), "--onnx", "--fix", "sequence=999").failed(2, "positions", "--fix sequence=999")
+
+
+def test_sizes_are_a_mapping_that_evidence_lists() -> None:
+    options = Options(fix={"batch": 2, "sequence": 16})
+    texts = ["batch=2", "sequence=16"]
+    assert options == Options.from_dict({"fix": texts}) == Options.from_dict({"fix": {"batch": 2, "sequence": 16}})
+    assert options.facts()["fix"] == options.to_dict()["fix"] == texts
+    assert Options.of_export({"options": options.facts()}).fix == options.fix
+    assert Options.parse_settings(["fix=[batch=2, 'sequence=16']"]) == {"fix": {"batch": 2, "sequence": 16}}
+    with pytest.raises(TypeError):
+        options.fix["batch"] = 3  # type: ignore[index]
+
+
+@pytest.mark.parametrize(
+    ("fix", "words"),
+    [
+        (["batch=1", "batch=2"], "batch is fixed twice"),
+        (["batch"], "'batch' is not NAME=SIZE"),
+        ({"batch": True}, "fix must be a list of DIM=SIZE"),
+        ("batch=1", "fix must be a list of DIM=SIZE"),
+        ({"batch": 0}, "the size of batch must be positive, got 0"),
+    ],
+)
+def test_refused_sizes(fix: object, words: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(words)):
+        Options.from_dict({"fix": fix})

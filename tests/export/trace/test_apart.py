@@ -11,7 +11,7 @@ import pytest
 
 from tests.conftest import Result
 from zoo.artifact import ModelDirectory
-from zoo_export.graph.file import EVIDENCE_KEY, annotate, metadata
+from zoo_export.graph.file import EVIDENCE_KEY, metadata
 from zoo_export.trace import cache
 from zoo_export.trace.make import make_graphs, tracing_apart
 
@@ -34,8 +34,7 @@ def test_graphs_of_another_process(zoo: Zoo, monkeypatch: pytest.MonkeyPatch) ->
     assert done.stdout.splitlines()[-1] == "True False"
     exported = Path("model/model.onnx").read_bytes()
     made = make_graphs(ModelDirectory.open(Path("model")))["model"]
-    entries = {key: value for key, value in metadata(exported).items() if key == EVIDENCE_KEY}
-    assert metadata(annotate(made, entries))[EVIDENCE_KEY] == entries[EVIDENCE_KEY]
+    assert EVIDENCE_KEY in metadata(exported)
     assert _graph(exported) == _graph(made)
 
 

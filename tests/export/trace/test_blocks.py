@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import onnx
+import onnx_ir as ir
 import onnxruntime as ort
 import pytest
 import torch
@@ -305,7 +306,7 @@ def traced(model: nn.Module, monkeypatch: pytest.MonkeyPatch, graph: Graph = GRA
     monkeypatch.setattr(tracing, "_describe", lambda *_: None)
     plugin = SimpleNamespace(distribution="test")
     spec: Any = SimpleNamespace(plugin=plugin, name="test", config=None, graphs=(graph,))
-    return onnx.load_model_from_string(tracing.trace_graph(spec, graph, "float32", opset=23))
+    return ir.to_proto(tracing.trace_graph(spec, graph, "float32", opset=23))
 
 
 def reason(graph: onnx.ModelProto) -> str | None:

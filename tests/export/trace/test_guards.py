@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
+import onnx_ir as ir
 import pytest
 import torch
 from torch import Tensor, nn
@@ -29,7 +30,7 @@ GRAPH = Graph(inputs=(floats("x", "batch", "tokens", 4),), outputs=(floats("y", 
 PLACE = "rotation = self.rotary(positions, x.dtype)"
 
 
-def trace(install: Install, branch: str) -> bytes:
+def trace(install: Install, branch: str) -> ir.Model:
     """Trace a decoder with a statement after its embedding."""
     install(DISTRIBUTION, PLUGIN, files=source((PLACE, f"{branch}\n        {PLACE}")))
     spec = find_subject("decoder").spec

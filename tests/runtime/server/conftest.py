@@ -42,7 +42,7 @@ def writer(exported_build: Exported, once: Exported, tmp_path_factory: pytest.Te
         export_checkpoint(built, folder / "hub")
         (folder / "hub" / "chat_template.jinja").write_text(CHAT_TEMPLATE)
         import_checkpoint(folder / "hub", folder / "writer", verify=False)
-        export_graphs_only(folder / "writer", options=Options(profile="serving", fix=(f"batch={ROWS}", "sequence=7")))
+        export_graphs_only(folder / "writer", options=Options(profile="serving", fix={"batch": ROWS, "sequence": 7}))
         return folder / "writer"
 
     return once("writer", "served", make)

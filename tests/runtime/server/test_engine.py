@@ -97,7 +97,7 @@ def test_answers_do_not_depend_on_concurrency(session: Session) -> None:
 def test_a_thousand_answers_do_not_depend_on_concurrency(exported_build: Exported, name: str) -> None:
     """Also for states of fixed size, for encoder-decoders, and at 32 rows."""
     folder = exported_build(name, **LIVELY.get(name, {"noise": True, "gain": 3.0}))
-    export_graphs_only(folder, options=Options(profile="serving", fix=("batch=32", "sequence=5")))
+    export_graphs_only(folder, options=Options(profile="serving", fix={"batch": 32, "sequence": 5}))
     with load_session(folder, variant="serving", unverified=True) as session:
         check_law(session, 1000, 32)
 
@@ -196,7 +196,7 @@ def test_chunks_of_prompts_alternate_with_steps(session: Session) -> None:
 def test_more_rows_read_more_chunks_in_a_step(exported_build: Exported) -> None:
     """Of 16 rows, two prompts are read in a step, though one would do for the rows that generate."""
     folder = exported_build("gpt-tiny")
-    export_graphs_only(folder, options=Options(profile="serving", fix=("batch=16", "sequence=5")))
+    export_graphs_only(folder, options=Options(profile="serving", fix={"batch": 16, "sequence": 5}))
     with load_session(folder, variant="serving", unverified=True) as session:
         engine = Recorded(session)
         runner = session.runner(None, max_new_tokens=20, min_new_tokens=20)

@@ -31,7 +31,7 @@ OPTIONS = {"unverified": True, "threads": 1}
 def other(exported_build: Exported) -> Path:
     """A decoder with other weights than ``writer``."""
     folder = exported_build("llama-tiny", f"max_seq_len={POSITIONS}", **LIVELY["llama-tiny"] | {"seed": 5})
-    export_graphs_only(folder, options=Options(profile="serving", fix=(f"batch={ROWS}", "sequence=7")))
+    export_graphs_only(folder, options=Options(profile="serving", fix={"batch": ROWS, "sequence": 7}))
     return folder
 
 

@@ -81,7 +81,7 @@ def test_answers_do_not_depend_on_the_cache(session: Session) -> None:
 def test_answers_of_other_models_do_not_depend_on_the_cache(exported_build: Exported, name: str) -> None:
     """Also for states of fixed size and for windows."""
     folder = exported_build(name, **LIVELY.get(name, {"noise": True, "gain": 3.0}))
-    export_graphs_only(folder, options=Options(profile="serving", fix=("batch=8", "sequence=5")))
+    export_graphs_only(folder, options=Options(profile="serving", fix={"batch": 8, "sequence": 5}))
     with load_session(folder, variant="serving", unverified=True) as session:
         check_law(session, 150, 32)
 

@@ -27,8 +27,7 @@ from itertools import chain
 from pathlib import Path
 
 from zoo.artifact import ModelDirectory
-from zoo_export.graph.file import link
-from zoo_export.trace.make import Options, make_graphs, unlinked_graphs
+from zoo_export.trace.make import Options, link_models, make_graphs
 from zoo_export.variants.quantized.calibrate import input_moments
 from zoo_export.variants.quantized.packing import packings, write_packed
 from zoo_export.variants.quantized.plan import SCHEMES, plan_packing
@@ -47,8 +46,9 @@ def quantize(stored: ModelDirectory, precision: str, folder: Path) -> ReducedMod
         PluginError: the model cannot be traced.
     """
     empty = empty_model(precision, folder)
-    unlinked = unlinked_graphs(stored.spec, stored.dtype, Options(profile="cpu"))  # one initialiser per tensor
-    graphs = {name: empty.parse(link(graph, stored.layout), stored) for name, graph in unlinked.items()}
+    # Packed weights replace initialisers one by one, so none may span several tensors.
+    linked = link_models(stored.spec, stored.dtype, stored.layout, Options(profile="cpu"), joined=False)
+    graphs = {name: empty.resolve(model, stored) for name, model in linked.items()}
     plan, kept = plan_packing(stored, graphs, SCHEMES[precision])
     decoders = [graphs[graph.name].graph for graph in stored.spec.graphs if graph.pasts]
     measured = {

@@ -16,7 +16,7 @@ from zoo.artifact import Export, ModelDirectory, variant_of
 from zoo.artifact.weights import StoredTensor, plain_name
 from zoo.errors import ArtifactError
 from zoo.probe.dtypes import numpy_dtype
-from zoo_export.graph.file import parse, serialize
+from zoo_export.graph.file import dump, load
 from zoo_runtime.onnx_runtime.executor import OnnxExecutor
 from zoo_runtime.onnx_runtime.providers import Provider, check_dtype, open_session
 
@@ -69,11 +69,14 @@ class ReducedModel:
 
     def files(self) -> dict[str, bytes]:
         """Serialise the graphs, by declared name."""
-        return {name: serialize(ir.to_proto(model)) for name, model in self.graphs.items()}
+        return {name: dump(model) for name, model in self.graphs.items()}
 
     def parse(self, data: bytes, stored: ModelDirectory) -> ir.Model:
         """Parse a graph of this precision, and resolve the locations of its weights."""
-        model = ir.from_proto(parse(data))
+        return self.resolve(load(data), stored)
+
+    def resolve(self, model: ir.Model, stored: ModelDirectory) -> ir.Model:
+        """Resolve the locations of the weights of a graph, in place."""
         for tensor in map(pointer, model.graph.initializers.values()):
             if tensor is not None:
                 tensor.base_dir = self.directory if str(tensor.location) == self.file else stored.path
@@ -133,7 +136,7 @@ def open_reduced(
     sessions = {}
     for name, model in reduced.graphs.items():
         sessions[name] = open_session(
-            serialize(ir.to_proto(model)),
+            dump(model),
             provider=provider,
             optimize=optimize,
             replace=weights_of_graph(reduced, model, values or {}),
