@@ -9,18 +9,8 @@ from collections.abc import Callable, Iterator, Sequence
 import onnx_ir as ir
 
 from zoo_export.graph.file import BLOCK_KEY, MODULE_KEY
-from zoo_export.trace.outline import (
-    CALL,
-    DOMAIN,
-    ENTER,
-    LEAVE,
-    Block,
-    CallOutput,
-    CallSite,
-    GraphInput,
-    Outline,
-    Outside,
-)
+from zoo_export.trace.blocks import CALL, DOMAIN, ENTER, LEAVE, Block, CallOutput, CallSite, GraphInput, Outside
+from zoo_export.trace.outline import Outline
 
 __all__ = ["cut_functions"]
 
@@ -36,7 +26,7 @@ def cut_functions(model: ir.Model, outline: Outline, simplify: Callable[[ir.Mode
     inputs = _all_inputs(model, outline)
     marks = {(node.op_type, node.attributes["call"].as_int()): node for node in model.graph if node.domain == DOMAIN}
     outside: dict[Outside, ir.Value] = {}
-    made: list[ir.Node] = []
+    calls: list[ir.Node] = []
     functions = {
         id(block): _Function(model, block, marks[ENTER, block.first], marks[LEAVE, block.first])
         for block in outline.blocks
@@ -47,7 +37,7 @@ def cut_functions(model: ir.Model, outline: Outline, simplify: Callable[[ir.Mode
         if isinstance(source, GraphInput):
             return inputs[source.number]
         if isinstance(source, CallOutput):
-            return made[source.call].outputs[source.number]
+            return calls[source.call].outputs[source.number]
         return outside[source]
 
     for number, call in enumerate(outline.calls):
@@ -59,23 +49,23 @@ def cut_functions(model: ir.Model, outline: Outline, simplify: Callable[[ir.Mode
                     outside.setdefault(source, value)
         node = function.call(call, [resolve(source) for source in call.sources])
         leave = marks.get((LEAVE, number), enter)
-        model.graph.insert_after(leave or made[-1], node)
+        model.graph.insert_after(leave or calls[-1], node)
         if leave is not None:
             ir.convenience.replace_all_uses_with(leave.outputs, node.outputs, replace_graph_outputs=True)
-        made.append(node)
+        calls.append(node)
     model.graph.remove([*marks.values()])
     for function in functions.values():
         function.finish(simplify)
-    known = iter(list(model.graph.outputs))
-    model.graph.outputs[:] = [resolve(origin) if origin else next(known) for origin in outline.outputs]
+    traced = iter(list(model.graph.outputs))
+    model.graph.outputs[:] = [resolve(origin) if origin else next(traced) for origin in outline.outputs]
 
 
 def _all_inputs(model: ir.Model, outline: Outline) -> list[ir.Value]:
     """Restore all inputs of the graph. Omitted inputs get the types and shapes of their stand-ins."""
-    kept = dict(zip(outline.kept_inputs, list(model.graph.inputs), strict=True))
+    traced = dict(zip(outline.kept_inputs, list(model.graph.inputs), strict=True))
     inputs = []
     for number, stand_in in enumerate(outline.stand_ins):
-        like = kept[stand_in]
+        like = traced[stand_in]
         inputs.append(like if number == stand_in else ir.Value(type=like.type, shape=like.shape))
     model.graph.inputs[:] = inputs
     return inputs
@@ -85,7 +75,8 @@ class _Function:
     """A block's body, moved out of the graph from between two markers."""
 
     def __init__(self, model: ir.Model, block: Block, enter: ir.Node, leave: ir.Node) -> None:
-        self.model, self.block = model, block
+        self.model = model
+        self.block = block
         numbers = Counter(key[:2] for key in model.functions)
         self.name = block.name
         while (block.domain, self.name, "") in model.functions:
@@ -142,13 +133,13 @@ class _Function:
 
     def _cut(self, enter: ir.Node, leave: ir.Node) -> ir.Graph:
         inside = self._between(enter, leave)
-        members = {inner for node in inside for inner in _with_inner(node)}
+        members = {member for node in inside for member in _with_inner(node)}
         for value, argument in zip(enter.outputs, self.inputs, strict=True):
             value.replace_all_uses_with(argument)
-        made = {value for node in members for value in node.outputs} | set(self.inputs)
-        made |= {value for node in members for graph in _graphs(node) for value in graph.inputs}
+        inner = {value for node in members for value in node.outputs} | set(self.inputs)
+        inner |= {value for node in members for graph in _graphs(node) for value in graph.inputs}
         first: list[ir.Node] = []
-        for value in dict.fromkeys(value for node in inside for value in _read(node) if value not in made):
+        for value in dict.fromkeys(value for node in inside for value in _read(node) if value not in inner):
             if value.is_initializer() and value.name in self._names:
                 number = self._names.index(value.name)
                 argument = ir.Value(name=self.block.tensors[number], type=value.type, shape=value.shape)
@@ -189,15 +180,18 @@ class _Function:
                 needed.add(node)
                 stack.extend(_read(node))
         scope = re.compile(rf"'model\.{re.escape(self.block.leader)}['.]")
-        own: set[ir.Value] = set(enter.outputs)
+        dependent: set[ir.Value] = set(enter.outputs)
         inside = []
         for node in self.model.graph:
             if node in needed and (
                 scope.search(node.metadata_props.get("pkg.torch.onnx.name_scopes", ""))
-                or any(value in own or (value.is_initializer() and value.name in self._names) for value in _read(node))
+                or any(
+                    value in dependent or (value.is_initializer() and value.name in self._names)
+                    for value in _read(node)
+                )
             ):
                 inside.append(node)
-                own.update(node.outputs)
+                dependent.update(node.outputs)
         return self._without_shared(inside, enter, leave)
 
     def _without_shared(self, inside: Sequence[ir.Node], enter: ir.Node, leave: ir.Node) -> list[ir.Node]:
@@ -205,19 +199,21 @@ class _Function:
 
         Only those that depend on neither the block's arguments nor its weights: they have the same result in each call.
         """
-        own: set[ir.Value] = set(enter.outputs)
+        dependent: set[ir.Value] = set(enter.outputs)
         for node in inside:
-            if any(value in own or (value.is_initializer() and value.name in self._names) for value in _read(node)):
-                own.update(node.outputs)
-        kept: list[ir.Node] = []
+            if any(
+                value in dependent or (value.is_initializer() and value.name in self._names) for value in _read(node)
+            ):
+                dependent.update(node.outputs)
+        remaining: list[ir.Node] = []
         members: set[ir.Node] = {leave, *(inner for node in inside for inner in _with_inner(node))}
         for node in reversed(inside):  # users come after what they use
             read = any(v.is_graph_output() or any(user not in members for user, _ in v.uses()) for v in node.outputs)
-            if read and own.isdisjoint(node.outputs):
+            if read and dependent.isdisjoint(node.outputs):
                 members.difference_update(_with_inner(node))
             else:
-                kept.append(node)
-        return kept[::-1]
+                remaining.append(node)
+        return remaining[::-1]
 
 
 def _bring(value: ir.Value, inputs: Sequence[ir.Value]) -> tuple[ir.Value, list[ir.Node]]:
@@ -228,8 +224,8 @@ def _bring(value: ir.Value, inputs: Sequence[ir.Value]) -> tuple[ir.Value, list[
     """
     node = value.producer()
     if node is not None and not node.inputs:
-        made = ir.node(node.op_type, [], node.attributes)
-        return made.outputs[0], [made]
+        constant = ir.node(node.op_type, [], node.attributes)
+        return constant.outputs[0], [constant]
     shape = node.inputs[0].producer() if node is not None and node.op_type == "Squeeze" and node.inputs[0] else node
     if shape is not None and shape.op_type == "Shape" and shape.inputs[0] is not None and shape.inputs[0].shape:
         start = shape.attributes.get_int("start", 0)

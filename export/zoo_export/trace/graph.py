@@ -10,24 +10,19 @@ import ast
 import gc
 import json
 import re
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.metadata import version
-from linecache import getline
-from pathlib import Path
-from traceback import walk_tb
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 import torch
 from onnx_ir.passes import common as passes
-from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from zoo.contract import Graph, Size, TensorSpec, sizes_of, standard_fields
-from zoo.errors import ParityError, PluginError
+from zoo.errors import ParityError
 from zoo.models import create, persist
 from zoo.models.tensors import tensor_groups
 from zoo.probe.dtypes import dtype_of, numpy_dtype
@@ -35,11 +30,13 @@ from zoo.registry import ModelSpec
 from zoo.version import __version__
 from zoo_export.graph.file import BLOCK_KEY, EXACT_KEY, FLAT_KEY, MODULE_KEY, contract, fault, inline
 from zoo_export.graph.rewriting import simplify
+from zoo_export.trace.declared_sizes import Traced, check_outputs
 from zoo_export.trace.examples import example_sizes, example_tensors, quiet
 from zoo_export.trace.experts import EXPERT_TRANSLATIONS, ExpertMixtures
 from zoo_export.trace.functions import cut_functions
-from zoo_export.trace.guards import Branches, Traced, check_outputs
+from zoo_export.trace.guards import Branches
 from zoo_export.trace.outline import Outline
+from zoo_export.trace.reasons import UntraceableError, place_of, reason_of
 from zoo_export.trace.recurrent import RecurrentLayers
 from zoo_export.trace.small import check_small_sizes
 from zoo_export.trace.translation import TRANSLATIONS, prepare, reused_registry
@@ -47,26 +44,6 @@ from zoo_export.trace.translation import TRANSLATIONS, prepare, reused_registry
 __all__ = ["trace_graph"]
 
 IR_VERSION = 10
-
-_READS_VALUES = ("meta tensor", "meta device", "data-dependent")
-"""Parts of torch's messages about code that needs the values of a tensor."""
-
-_UNTRANSLATED = re.compile(r"No ONNX function found for <(?:OpOverload\(op='|built-in function |function )([\w.]+)")
-
-_PROBABLE = {
-    r"on device \w+ is not on the expected device": (
-        "a tensor is not where the model's are, as one that was kept from another call: register what is kept as a "
-        "persistent buffer, and make other tensors in forward on the device of an input"
-    ),
-    r"\.numpy\(\) is not supported for tensor subclasses": (
-        "a tensor of the trace was kept in an attribute or a cache: compute it in each call of forward"
-    ),
-    r"Expected size \d+ but got size \d+ for tensor number|Sizes of tensors must match except in dim": (
-        "tensors do not fit, as a past and new keys do if the graph declares another num_kv_heads or head_dim than the "
-        "model computes"
-    ),
-}
-"""Probable causes and remedies by torch's message, a regular expression."""
 
 
 def trace_graph(spec: ModelSpec, graph: Graph, dtype: str, *, opset: int, functions: bool = True) -> ir.Model:
@@ -88,109 +65,143 @@ def trace_graph(spec: ModelSpec, graph: Graph, dtype: str, *, opset: int, functi
     if graph.recorded():  # attention weights inside a function could not be returned
         functions = False
     try:
-        model, reason = _trace(spec, graph, dtype, opset, blocks=not graph.recorded())
-    except _UntraceableError as error:
+        model, reason = _Trace(spec, graph, dtype, opset, blocks=not graph.recorded()).run()
+    except UntraceableError as error:
         reason = error.reason
-        model, _ = _trace(spec, graph, dtype, opset, blocks=False)
+        model, _ = _Trace(spec, graph, dtype, opset, blocks=False).run()
     check_small_sizes(spec, graph, dtype, _allowed_sizes(spec, graph))
     if not functions:
         inline(model)
-        passes.CommonSubexpressionEliminationPass()(model)
-        passes.RemoveUnusedOpsetsPass()(model)
+        ir.passes.Sequential(passes.CommonSubexpressionEliminationPass(), passes.RemoveUnusedOpsetsPass())(model)
     _describe(model, spec, graph, dtype, opset)
     if functions and reason is not None:
         model.metadata_props[FLAT_KEY] = reason
     return model
 
 
-class _UntraceableError(PluginError):
-    """The model cannot be traced. ``reason`` is the reason without the plugin's name."""
+class _Trace:
+    """An attempt to trace one graph.
 
-    def __init__(self, what: str, reason: str, place: str | None) -> None:
-        super().__init__(f"{what} ({reason})", place)
-        self.reason = f"{reason}: {place}" if place else reason
+    Args:
+        spec: the model.
+        graph: the graph.
+        dtype: dtype of the weights.
+        opset: opset version.
+        blocks: whether to look for repeated modules.
+    """
+
+    def __init__(self, spec: ModelSpec, graph: Graph, dtype: str, opset: int, *, blocks: bool) -> None:
+        self.spec = spec
+        self.graph = graph
+        self.dtype = dtype
+        self.opset = opset
+        self.blocks = blocks
+        self.inputs = graph.input_tensors()
+        self.outputs = graph.output_tensors()
+        self.sizes = example_sizes(spec, graph)
+        self.module = create.build_on_meta(spec, dtype)
+        self.stored_names = {name: first for first, (_, names) in tensor_groups(self.module).items() for name in names}
+
+    def run(self) -> tuple[ir.Model, str | None]:
+        """Return the graph, and the reason if repeated modules did not become functions.
+
+        Raises:
+            UntraceableError: the model cannot be traced or translated.
+            ParityError: the trace is wrong at a size that the model declares.
+        """
+        branches = Branches(self.spec.plugin.distribution)
+        try:
+            with quiet(), _without_collection(), torch.no_grad():
+                outline = Outline(self.module, self.graph, self._examples("meta", self.inputs), blocks=self.blocks)
+                program = self._program(outline, branches)
+                model = self._translated(program)
+                cut_functions(model, outline, _simplify)
+        except MemoryError:
+            raise
+        except Exception as error:  # a plugin's model may raise any
+            branches.explain(error)
+            raise self._failure(reason_of(error), place_of(error, self.module)) from error
+        self._check_sizes(program, outline, branches)
+        sources = {node.name: {**node.metadata_props} for node in model.graph.all_nodes()}
+        try:
+            _simplify(model)
+        except RuntimeError as error:  # of folding, which finds nodes that torch has translated wrongly
+            reason = f"torch cannot translate it to ONNX: {str(error).partition(chr(10))[0]}"
+            raise self._failure(reason, place_of(error, self.module)) from error
+        _declare(model, self.inputs, self.outputs, numpy_dtype(self.dtype))
+        _leave_unlinked(model)
+        self._check_standard(model, sources)
+        return model, outline.unfit
+
+    def _examples(self, device: str, tensors: Sequence[TensorSpec]) -> tuple[torch.Tensor, ...]:
+        return example_tensors(tensors, self.sizes, self.dtype, device)
+
+    def _program(self, outline: Outline, branches: Branches) -> torch.export.ExportedProgram:
+        """Trace the outlined graph on fake tensors, which take no memory."""
+        tensors = [self.inputs[number] for number in outline.kept_inputs]
+        free = torch.export.Dim.DYNAMIC
+        dims = tuple({n: free for n, dim in enumerate(item.dims) if isinstance(dim, str)} for item in tensors)
+        with outline.tracing() as module:
+            groups = tensor_groups(self.module)
+            with FakeTensorMode(allow_non_fake_inputs=True):
+                weights = ((name, torch.empty_like(tensor, device="cpu")) for name, (tensor, _) in groups.items())
+                persist.fill(self.module, weights)
+                arguments = self._examples("cpu", tensors)
+            with RecurrentLayers(), ExpertMixtures(), branches.recording():
+                return torch.export.export(module.eval(), arguments, dynamic_shapes=(dims,), strict=False)
+
+    def _translated(self, program: torch.export.ExportedProgram) -> ir.Model:
+        """Translate a program to ONNX, with initialisers named as they are stored."""
+        prepare(program)
+        with reused_registry():
+            translated = torch.onnx.export(
+                program,
+                dynamo=True,
+                optimize=False,
+                verbose=False,
+                opset_version=self.opset,
+                custom_translation_table={**TRANSLATIONS, **EXPERT_TRANSLATIONS},
+            )
+        assert translated is not None
+        _take_names(translated.model, self.stored_names)
+        return translated.model
+
+    def _check_sizes(self, program: torch.export.ExportedProgram, outline: Outline, branches: Branches) -> None:
+        """Raise :class:`ParityError` if a decision or an output differs at a size that the model declares."""
+        allowed = _allowed_sizes(self.spec, self.graph)
+        signature = program.graph_signature
+        inputs = _shapes(program, [self.inputs[number] for number in outline.kept_inputs], signature.user_inputs)
+        branches.check(inputs, self.graph, allowed)
+        returned = [self.outputs[number] for number in outline.kept_outputs]
+        check_outputs(inputs, _shapes(program, returned, signature.user_outputs), self.graph, allowed)
+
+    def _check_standard(self, model: ir.Model, sources: Mapping[str | None, Mapping[str, str]]) -> None:
+        """Raise :class:`UntraceableError` for a graph that violates the ONNX standard.
+
+        ``sources`` is the metadata of torch about each node, by its name.
+        """
+        problem = fault(ir.to_proto(model))
+        if problem is None:
+            return
+        named = re.search(r"\bName: (\S+) OpType", problem)
+        source = sources.get(named[1], {}) if named else {}
+        operator = re.search(r"target=torch\.ops\.([\w.]+)", source.get("pkg.torch.onnx.fx_node", ""))
+        subject = f"the translation of {operator[1]} by torch" if operator else "the translation"
+        place = place_of(ValueError(source.get("pkg.torch.onnx.stack_trace")), self.module)
+        raise self._failure(f"{subject} is not a valid ONNX graph: {problem}", place)
+
+    def _failure(self, reason: str, place: str | None) -> UntraceableError:
+        subject = f"{self.spec.plugin}: graph {self.graph.name!r} of {self.spec.name}"
+        return UntraceableError(f"{subject} cannot be exported", reason, place)
 
 
-def _trace(spec: ModelSpec, graph: Graph, dtype: str, opset: int, *, blocks: bool) -> tuple[ir.Model, str | None]:
-    """Trace a graph; return it, and the reason if repeated modules did not become functions."""
-    inputs, outputs = graph.input_tensors(), graph.output_tensors()
-    sizes = example_sizes(spec, graph)
-    model_on_meta = create.build_on_meta(spec, dtype)
-    stored_names = {name: first for first, (_, names) in tensor_groups(model_on_meta).items() for name in names}
-
-    def examples(device: str, tensors: Sequence[TensorSpec]) -> tuple[torch.Tensor, ...]:
-        return example_tensors(tensors, sizes, dtype, device)
-
-    what = f"{spec.plugin}: graph {graph.name!r} of {spec.name} cannot be exported"
-    free = torch.export.Dim.DYNAMIC
-    branches = Branches(spec.plugin.distribution)
-    try:
-        with quiet(), _without_collection(), torch.no_grad():
-            outline = Outline(model_on_meta, graph, examples("meta", inputs), blocks=blocks)
-            kept = [inputs[number] for number in outline.kept_inputs]
-            with outline.tracing() as module:
-                groups = tensor_groups(model_on_meta)
-                with FakeTensorMode(allow_non_fake_inputs=True):
-                    persist.fill(
-                        model_on_meta,
-                        ((name, torch.empty_like(tensor, device="cpu")) for name, (tensor, _) in groups.items()),
-                    )
-                    arguments = examples("cpu", kept)
-                with RecurrentLayers(), ExpertMixtures(), branches.recording():
-                    program = torch.export.export(
-                        module.eval(),
-                        arguments,
-                        dynamic_shapes=(
-                            tuple({n: free for n, dim in enumerate(t.dims) if isinstance(dim, str)} for t in kept),
-                        ),
-                        strict=False,
-                    )
-            prepare(program)
-            with reused_registry():
-                translated = torch.onnx.export(
-                    program,
-                    dynamo=True,
-                    optimize=False,
-                    verbose=False,
-                    opset_version=opset,
-                    custom_translation_table={**TRANSLATIONS, **EXPERT_TRANSLATIONS},
-                )
-            assert translated is not None
-            model = translated.model
-            _take_names(model, stored_names)
-            cut_functions(model, outline, _simplify)
-    except MemoryError:
-        raise
-    except Exception as error:
-        branches.explain(error)
-        raise _UntraceableError(what, _reason(error), _place(error, model_on_meta)) from error
-    allowed = _allowed_sizes(spec, graph)
-    given = _shapes(program, kept, program.graph_signature.user_inputs)
-    branches.check(given, graph, allowed)
-    returned = [outputs[number] for number in outline.kept_outputs]
-    check_outputs(given, _shapes(program, returned, program.graph_signature.user_outputs), graph, allowed)
-    sources = {node.name: {**node.metadata_props} for node in model.graph.all_nodes()}
-    try:
-        _simplify(model)
-    except RuntimeError as error:  # of folding, which finds nodes that torch has translated wrongly
-        reason = f"torch cannot translate it to ONNX: {str(error).partition(chr(10))[0]}"
-        raise _UntraceableError(what, reason, _place(error, model_on_meta)) from error
-    _declare(model, inputs, outputs, numpy_dtype(dtype))
+def _leave_unlinked(model: ir.Model) -> None:
+    """Let initialisers without values refer to external data that have no location yet."""
     for name, value in model.graph.initializers.items():
         if value.const_value is None:
             assert value.dtype is not None
             assert value.shape is not None
             value.const_value = ir.ExternalTensor("", None, None, value.dtype, shape=value.shape, name=name)
-    problem = fault(ir.to_proto(model))
-    if problem is not None:
-        named = re.search(r"\bName: (\S+) OpType", problem)
-        source = sources.get(named[1], {}) if named else {}
-        operator = re.search(r"target=torch\.ops\.([\w.]+)", source.get("pkg.torch.onnx.fx_node", ""))
-        subject = f"the translation of {operator[1]} by torch" if operator else "the translation"
-        reason = f"{subject} is not a valid ONNX graph: {problem}"
-        place = _place(ValueError(source.get("pkg.torch.onnx.stack_trace")), model_on_meta)
-        raise _UntraceableError(what, reason, place)
-    return model, outline.unfit
 
 
 def _shapes(program: torch.export.ExportedProgram, tensors: Sequence[TensorSpec], names: Sequence[Any]) -> Traced:
@@ -204,74 +215,6 @@ def _allowed_sizes(spec: ModelSpec, graph: Graph) -> dict[str, Size]:
     length = Size(max=standard_fields(spec.config).max_seq_len)
     sizes = {name: Size() if name in graph.rows else length for name in graph.dim_names()}
     return sizes | {name: size for name, size in sizes_of(spec.graphs).items() if name in sizes}
-
-
-def _causes(error: BaseException) -> Iterator[BaseException]:
-    """Yield an error and its chain of causes, root cause last."""
-    yield error
-    while error.__cause__ is not None:
-        error = error.__cause__
-        yield error
-
-
-def _reason(error: BaseException) -> str:
-    *_, first = _causes(error)
-    lines = [line.strip() for line in str(first).splitlines() if line.strip()] or [type(first).__name__]
-    text = " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]
-    if any(phrase in text.lower() for phrase in _READS_VALUES):
-        text = f"the code needs the values of a tensor, which are not known yet: {text}"
-    if missing := _UNTRANSLATED.match(text):
-        text = f"torch cannot translate {missing[1]} to ONNX: write it with other functions"
-    for pattern, cause in _PROBABLE.items():
-        if re.search(pattern, text):
-            text = f"{cause}: {text}"
-    if "[OptimizedModule]" in text:
-        text = "a module is wrapped in torch.compile, which no function can contain"
-    if isinstance(first, KeyError):
-        text = f"KeyError: {text}"
-    return re.sub(r"\b0x[0-9a-f]+", "0x...", text)  # addresses differ between runs, and the reason may be stored
-
-
-def _place(error: BaseException, model: nn.Module) -> str | None:
-    """Describe the innermost line of the model's own package in an error's tracebacks, and the module that runs it.
-
-    Code that torch has traced already is not in the traceback, but named in the message or by the node at fault.
-    """
-    paths = {id(module): path for path, module in model.named_modules()}
-    folders = tuple(_own_code(model))
-    owner: nn.Module | None = None
-    line: tuple[str, int] | None = None
-
-    def read(text: str | None) -> None:
-        nonlocal line
-        for file, number in re.findall(r'File "([^"]+)", line (\d+)', text or ""):
-            line = (file, int(number)) if file.startswith(folders) else line
-
-    for cause in _causes(error):
-        for frame, number in walk_tb(cause.__traceback__):
-            if frame.f_code.co_filename.startswith(folders):
-                line = frame.f_code.co_filename, number
-                candidate = frame.f_locals.get("self")
-                owner = candidate if id(candidate) in paths else owner
-            node = frame.f_locals.get("node")
-            read(node.stack_trace if isinstance(node, torch.fx.Node) else None)
-            read(node.metadata_props.get("pkg.torch.onnx.stack_trace") if isinstance(node, ir.Node) else None)
-        read(str(cause))
-    if line is None:
-        return None
-    code = getline(*line).strip()
-    where = f"{Path(line[0]).name}:{line[1]}" + (f", `{code}`" if code else "")
-    return where if owner is None else f"{paths[id(owner)] or 'the model'} ({type(owner).__name__}), {where}"
-
-
-def _own_code(model: nn.Module) -> Iterator[str]:
-    """Yield the folder of the top-level package of each class of module, or its file, except torch's and zoo's own."""
-    for name in {type(module).__module__.partition(".")[0] for module in model.modules()} - {"torch", "zoo"}:
-        package = sys.modules[name]
-        if hasattr(package, "__path__"):
-            yield from (f"{folder}/" for folder in package.__path__)
-        elif file := getattr(package, "__file__", None):
-            yield file
 
 
 def _take_names(model: ir.Model, stored: Mapping[str, str]) -> None:
@@ -300,18 +243,18 @@ def _take_names(model: ir.Model, stored: Mapping[str, str]) -> None:
 def _simplify(model: ir.Model) -> None:
     """Fold constants that do not depend on weights, and remove unused and duplicate nodes."""
     simplify(model)
-    for step in (passes.RemoveUnusedFunctionsPass(), passes.RemoveUnusedOpsetsPass()):
-        step(model)
+    ir.passes.Sequential(passes.RemoveUnusedFunctionsPass(), passes.RemoveUnusedOpsetsPass())(model)
     for node in model.graph.all_nodes():
         scopes = ast.literal_eval(node.metadata_props.get("pkg.torch.onnx.name_scopes", "[]"))
         module = next((scope for scope in reversed(scopes[:-1]) if scope.startswith("model")), "")
-        kept = {key: node.metadata_props[key] for key in (BLOCK_KEY, EXACT_KEY) if key in node.metadata_props}
-        node.metadata_props.clear()
-        node.metadata_props.update(kept)
+        of_zoo = {key: node.metadata_props[key] for key in (BLOCK_KEY, EXACT_KEY) if key in node.metadata_props}
+        node.metadata_props.clear()  # the others are torch's, with paths of this machine
+        node.metadata_props.update(of_zoo)
         if module.removeprefix("model."):
             node.metadata_props[MODULE_KEY] = module.removeprefix("model").removeprefix(".")
         for value in node.outputs:
-            value.shape, value.type = None, None
+            value.shape = None
+            value.type = None
             value.metadata_props.clear()
 
 
@@ -332,7 +275,8 @@ def _declare(
 def _describe(model: ir.Model, spec: ModelSpec, graph: Graph, dtype: str, opset: int) -> None:
     """Set the metadata: the model, the tools, and the inputs and outputs."""
     model.ir_version = IR_VERSION
-    model.producer_name, model.producer_version = "zoo", __version__
+    model.producer_name = "zoo"
+    model.producer_version = __version__
     model.graph.name = graph.name
     model.graph.metadata_props.clear()
     model.metadata_props.clear()

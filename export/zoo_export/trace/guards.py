@@ -12,12 +12,10 @@ the answer is no, as in the calls of its users, so that the graph contains the b
 
 from __future__ import annotations
 
-import itertools
-import math
 import sys
 import sysconfig
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.metadata import packages_distributions
@@ -34,17 +32,14 @@ from torch.fx import _symbolic_trace
 from torch.fx.experimental.sym_node import SymNode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.overrides import TorchFunctionMode
-from torch.utils._sympy.interp import sympy_interp
-from torch.utils._sympy.reference import PythonReferenceAnalysis
 
-from zoo.contract import Dim, Graph, Size, TensorSpec, dim_names, dim_size
+from zoo.contract import Dim, Graph, Size, dim_names, dim_size
 from zoo.errors import ParityError
 from zoo_export.trace import experts, recurrent
+from zoo_export.trace.declared_sizes import Traced, declared_dims, declared_values, words_of
 
-__all__ = ["Branches", "Traced", "check_outputs"]
+__all__ = ["Branches"]
 
-Traced = Sequence[tuple[TensorSpec, Sequence[Any]]]
-"""Tensors with their symbolic shapes."""
 
 _TORCH = f"{Path(torch.__file__).parent}/"
 _SYMBOLIC = (torch.__file__, f"{_TORCH}fx/experimental/", __file__)
@@ -56,8 +51,6 @@ _INSTALLED = tuple(f"{sysconfig.get_path(name)}/" for name in ("purelib", "platl
 _OURS = {"zoo", "zoo_export", "zoo_runtime"}
 _ONLY_INT = {*dir(int)} - {*dir(torch.SymInt), "__float__", "__getnewargs__", "from_bytes"}
 """Attributes of numbers that symbolic sizes lack, unless Python has an alternative to them."""
-_SMALL = range(18)
-"""Sizes at which every branch is evaluated, beside those that its own constants suggest."""
 
 _QUESTIONS = (
     torch.compiler.is_compiling,
@@ -179,16 +172,15 @@ class Branches:
         if (place := _place_of_decision()) is not None:
             self._branches.append(_Branch(condition, result, place))
 
-    def _refuse(self, what: str, remedy: str, between: tuple[str, ...] = _SYMBOLIC) -> None:
+    def _refuse(self, action: str, remedy: str, between: tuple[str, ...] = _SYMBOLIC) -> None:
         """Record a use of a size that no graph can contain, unless torch, zoo or a library asked for it."""
         place = self._place(between)
         if place is not None:
-            self._refused.append(ParityError(f"the model {what}", place, remedy))
+            self._refused.append(ParityError(f"the model {action}", place, remedy))
 
     def _refuse_error(self, error: Exception) -> None:
         line = str(error).strip().partition("\n")[0]
-        what = f"catches an error of tracing ({type(error).__name__}: {line})"
-        self._refuse(what, _ERROR_REMEDY, (_TORCH,))
+        self._refuse(f"catches an error of tracing ({type(error).__name__}: {line})", _ERROR_REMEDY, (_TORCH,))
 
     def _place(self, between: tuple[str, ...]) -> str | None:
         """Describe the line of the model's code that is at work; None if it is code of torch, zoo or a library.
@@ -216,8 +208,8 @@ class Branches:
         violated = isinstance(error, UserError) and error.error_type is UserErrorType.CONSTRAINT_VIOLATION
         if violated and self._numbers:
             number, place, by_torch = self._numbers[0]
-            what = f"the model turns a size that is declared free into the number {number}"
-            raise ParityError(what, place, f"{_NUMBER_REMEDY}{_TORCH_REMEDY if by_torch else ''}") from error
+            problem = f"the model turns a size that is declared free into the number {number}"
+            raise ParityError(problem, place, f"{_NUMBER_REMEDY}{_TORCH_REMEDY if by_torch else ''}") from error
 
     def check(
         self,
@@ -240,17 +232,17 @@ class Branches:
             ParityError: a decision or a number depends on a size that is declared free, or a size was used in a way
                 that no graph contains.
         """
-        dims = _dims(inputs)
+        dims = declared_dims(inputs)
         for refused in self._refused:
             raise refused
         self._check_watched()
         for branch, condition in self._conditions():
-            for sizes, value in _values(condition, dims, graph, allowed):
+            for sizes, value in declared_values(condition, dims, graph, allowed):
                 if value != branch.outcome:
                     text = _Text().doprint(condition.xreplace({symbol: _name(dim) for symbol, dim in dims.items()}))
                     raise ParityError(
                         f"the model {branch}: {text} is assumed to be {str(branch.outcome).lower()}, which is wrong "
-                        f"for {_words({**fixed, **sizes})}",
+                        f"for {words_of({**fixed, **sizes})}",
                         branch.place,
                         branch.remedy,
                     )
@@ -260,14 +252,14 @@ class Branches:
 
         The tracer raises an error of its own for that: see :meth:`explain`. A run on fake tensors does not.
         """
-        self._watched = _dims(inputs)
+        self._watched = declared_dims(inputs)
 
     def _check_watched(self) -> None:
         for symbol, dim in self._watched.items():
             number = symbol if self._environment is None else self._environment.replace(symbol)
             if number.is_Integer:
-                known = (branch for branch, condition in self._conditions() if condition.is_Atom)
-                place = next((branch.place for branch in known if branch.condition.free_symbols), None)
+                atoms = (branch for branch, condition in self._conditions() if condition.is_Atom)
+                place = next((branch.place for branch in atoms if branch.condition.free_symbols), None)
                 raise ParityError(
                     f"the model turns {dim}, which is declared free, into {number}", place, _NUMBER_REMEDY
                 )
@@ -277,10 +269,10 @@ class Branches:
 
         Only a trace that does not assume that sizes are at least 2 records such decisions.
         """
-        dims = _dims(inputs)
+        dims = declared_dims(inputs)
         for branch, condition in self._conditions():
             symbols = [symbol for symbol in condition.free_symbols if symbol in dims]
-            for sizes, value in _values(condition, dims, graph, allowed, smallest=0):
+            for sizes, value in declared_values(condition, dims, graph, allowed, smallest=0):
                 small = (dims[symbol] for symbol in symbols if dim_size(dims[symbol], sizes) < 2)
                 names = {name for dim in small for name in dim_names(dim)}
                 if names and value != branch.outcome:
@@ -337,85 +329,15 @@ def _names_of(functions: Collection[Callable[[], bool]]) -> list[tuple[ModuleTyp
 @contextmanager
 def _replaced(owner: type | ModuleType, name: str, value: object) -> Iterator[None]:
     """Replace an attribute of a class or a module temporarily."""
-    own = vars(owner).get(name)
+    before = vars(owner).get(name)
     setattr(owner, name, value)
     try:
         yield
     finally:
-        if own is None:
+        if before is None:  # inherited
             delattr(owner, name)
         else:
-            setattr(owner, name, own)
-
-
-def check_outputs(inputs: Traced, outputs: Traced, graph: Graph, allowed: Mapping[str, Size]) -> None:
-    """Check that the traced outputs have the declared dimensions at all declared sizes of 2 or more.
-
-    Args:
-        inputs: the traced inputs, each with its symbolic shape.
-        outputs: the same of the outputs.
-        graph: the declared graph.
-        allowed: the sizes that each named dimension may have.
-
-    Raises:
-        ParityError: an output has another size than it declares.
-    """
-    dims = _dims(inputs)
-    seen: set[tuple[Dim, sympy.Basic]] = set()
-    for tensor, shape in outputs:
-        if len(shape) != len(tensor.dims):
-            raise ParityError(f"{tensor.name} has {len(shape)} dimensions, but declares {len(tensor.dims)}", graph.name)
-        for dim, size in zip(tensor.dims, shape, strict=True):
-            found = size.node.expr if isinstance(size, torch.SymInt) else sympy.Integer(size)
-            if (dim, found) in seen or not allowed.keys() >= {*dim_names(dim)}:
-                continue  # a name that no input has is reported by the comparison
-            seen.add((dim, found))
-            for sizes, value in _values(found, dims, graph, allowed, dim):
-                if value != dim_size(dim, sizes):
-                    what = f"{tensor.name} declares the size {dim}, but has the size {value} for {_words(sizes)}"
-                    raise ParityError(what, f"graph {graph.name}")
-
-
-def _dims(inputs: Traced) -> dict[sympy.Symbol, Dim]:
-    """Return the declared dimension of each symbol that is a size of an input."""
-    dims: dict[sympy.Symbol, Dim] = {}
-    for tensor, shape in inputs:
-        for dim, size in zip(tensor.dims, shape, strict=True):
-            expression = size.node.expr if isinstance(size, torch.SymInt) else None
-            if isinstance(expression, sympy.Symbol):
-                dims.setdefault(expression, dim)
-    return dims
-
-
-def _values(
-    expression: sympy.Basic,
-    dims: Mapping[sympy.Symbol, Dim],
-    graph: Graph,
-    allowed: Mapping[str, Size],
-    dim: Dim = 1,
-    *,
-    smallest: int = 2,
-) -> Iterator[tuple[Mapping[str, int], Any]]:
-    """Yield declared sizes, and the value of an expression there; nothing if it depends on more than sizes.
-
-    The sizes are those of the names in the expression and in ``dim``. The dimensions of inputs that they determine are
-    at least ``smallest``. The value is None where it is undefined, as a division by 0.
-    """
-    symbols = sorted((item for item in expression.free_symbols if item in dims), key=str)
-    used = {name for item in (dim, *(dims[symbol] for symbol in symbols)) for name in dim_names(item)}
-    names = [name for name in graph.dim_names() if name in used]
-    if len(symbols) == len(expression.free_symbols):
-        for sizes in _sizes(names, graph, allowed, _constants(expression)):
-            values = {symbol: dim_size(dims[symbol], sizes) for symbol in symbols}
-            if min(values.values(), default=smallest) >= smallest:
-                value = None
-                with suppress(ZeroDivisionError):
-                    value = sympy_interp(PythonReferenceAnalysis, values, expression)
-                yield sizes, value
-
-
-def _words(sizes: Mapping[str, int]) -> str:
-    return ", ".join(f"{name} {size}" for name, size in sizes.items()) or "every input"
+            setattr(owner, name, before)
 
 
 def _place_of_decision() -> str | None:
@@ -440,29 +362,3 @@ def _is_between(frame: FrameType, files: tuple[str, ...]) -> bool:
 
 def _line(frame: FrameType) -> str:
     return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}, in {frame.f_code.co_name}"
-
-
-def _constants(condition: sympy.Basic) -> set[int]:
-    return {abs(int(number)) for number in condition.atoms(sympy.Integer)}
-
-
-def _sizes(
-    names: Sequence[str], graph: Graph, allowed: Mapping[str, Size], constants: set[int]
-) -> Iterator[Mapping[str, int]]:
-    """Yield sizes of the named dimensions, small ones first."""
-    past = graph.past_length
-    values = [[0] * (name == past) + _near(allowed[name], constants) for name in names]
-    longest = allowed["sequence"].max if past else None
-    for chosen in sorted(itertools.product(*values), key=lambda sizes: (math.prod(sizes), sizes)):
-        sizes = dict(zip(names, chosen, strict=True))
-        if past is None or longest is None or sizes.get("sequence", 1) + sizes.get(past, 0) <= longest:
-            yield sizes
-
-
-def _near(size: Size, constants: set[int]) -> list[int]:
-    """Return allowed sizes: small ones, and those near the limits, the constants of a condition and their sums."""
-    limits = () if size.max is None else (size.max // 2, size.max)
-    near = {number + change for number in (*constants, *limits) for change in (-1, 0, 1)}
-    sums = {first + second for first, second in itertools.combinations(constants, 2)}
-    small = {size.min + step * size.multiple_of for step in _SMALL}
-    return sorted({size.nearest(number) for number in near | sums | small})

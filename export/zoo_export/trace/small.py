@@ -29,9 +29,10 @@ from zoo.models import create, persist
 from zoo.models.tensors import tensor_groups
 from zoo.nn import GraphModule
 from zoo.registry import ModelSpec
+from zoo_export.trace.declared_sizes import Traced
 from zoo_export.trace.examples import example_sizes, example_tensors, limited_lengths, quiet
 from zoo_export.trace.experts import ExpertMixtures
-from zoo_export.trace.guards import Branches, Traced
+from zoo_export.trace.guards import Branches
 from zoo_export.trace.recurrent import RecurrentLayers
 
 __all__ = ["check_small_sizes"]
