@@ -20,7 +20,7 @@ from zoo.artifact import Export, ModelDirectory
 from zoo.models import create, persist
 from zoo.registry import registry
 from zoo_export.export import export_graphs_only, export_model
-from zoo_export.graph.file import inline
+from zoo_export.graph.inline import inline
 from zoo_export.parity.evidence import write_export
 from zoo_export.trace.make import Options
 from zoo_runtime import load_session

@@ -31,7 +31,8 @@ from zoo.exporters import Job, export_to
 from zoo.models.count import parameter_count
 from zoo.registry import ModelSpec
 from zoo_export.comparison import Comparison
-from zoo_export.graph.file import EVIDENCE_KEY, annotate, metadata
+from zoo_export.graph.file import parse, serialize
+from zoo_export.graph.metadata import EVIDENCE_KEY, annotate, metadata
 from zoo_export.parity.evidence import (
     evidence_digest,
     metadata_of,

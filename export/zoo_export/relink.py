@@ -11,7 +11,8 @@ from zoo.artifact.card import model_card
 from zoo.artifact.weights import StoredTensor, digest_layout, read_layout
 from zoo.errors import ArtifactError
 from zoo.models.count import parameter_count
-from zoo_export.graph.file import link, parse, serialize
+from zoo_export.graph.file import parse, serialize
+from zoo_export.graph.links import link
 from zoo_export.parity.evidence import check_graphs, stage_graphs
 
 __all__ = ["relink"]

@@ -476,7 +476,8 @@ def test_interrupted_export_leaves_nothing(
 
 
 def test_graph_is_linked_only_to_its_own_layout(exported_model: Exported) -> None:
-    from zoo_export.graph.file import link, parse
+    from zoo_export.graph.file import parse
+    from zoo_export.graph.links import link
 
     folder = exported_model("gpt-tiny")
     with pytest.raises(ArtifactError, match=r"missing token_embedding\.weight"):

@@ -17,7 +17,7 @@ from zoo.contract import standard_fields
 from zoo.probe.pipeline import Arrays
 from zoo.registry import ModelSpec
 from zoo_export.bench.cases import Call, Case
-from zoo_export.graph.file import inline, parse
+from zoo_export.graph.file import load
 from zoo_runtime import Session
 from zoo_runtime.generation.memory import past_bytes
 from zoo_runtime.onnx_runtime.executor import LOGITS_TO_KEEP
@@ -141,9 +141,10 @@ def bytes_read(session: Session, case: Case, feeds: Arrays) -> int:
 
 def weight_bytes(graph: bytes) -> int:
     """Return the bytes of weights that a serialised graph reads in full, excluding lookup tables."""
-    import onnx_ir as ir
 
-    model = ir.from_proto(parse(graph))
+    from zoo_export.graph.inline import inline
+
+    model = load(graph)
     inline(model)
     return sum(
         value.const_value.nbytes

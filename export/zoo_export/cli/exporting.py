@@ -20,7 +20,7 @@ from zoo_export.cli.results import comparing, say_record, say_report, summary
 from zoo_export.comparison import Comparison
 from zoo_export.export import Request, export_graphs_only, export_preset, export_variant
 from zoo_export.graph.cuda_kernels import nodes_without_kernel
-from zoo_export.graph.file import metadata, without_functions
+from zoo_export.graph.metadata import metadata, without_functions
 from zoo_export.parity.report import Report
 from zoo_export.trace.make import TRACED
 from zoo_export.variants import recipe_of

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from zoo_export.graph.file import MODULE_KEY
+from zoo_export.graph.metadata import MODULE_KEY
 
 __all__ = ["Condition", "Tap", "subgraphs", "tap"]
 

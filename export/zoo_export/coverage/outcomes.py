@@ -26,7 +26,8 @@ from zoo.probe.grid import CHEAP, ODD, PAST, WORK
 from zoo.probe.inputs import Feeds, Padding, Point, slice_feeds
 from zoo_export.coverage.bounds import Bounds
 from zoo_export.coverage.conditions import Condition, subgraphs, tap
-from zoo_export.graph.file import inline, parse, serialize
+from zoo_export.graph.file import dump, load
+from zoo_export.graph.inline import inline
 from zoo_runtime.onnx_runtime.buffers import PAST_LENGTH, Buffers
 from zoo_runtime.onnx_runtime.executor import LOGITS_TO_KEEP
 from zoo_runtime.onnx_runtime.ort import ort
@@ -94,7 +95,7 @@ class Conditions:
 
     def __init__(self, graph: Graph, data: bytes, weights: Path, longest: int | None = None) -> None:
         self.graph = graph
-        model = ir.from_proto(parse(data))
+        model = load(data)
         inline(model)
         self._in_place = any(value.name == PAST_LENGTH for value in model.graph.inputs)
         self.constants = _small_integers(model.graph)
@@ -391,7 +392,7 @@ def _extract(model: ir.Model, counts: Sequence[ir.Value]) -> bytes:
     for number, node in enumerate(part.graph.all_nodes()):
         for place, value in enumerate(node.outputs):
             value.name = f"{number}.{place}"  # the names of added nodes are unique within their graph only
-    return serialize(ir.to_proto(part))
+    return dump(part)
 
 
 def _small_integers(graph: ir.Graph) -> set[int]:

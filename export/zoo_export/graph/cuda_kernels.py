@@ -17,7 +17,7 @@ from typing import Any
 import onnx
 
 from zoo.errors import UsageError
-from zoo_export.graph.file import inline, parse
+from zoo_export.graph.file import parse
 
 __all__ = ["TypedNode", "nodes_without_kernel", "on_sizes"]
 
@@ -120,6 +120,8 @@ def _typed(graph: bytes) -> onnx.ModelProto:
     model = parse(graph)
     if model.functions:
         import onnx_ir as ir
+
+        from zoo_export.graph.inline import inline
 
         plain = ir.from_proto(model)
         inline(plain)

@@ -19,7 +19,7 @@ import onnx_ir as ir
 from zoo.arrays import Array
 from zoo.contract import Graph, KeyValues
 from zoo.errors import UsageError
-from zoo_export.graph.file import contract
+from zoo_export.graph.metadata import contract
 from zoo_export.graph.rewriting import Tape
 
 __all__ = ["GIVEN", "MADE", "NEW", "PROBE", "dequantize", "probe", "probed", "quantize", "store_in_int8"]

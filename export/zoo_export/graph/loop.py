@@ -44,7 +44,7 @@ from zoo.arrays import Array
 from zoo.artifact import LOOP
 from zoo.contract import Graph, TensorSpec
 from zoo.registry import ModelSpec
-from zoo_export.graph.file import EVIDENCE_KEY
+from zoo_export.graph.metadata import EVIDENCE_KEY
 from zoo_export.graph.nodes import Nodes
 from zoo_export.graph.parts import Parts
 from zoo_export.graph.sampling import choose_token, last_row

@@ -14,9 +14,9 @@ import onnx_ir as ir
 from onnx_ir.passes import common as passes
 
 from zoo.errors import PluginError, UsageError, argument
-from zoo_export.graph.file import check_standard
 from zoo_export.graph.inference import infer_shapes, inferred
 from zoo_export.graph.rewriting import simplify
+from zoo_export.graph.standard import check_standard
 
 __all__ = ["expand_attention", "lower"]
 

@@ -14,9 +14,9 @@ import onnx_ir as ir
 from onnx_ir.passes import common as passes
 
 from zoo.contract import Graph
-from zoo_export.graph.file import contract
 from zoo_export.graph.flatten import flatten
 from zoo_export.graph.inference import infer_types
+from zoo_export.graph.metadata import contract
 from zoo_export.graph.rewriting import Tape, replace
 from zoo_runtime.onnx_runtime.buffers import PAST_LENGTH
 from zoo_runtime.onnx_runtime.executor import LOGITS_TO_KEEP

@@ -27,8 +27,8 @@ from zoo.artifact import SERVING
 from zoo.contract import Graph, TensorSpec
 from zoo.errors import UsageError, argument
 from zoo.probe.pipeline import token_input
-from zoo_export.graph.file import MODULE_KEY, contract, metadata
 from zoo_export.graph.inference import infer_types
+from zoo_export.graph.metadata import MODULE_KEY, contract, metadata
 from zoo_export.graph.rewriting import Tape, replace
 from zoo_export.graph.sizes import dynamic_node, fold_sizes
 from zoo_export.graph.static import fix

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -23,7 +22,6 @@ _DYNAMIC = frozenset(
 """Operators that compute with sizes, or whose outputs have sizes that depend on data."""
 _SIZED = {"Expand": (1,), "Reshape": (1,), "Slice": (1, 2, 4), "Tile": (1,), "TopK": (1,), "OneHot": (1,)}
 """Inputs that determine sizes, by operator. They must be constants."""
-
 
 
 def fold_sizes(model: ir.Model) -> ir.Model:

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 import onnx_ir as ir
 
 from zoo.contract import Dim, dim_names, dim_size
-from zoo_export.graph.file import contract, metadata
 from zoo_export.graph.inference import infer_shapes
+from zoo_export.graph.metadata import contract, metadata
 from zoo_export.graph.rewriting import simplify
 from zoo_runtime.serving.names import read_sizes
 

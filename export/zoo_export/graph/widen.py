@@ -9,7 +9,8 @@ import ml_dtypes
 import numpy as np
 import onnx
 
-from zoo_export.graph.file import EXACT_KEY, parse, serialize
+from zoo_export.graph.file import parse, serialize
+from zoo_export.graph.metadata import EXACT_KEY
 
 __all__ = ["widen"]
 

@@ -16,7 +16,7 @@ from zoo.probe.inputs import Point
 from zoo.probe.module import declared_tensors, not_perturbed
 from zoo.system import release_memory
 from zoo_export.comparison import Comparison
-from zoo_export.graph.file import referenced_tensors
+from zoo_export.graph.links import referenced_tensors
 from zoo_export.graph.widen import widen
 from zoo_export.parity.answers import Answers, Questions
 from zoo_export.parity.evidence import evidence_of

@@ -16,7 +16,9 @@ from zoo.artifact import TOKENIZER, Export, ModelDirectory, write_json
 from zoo.artifact.digests import digest_file
 from zoo.errors import EXPORT_AGAIN, ArtifactError, ParityError
 from zoo.version import __version__
-from zoo_export.graph.file import EVIDENCE_KEY, TOKENIZER_KEY, WEIGHTS_KEY, annotate, fault, metadata, parse, serialize
+from zoo_export.graph.file import parse, serialize
+from zoo_export.graph.metadata import EVIDENCE_KEY, TOKENIZER_KEY, WEIGHTS_KEY, annotate, metadata
+from zoo_export.graph.standard import fault
 from zoo_export.parity.rule import RULE
 from zoo_export.trace.make import Options
 

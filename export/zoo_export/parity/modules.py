@@ -18,7 +18,8 @@ from zoo.probe.dtypes import epsilon
 from zoo.probe.inputs import Feeds, Point
 from zoo.probe.module import TorchExecutor
 from zoo.probe.pipeline import Arrays, Executor, run_pipeline
-from zoo_export.graph.file import MODULE_KEY, inline
+from zoo_export.graph.inline import inline
+from zoo_export.graph.metadata import MODULE_KEY
 
 __all__ = ["ModuleError", "module_errors", "module_outputs"]
 

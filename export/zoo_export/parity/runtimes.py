@@ -16,7 +16,9 @@ from zoo.errors import ArtifactError, ParityError, UsageError, argument, storage
 from zoo.probe.pipeline import Arrays
 from zoo.storage import scratch_folder
 from zoo_export.comparison import Comparison
-from zoo_export.graph.file import external_tensors, inline, parse, place_of
+from zoo_export.graph.file import parse
+from zoo_export.graph.inline import inline
+from zoo_export.graph.links import external_tensors, place_of
 from zoo_export.graph.static import fixed_sizes
 from zoo_export.parity.foreign import Run, compare_runtime
 from zoo_export.parity.report import Report

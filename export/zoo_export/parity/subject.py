@@ -22,7 +22,8 @@ from zoo.probe.module import TorchExecutor, add_noise, declared_tensors, weights
 from zoo.probe.pipeline import Executor
 from zoo.storage import scratch_folder
 from zoo_export.coverage.outcomes import Conditions
-from zoo_export.graph.file import arrays_of, pointers, referenced_tensors, without_functions
+from zoo_export.graph.links import arrays_of, pointers, referenced_tensors
+from zoo_export.graph.metadata import without_functions
 from zoo_export.graph.static import fixed_sizes
 from zoo_export.parity.ahead import Sessions
 from zoo_export.parity.modules import ModuleError, module_errors

@@ -18,7 +18,8 @@ from zoo.models.count import parameter_count
 from zoo.probe.dtypes import BFLOAT16, numpy_dtype
 from zoo.probe.inputs import Point, make_feeds
 from zoo.probe.pipeline import run_pipeline
-from zoo_export.graph.file import external_tensors, parse, place_of, serialize, set_place
+from zoo_export.graph.file import parse, serialize
+from zoo_export.graph.links import external_tensors, place_of, set_place
 from zoo_export.graph.static import fixed_sizes
 from zoo_runtime.onnx_runtime.executor import OnnxExecutor
 from zoo_runtime.onnx_runtime.providers import Provider, open_session

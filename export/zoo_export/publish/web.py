@@ -22,7 +22,8 @@ from zoo.artifact import CARD, TARGET_TOKENIZER, TOKENIZER, VARIANTS, Export, Mo
 from zoo.artifact.outputs import new_output
 from zoo.errors import UsageError, argument
 from zoo.models.count import parameter_count
-from zoo_export.graph.file import external_tensors, parse, place_of
+from zoo_export.graph.file import parse
+from zoo_export.graph.links import external_tensors, place_of
 from zoo_export.publish.description import SCHEMA, describe_task
 from zoo_export.web.install import WEB_RUNTIMES, Package, WebRuntime, find_package, find_tokenizers
 from zoo_export.web.verify import web_record

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import onnx_ir as ir
 
-from zoo_export.graph.file import BLOCK_KEY, MODULE_KEY
+from zoo_export.graph.metadata import BLOCK_KEY, MODULE_KEY
 from zoo_export.trace.blocks import CALL, DOMAIN, ENTER, LEAVE, Block, CallOutput, CallSite, GraphInput, Outside
 from zoo_export.trace.outline import Outline
 

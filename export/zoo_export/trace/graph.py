@@ -28,8 +28,10 @@ from zoo.models.tensors import tensor_groups
 from zoo.probe.dtypes import dtype_of, numpy_dtype
 from zoo.registry import ModelSpec
 from zoo.version import __version__
-from zoo_export.graph.file import BLOCK_KEY, EXACT_KEY, FLAT_KEY, MODULE_KEY, contract, fault, inline
+from zoo_export.graph.inline import inline
+from zoo_export.graph.metadata import BLOCK_KEY, EXACT_KEY, FLAT_KEY, MODULE_KEY, contract
 from zoo_export.graph.rewriting import simplify
+from zoo_export.graph.standard import fault
 from zoo_export.trace.declared_sizes import Traced, check_outputs
 from zoo_export.trace.examples import example_sizes, example_tensors, quiet
 from zoo_export.trace.experts import EXPERT_TRANSLATIONS, ExpertMixtures
@@ -50,7 +52,7 @@ def trace_graph(spec: ModelSpec, graph: Graph, dtype: str, *, opset: int, functi
     """Translate one declared graph to ONNX without allocating weights.
 
     The initialisers of the graph have the names, shapes and dtypes of the stored tensors, but no location
-    yet: see :func:`zoo_export.graph.file.link`.
+    yet: see :func:`zoo_export.graph.links.link`.
 
     Args:
         spec: the model.

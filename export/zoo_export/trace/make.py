@@ -16,8 +16,9 @@ from zoo.contract import Graph, Size, rows_of, sizes_of, standard_fields
 from zoo.errors import UsageError, argument, nearest
 from zoo.registry import ModelSpec
 from zoo.system import computing_apart
-from zoo_export.graph.file import dump, link, load, parse, serialize
+from zoo_export.graph.file import dump, load, parse, serialize
 from zoo_export.graph.join import join
+from zoo_export.graph.links import link
 from zoo_export.trace import cache
 from zoo_export.trace import key as traces
 from zoo_export.trace.options import OPSETS, PORTABLE, TRACED, Options

@@ -1,7 +1,6 @@
 """The passes of each variant: how its graphs are made from graphs that are traced.
 
-Each entry of :data:`_DERIVATIONS` belongs to one profile and imports nothing else of it, so a variant that is an object of
-its own can bring its entry along. This module imports onnx-ir, and is itself imported only if a graph is not cached.
+This module imports onnx-ir, and is itself imported only if a graph is not cached.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from zoo_export.graph.static import fix
 from zoo_export.trace.options import PORTABLE, TRACED, Options
 from zoo_export.trace.sizes import ServingSizes
 
-__all__ = ["Pass", "Derivation", "derivation_of"]
+__all__ = ["Derivation", "Pass", "derivation_of"]
 
 Pass = Callable[[ir.Model], ir.Model]
 """A rewrite of a graph. It may change its argument, and returns the result."""

@@ -14,7 +14,7 @@ import torch
 from onnxscript import opset23 as op
 from torch.onnx._internal.exporter._registration import ONNXRegistry
 
-from zoo_export.graph.file import EXACT_KEY
+from zoo_export.graph.metadata import EXACT_KEY
 
 __all__ = ["TRANSLATIONS", "prepare", "reused_registry"]
 

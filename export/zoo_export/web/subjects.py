@@ -15,7 +15,9 @@ from zoo.errors import ParityError
 from zoo.probe.dtypes import numpy_dtype
 from zoo.probe.inputs import Feeds
 from zoo.probe.pipeline import Arrays, Executor, typed_feeds
-from zoo_export.graph.file import external_tensors, names_read, parse, place_of, serialize, set_place, without_functions
+from zoo_export.graph.file import parse, serialize
+from zoo_export.graph.links import external_tensors, names_read, place_of, set_place
+from zoo_export.graph.metadata import without_functions
 from zoo_export.parity.subject import OnnxSubject
 from zoo_export.variants.quantized.subject import QuantizedSubject
 from zoo_export.variants.reduced.model import Place, ReducedModel, weights_of_graph

@@ -16,8 +16,8 @@ from safetensors.torch import load_file, save_file
 from zoo.artifact import ModelDirectory
 from zoo.artifact.weights import SINGLE, read_layout
 from zoo.errors import ArtifactError, ParityError
-from zoo_export.graph.file import referenced_tensors
 from zoo_export.graph.join import PARTS_KEY, join, parts_of, separate, span
+from zoo_export.graph.links import referenced_tensors
 from zoo_export.parity.compare import compare
 from zoo_export.trace.make import Options, make_graphs, unlinked_graphs
 

@@ -22,9 +22,11 @@ from zoo.contract import floats, mask, token_ids
 from zoo.errors import ArtifactError, UsageError
 from zoo.registry import ModelSpec
 from zoo_export.graph import loop as loop_module
-from zoo_export.graph.file import EVIDENCE_KEY, link, parse, pointers
+from zoo_export.graph.file import parse
 from zoo_export.graph.file import serialize as to_bytes
+from zoo_export.graph.links import link, pointers
 from zoo_export.graph.loop import make_loop
+from zoo_export.graph.metadata import EVIDENCE_KEY
 from zoo_export.trace.graph import trace_graph
 from zoo_export.trace.make import make_graphs
 from zoo_export.variants.loop.comparison import compare_loop

@@ -18,7 +18,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper, shape_inference
 
 from zoo.probe.inputs import Point
-from zoo_export.graph.file import MODULE_KEY
+from zoo_export.graph.metadata import MODULE_KEY
 
 __all__ = [
     "CHANGED",

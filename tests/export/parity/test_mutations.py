@@ -45,7 +45,8 @@ from zoo.probe.module import TorchExecutor
 from zoo.probe.pipeline import run_pipeline
 from zoo.probe.positions import valid_positions
 from zoo.registry import registry
-from zoo_export.graph.file import EXACT_KEY, pointers
+from zoo_export.graph.links import pointers
+from zoo_export.graph.metadata import EXACT_KEY
 from zoo_export.graph.widen import widen
 from zoo_export.parity.compare import compare
 from zoo_export.trace.make import PORTABLE, Options, graphs_of, make_graphs

@@ -33,7 +33,8 @@ from zoo.probe.pipeline import run_pipeline
 from zoo_export import compare_runtime
 from zoo_export.comparison import Comparison
 from zoo_export.export import export_graphs_only
-from zoo_export.graph.file import external_tensors, parse, serialize
+from zoo_export.graph.file import parse, serialize
+from zoo_export.graph.links import external_tensors
 from zoo_export.graph.widen import widen
 from zoo_export.parity.compare import compare
 from zoo_export.parity.subject import OnnxSubject

@@ -11,7 +11,7 @@ import pytest
 
 from tests.conftest import Result
 from zoo.artifact import ModelDirectory
-from zoo_export.graph.file import EVIDENCE_KEY, metadata
+from zoo_export.graph.metadata import EVIDENCE_KEY, metadata
 from zoo_export.trace import cache
 from zoo_export.trace.make import make_graphs, tracing_apart
 

@@ -19,7 +19,9 @@ from zoo.arrays import Array
 from zoo.artifact import ADAPTERS, ModelDirectory
 from zoo.artifact.weights import StoredTensor
 from zoo.errors import ArtifactError, UsageError
-from zoo_export.graph.file import MODULE_KEY, contract, external_tensors, parse, place_of, serialize
+from zoo_export.graph.file import dump, load, parse
+from zoo_export.graph.links import external_tensors, place_of
+from zoo_export.graph.metadata import MODULE_KEY, contract
 from zoo_export.graph.rewriting import Tape
 from zoo_export.trace.make import Options, make_graphs
 from zoo_export.variants.adapters.stack import FILE, LORA_A, LORA_B, layers_of
@@ -54,9 +56,9 @@ def make_adapted(
             raise UsageError(what, stored.path, "merge the adapter")
     graphs, used = {}, set()
     for name, data in make_graphs(stored, Options(functions=False, windows=False), cached=cached).items():
-        model = ir.from_proto(parse(data))
+        model = load(data)
         used |= _add_adapters(model, places)
-        graphs[name] = serialize(ir.to_proto(model))
+        graphs[name] = dump(model)
     unused = [layer for layer in layers_of(places) if layer not in used]
     if unused:
         raise UsageError(f"no graph reads the weight of {unused[0]}, which an adapter changes", stored.path)
@@ -166,7 +168,7 @@ def _products(weight: ir.Value) -> Iterator[_Product]:
 
 def without_adapters(data: bytes) -> bytes:
     """Return a graph without its adapters, which is that of the model."""
-    model = ir.from_proto(parse(data))
+    model = load(data)
     for node in tuple(model.graph.all_nodes()):
         if SUM_KEY in node.metadata_props:
             old, total = node.inputs[0], node.outputs[0]
@@ -179,7 +181,7 @@ def without_adapters(data: bytes) -> bytes:
         if value.name == ADAPTER_IDS or (value.name or "").endswith((LORA_A, LORA_B)):
             model.graph.inputs.remove(value)
             model.graph.initializers.pop(value.name or "", None)
-    return serialize(ir.to_proto(model))
+    return dump(model)
 
 
 def stacks_of(data: bytes, file: bytes) -> dict[str, Array]:

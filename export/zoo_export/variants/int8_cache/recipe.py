@@ -25,7 +25,7 @@ from zoo.probe.module import TorchExecutor
 from zoo.probe.pipeline import Arrays
 from zoo_export.certificate import Bound, Certificate, Sample, check_max_kl, measure, sample
 from zoo_export.comparison import Comparison
-from zoo_export.graph.file import parse, serialize
+from zoo_export.graph.file import dump, load
 from zoo_export.graph.int8_cache import PROBE, probe, store_in_int8
 from zoo_export.parity.compare import judge
 from zoo_export.parity.memory import check_memory
@@ -70,9 +70,7 @@ class CacheCandidate(Candidate):
     def quantized(self, models: Mapping[str, ir.Model]) -> ReducedModel:
         """Return the model with quantised weights and other graphs, whose weights lie in the model's directory."""
         assert self.reduced is not None
-        graphs = {
-            name: self.reduced.parse(serialize(ir.to_proto(model)), self.stored) for name, model in models.items()
-        }
+        graphs = {name: self.reduced.parse(dump(model), self.stored) for name, model in models.items()}
         return replace(self.reduced, graphs=graphs)
 
 
@@ -109,7 +107,7 @@ class Int8Cache(Recipe[CacheCandidate]):
             ArtifactError: the variant has quantised weights, which have to be exported first.
         """
         reduced, plain = self._base_graphs(stored)
-        models = {name: ir.from_proto(parse(graph)) for name, graph in plain.items()}
+        models = {name: load(graph) for name, graph in plain.items()}
         for graph in stored.spec.graphs:
             if graph.pasts:
                 store_in_int8(models[graph.name], graph, stored.path)
@@ -120,7 +118,7 @@ class Int8Cache(Recipe[CacheCandidate]):
 
     def read(self, export: Export) -> CacheCandidate:
         reduced, plain = self._base_graphs(export.stored)
-        models = {name: ir.from_proto(parse(graph)) for name, graph in export.read().items()}
+        models = {name: load(graph) for name, graph in export.read().items()}
         return self._candidate(export.stored, export.stored.path, models, plain, reduced)
 
     def _base_graphs(self, stored: ModelDirectory) -> tuple[ReducedModel | None, dict[str, bytes]]:
@@ -148,7 +146,7 @@ class Int8Cache(Recipe[CacheCandidate]):
             stored=stored,
             variant=self.variant,
             folder=folder,
-            files={name: serialize(ir.to_proto(model)) for name, model in models.items()},
+            files={name: dump(model) for name, model in models.items()},
             facts={"files": tied} if tied else {},
             models=models,
             plain=plain,
@@ -162,7 +160,7 @@ class Int8Cache(Recipe[CacheCandidate]):
         if candidate.reduced is not None:
             subject = QuantizedCacheSubject(candidate.stored, candidate.quantized(models), comparison.provider)
         else:
-            files = {name: serialize(ir.to_proto(model)) for name, model in models.items()}
+            files = {name: dump(model) for name, model in models.items()}
             subject = CacheSubject(candidate.stored, files, candidate.plain, comparison.provider)
         # The tasks take floats where these graphs have integers.
         return judge(Sweep(subject, comparison.longest), comparison, run_tasks=False)

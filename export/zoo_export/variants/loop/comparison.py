@@ -33,7 +33,7 @@ from zoo.probe.grid import WORK
 from zoo.probe.inputs import Padding, Point, empty_past, make_feeds
 from zoo.probe.module import TorchExecutor, add_noise, declared_tensors, in_parts
 from zoo.probe.pipeline import Arrays
-from zoo_export.graph.file import pointers
+from zoo_export.graph.links import pointers
 from zoo_export.parity.evidence import versions
 from zoo_export.parity.greedy import greedy
 from zoo_export.parity.reference import SEED, Models

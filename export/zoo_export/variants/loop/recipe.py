@@ -6,12 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import onnx_ir as ir
-
 from zoo.artifact import LOOP, Export, ModelDirectory
 from zoo.errors import UsageError
 from zoo_export.comparison import Comparison
-from zoo_export.graph.file import parse, serialize
+from zoo_export.graph.file import dump, load
 from zoo_export.graph.loop import make_loop
 from zoo_export.graph.static import fixed_sizes
 from zoo_export.parity.report import Report
@@ -42,12 +40,12 @@ class Loop(Recipe[LoopCandidate]):
         if any(map(fixed_sizes, graphs.values())):
             problem = "generate.onnx needs an export without fixed dimensions"
             raise UsageError(problem, stored.path, "export it without --fix")
-        loop = make_loop(stored.spec, {name: ir.from_proto(parse(graph)) for name, graph in graphs.items()})
+        loop = make_loop(stored.spec, {name: load(graph) for name, graph in graphs.items()})
         return LoopCandidate(
             stored=stored,
             variant=self.variant,
             folder=folder,
-            files={LOOP: serialize(ir.to_proto(loop))},
+            files={LOOP: dump(loop)},
             plain=graphs,
         )
 

@@ -12,7 +12,7 @@ import onnx_ir as ir
 from onnx_ir.passes import common as passes
 
 from zoo.artifact.weights import StoredTensor, read_header
-from zoo_export.graph.file import MODULE_KEY
+from zoo_export.graph.metadata import MODULE_KEY
 from zoo_export.variants.quantized.packing import SCALES, ZERO_POINTS, Packing
 from zoo_export.variants.reduced.model import PRECISION_KEY, ReducedModel, external
 
