@@ -23,6 +23,8 @@ __all__ = ["code_digest"]
 
 _KNOWN = {"zoo", "zoo_export", "zoo_runtime"}
 """Packages whose code is part of every key."""
+_LISTINGS = ("RECORD", "installed-files.txt", "SOURCES.txt")
+"""Files that list what a distribution has installed: wheels have the first, older installations one of the others."""
 _BUILT_IN = {"exec", "eval", "compile", "open", "__import__"}
 _READERS = {
     "environ", "environb", "exec_module", "fromfile", "genfromtxt", "get_data", "getenv", "import_module", "load",
@@ -38,23 +40,24 @@ def code_digest(modules: Iterable[str]) -> str | None:
     None if it cannot be known: the code runs generated code, reads files or the environment, or was replaced by code of
     the main script.
     """
-    waiting, found = [*dict.fromkeys(modules)], dict[str, str]()
+    waiting = [*dict.fromkeys(modules)]
+    digests: dict[str, str] = {}
     for name in waiting:
         if name == "__main__":
             return None
-        if name in found or _is_versioned(name.partition(".")[0]):
+        if name in digests or _is_versioned(name.partition(".")[0]):
             continue
         spec = _spec(name)
         if spec is None:
             if name in sys.modules:  # made by code
                 return None
             continue
-        found[name] = ""
+        digests[name] = ""
         waiting += [name.rpartition(".")[0]] if "." in name else []
         if spec.origin is None or not spec.has_location:
             continue  # a folder without code of its own
         content = Path(spec.origin).read_bytes()
-        found[name] = hashlib.sha256(content).hexdigest()
+        digests[name] = hashlib.sha256(content).hexdigest()
         if spec.origin.endswith(tuple(EXTENSION_SUFFIXES)):
             continue
         tree = ast.parse(content)
@@ -65,7 +68,7 @@ def code_digest(modules: Iterable[str]) -> str | None:
             if function.__code__.co_filename.startswith("<"):
                 return None
             waiting.append(function.__module__ or name)
-    return hashlib.sha256(repr(sorted(found.items())).encode()).hexdigest()
+    return hashlib.sha256(repr(sorted(digests.items())).encode()).hexdigest()
 
 
 @cache
@@ -79,7 +82,9 @@ def _is_versioned(package: str) -> bool:
     if not any(place.startswith(f"{folder}/") for place in places for folder in installed):
         return False  # a folder or a file on the path, or an editable distribution
     try:
-        return distribution(package).files is not None
+        installed_as = distribution(package)
+        # Not .files, which is a path for each of the 15,000 files of PyTorch.
+        return any(installed_as.read_text(listing) for listing in _LISTINGS)
     except PackageNotFoundError:  # the distribution has another name, or there is none
         return package in packages_distributions()
 
