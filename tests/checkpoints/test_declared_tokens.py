@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import unicodedata
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from random import Random
@@ -116,16 +117,8 @@ def token(random: Random, content: str) -> Any:
     return random.choice([content, content, {"content": content, **flags, "__type": "AddedToken"}])
 
 
-def combine(random: Random, folder: Path, kind: str) -> None:
-    """Change the files beside a tokenizer.json at random."""
-    path = folder / "tokenizer_config.json"
-    saved = json.loads(path.read_text())
-    content = json.loads((folder / "tokenizer.json").read_text())
-    present = [one["content"] for one in content["added_tokens"]]
-    vocab = content["model"]["vocab"]
-    count = len(vocab)
-    config = dict(saved) if random.random() < 0.6 else {}
-    stated = random.choice(["same", "same", "Fast", "generic", "none"])
+def state_class(random: Random, config: dict[str, Any], kind: str, stated: str) -> None:
+    """State the class of a tokenizer in one of the ways of published files."""
     if stated == "none":
         config.pop("tokenizer_class", None)
     elif stated == "generic":
@@ -133,22 +126,51 @@ def combine(random: Random, folder: Path, kind: str) -> None:
     elif name := KINDS[kind][1]:
         config["tokenizer_class"] = name + ("Fast" if stated == "Fast" else "")
 
+
+def list_tokens(random: Random, added: Sequence[Mapping[str, Any]], count: int) -> dict[str, Any]:
+    """Return the added tokens by number, without some of them, with other flags, and with new ones."""
+    listed = {str(one["id"]): {flag: one[flag] for flag in ("content", *FLAGS)} for one in added}
+    for number in list(listed):
+        if random.random() < 0.1:
+            del listed[number]
+        elif random.random() < 0.3:
+            listed[number][random.choice(FLAGS)] ^= True
+    used = {one["content"] for one in listed.values()}
+    for place in range(count + 100, count + 100 + random.randrange(3)):
+        if (new := random.choice(NEW)) not in used:
+            used.add(new)
+            listed[str(place)] = {"content": new, **{flag: random.random() < 0.4 for flag in FLAGS}}
+    return listed
+
+
+def name_tokens(random: Random, some: Callable[[], str]) -> dict[str, Any]:
+    """Return tokens by role, as special_tokens_map.json has them."""
+    names: dict[str, Any] = {}
+    for role in random.sample(ROLES, random.randrange(4)):
+        flags = {flag: random.random() < 0.4 for flag in FLAGS[:-1]}
+        names[f"{role}_token"] = random.choice([some(), {"content": some(), **flags}])
+    for key in ("additional_special_tokens", "extra_special_tokens"):
+        if random.random() < 0.3:
+            names[key] = [some() for _ in range(random.randrange(3))]
+    return names
+
+
+def combine(random: Random, folder: Path, kind: str) -> None:
+    """Change the files beside a tokenizer.json at random."""
+    path = folder / "tokenizer_config.json"
+    saved = json.loads(path.read_text())
+    content = json.loads((folder / "tokenizer.json").read_text())
+    present = [one["content"] for one in content["added_tokens"]]
+    vocab = content["model"]["vocab"]
+    config = dict(saved) if random.random() < 0.6 else {}
+    stated = random.choice(["same", "same", "Fast", "generic", "none"])
+    state_class(random, config, kind, stated)
+
     def some() -> str:
         return random.choice([*present, *NEW])
 
     if random.random() < 0.4:
-        listed = {str(one["id"]): {flag: one[flag] for flag in ("content", *FLAGS)} for one in content["added_tokens"]}
-        for number in list(listed):
-            if random.random() < 0.1:
-                del listed[number]
-            elif random.random() < 0.3:
-                listed[number][random.choice(FLAGS)] ^= True
-        used = {one["content"] for one in listed.values()}
-        for place in range(count + 100, count + 100 + random.randrange(3)):
-            if (new := random.choice(NEW)) not in used:
-                used.add(new)
-                listed[str(place)] = {"content": new, **{flag: random.random() < 0.4 for flag in FLAGS}}
-        config["added_tokens_decoder"] = listed
+        config["added_tokens_decoder"] = list_tokens(random, content["added_tokens"], len(vocab))
     for key in ("additional_special_tokens", "extra_special_tokens"):
         if random.random() < 0.25:
             config[key] = [token(random, some()) for _ in range(random.randrange(4))]
@@ -164,16 +186,10 @@ def combine(random: Random, folder: Path, kind: str) -> None:
     if random.random() < 0.1:
         path.unlink()
     if random.random() < 0.4:
-        names: dict[str, Any] = {}
-        for role in random.sample(ROLES, random.randrange(4)):
-            flags = {flag: random.random() < 0.4 for flag in FLAGS[:-1]}
-            names[f"{role}_token"] = random.choice([some(), {"content": some(), **flags}])
-        for key in ("additional_special_tokens", "extra_special_tokens"):
-            if random.random() < 0.3:
-                names[key] = [some() for _ in range(random.randrange(3))]
+        names = name_tokens(random, some)
         (folder / "special_tokens_map.json").write_text(json.dumps(names))
     if random.random() < 0.3:
-        added = {some(): number for number in range(count, count + random.randrange(4))}
+        added = {some(): number for number in range(len(vocab), len(vocab) + random.randrange(4))}
         (folder / "added_tokens.json").write_text(json.dumps(added))
 
 
