@@ -121,7 +121,7 @@ def test_a_past_does_not_grow_beyond_its_window(folder: Path) -> None:
 
 def test_the_loop_keeps_as_many_positions(folder: Path) -> None:
     """generate.onnx of a graph with windows generates what its graph does."""
-    from zoo_export.graph.loop import make_loop
+    from zoo_export.variants.loop.graph import make_loop
 
     stored = ModelDirectory.open(folder)
     graphs = {"model": ir.from_proto(parse((folder / "model.onnx").read_bytes()))}

@@ -106,9 +106,9 @@ def run_loop(
     """Generate with a session on a loop graph. Options that are None keep the graph's defaults.
 
     Args:
-        session: a session on a graph of :func:`zoo_export.graph.loop.make_loop`.
+        session: a session on a graph of :func:`zoo_export.variants.loop.graph.make_loop`.
         inputs: the model's inputs by name: token ids and mask, each (batch, length).
-        max_new_tokens: see :mod:`zoo_export.graph.loop` for this and the other options.
+        max_new_tokens: see :mod:`zoo_export.variants.loop.graph` for this and the other options.
 
     Returns:
         Token ids, (batch, new tokens).

@@ -21,15 +21,14 @@ from zoo.artifact import Export, ModelDirectory
 from zoo.contract import floats, mask, token_ids
 from zoo.errors import ArtifactError, UsageError
 from zoo.registry import ModelSpec
-from zoo_export.graph import loop as loop_module
 from zoo_export.graph.file import parse
 from zoo_export.graph.file import serialize as to_bytes
 from zoo_export.graph.links import link, pointers
-from zoo_export.graph.loop import make_loop
 from zoo_export.graph.metadata import EVIDENCE_KEY
 from zoo_export.trace.graph import trace_graph
 from zoo_export.trace.make import make_graphs
 from zoo_export.variants.loop.comparison import compare_loop
+from zoo_export.variants.loop.graph import make_loop
 from zoo_runtime.generation.loop import plan_loop, run_loop
 from zoo_runtime.onnx_runtime.providers import open_session
 
@@ -763,7 +762,7 @@ def test_loop_that_differs_is_not_written(
 ) -> None:
     folder = exported_copy("gpt-tiny")
     before = snapshot()
-    made = loop_module.make_loop
+    made = make_loop
 
     def wrong(spec: Any, graphs: Any) -> ir.Model:
         model = made(spec, graphs)

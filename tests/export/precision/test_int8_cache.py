@@ -24,9 +24,9 @@ from zoo.contract import causal_graph
 from zoo.errors import ParityError, UsageError
 from zoo.probe.grid import make_grid
 from zoo.probe.inputs import Point
-from zoo_export.graph.int8_cache import dequantize, quantize, store_in_int8
 from zoo_export.graph.rewriting import Tape
 from zoo_export.variants.int8_cache import recipe as exporting
+from zoo_export.variants.int8_cache.graph import dequantize, quantize, store_in_int8
 from zoo_runtime import Session, load_session
 from zoo_runtime.generation.memory import past_bytes
 

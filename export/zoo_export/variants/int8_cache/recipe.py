@@ -1,7 +1,7 @@
 """The variants with keys and values in int8, and their certified error.
 
 The graphs are those of the portable export or of the profile ``cpu``, or those of a verified export with quantised
-weights, rewritten by :mod:`zoo_export.graph.int8_cache`. They are compared by
+weights, rewritten by :mod:`zoo_export.variants.int8_cache.graph`. They are compared by
 :mod:`zoo_export.variants.int8_cache.subject`. How far the rounding moves the model is measured on the text of
 :mod:`zoo_export.certificate`, against the module in float64, whose keys and values are not rounded.
 """
@@ -26,13 +26,13 @@ from zoo.probe.pipeline import Arrays
 from zoo_export.certificate import Bound, Certificate, Sample, check_max_kl, measure, sample
 from zoo_export.comparison import Comparison
 from zoo_export.graph.file import dump, load
-from zoo_export.graph.int8_cache import PROBE, probe, store_in_int8
 from zoo_export.parity.compare import judge
 from zoo_export.parity.memory import check_memory
 from zoo_export.parity.report import Report
 from zoo_export.parity.sweep import Sweep
 from zoo_export.trace.make import Options, make_graphs
 from zoo_export.variants.base import Candidate, Recipe
+from zoo_export.variants.int8_cache.graph import PROBE, probe, store_in_int8
 from zoo_export.variants.int8_cache.subject import CacheSubject, QuantizedCacheSubject
 from zoo_export.variants.reduced.model import ReducedModel, open_reduced, read_reduced
 from zoo_export.variants.reduced.recipe import BOUNDS
@@ -59,7 +59,7 @@ class CacheCandidate(Candidate):
     """The model with quantised weights, if the graphs have them."""
 
     def with_probes(self) -> dict[str, ir.Model]:
-        """Return the graphs, and those of :func:`zoo_export.graph.int8_cache.probe`."""
+        """Return the graphs, and those of :func:`zoo_export.variants.int8_cache.graph.probe`."""
         probes = {}
         for graph in self.stored.spec.graphs:
             if graph.pasts:

@@ -5,11 +5,12 @@ errors of the layers before, and later tokens see the difference. The comparison
 that its limits are those of any export, in three parts. The first and the third hold bit by bit, wherever a text is
 cut:
 
-- What a call stores is its keys and values, rounded by :func:`zoo_export.graph.int8_cache.quantize` in numpy, after the
-  unchanged past.
+- What a call stores is its keys and values, rounded by :func:`zoo_export.variants.int8_cache.graph.quantize` in numpy,
+  after the unchanged past.
 - The graph is compared with the module in float64 while both attend to the same integers, those of the module. The
   yardstick, the module in its own dtype, attends to them as well. Compared are all outputs, and the keys and values
-  before they are rounded. The graph that reads given integers is that of :func:`zoo_export.graph.int8_cache.probe`.
+  before they are rounded. The graph that reads given integers is that of
+  :func:`zoo_export.variants.int8_cache.graph.probe`.
 - That graph returns what the exported one returns, bit by bit, if it is given the integers that the latter has stored.
 
 The module attends to rounded keys and values because ``LayerCache.extend`` returns them rounded. How far that moves the
@@ -39,9 +40,9 @@ from zoo.probe.module import TorchExecutor, as_array, as_tensor
 from zoo.probe.pipeline import Arrays, Executor
 from zoo.probe.widened import deferring_products
 from zoo_export.coverage.outcomes import Conditions
-from zoo_export.graph.int8_cache import GIVEN, MADE, NEW, dequantize, probed, quantize
 from zoo_export.parity.modules import ModuleError
 from zoo_export.parity.subject import OnnxSubject, Subject
+from zoo_export.variants.int8_cache.graph import GIVEN, MADE, NEW, dequantize, probed, quantize
 from zoo_export.variants.quantized.subject import QuantizedSubject
 from zoo_export.variants.reduced.model import ReducedModel
 from zoo_runtime.onnx_runtime.executor import OnnxExecutor
@@ -204,7 +205,7 @@ class _CacheExecutor(OnnxExecutor):
     """Runs graphs that store int8 as if they did not: attention reads the integers of the reference.
 
     Raises :class:`ParityError` if a graph does not store the rounded keys and values, changes its past, or differs from
-    the graph of :func:`zoo_export.graph.int8_cache.probe` that attends to the same integers.
+    the graph of :func:`zoo_export.variants.int8_cache.graph.probe` that attends to the same integers.
     """
 
     def __init__(self, sessions: Mapping[str, ort.InferenceSession], dtype: np.dtype[Any], codes: _Codes) -> None:

@@ -1,4 +1,4 @@
-"""Token-by-token comparison of a graph of :mod:`zoo_export.graph.loop` with the module.
+"""Token-by-token comparison of a graph of :mod:`zoo_export.variants.loop.graph` with the module.
 
 The module in float64 evaluates each prompt alone, without padding or cache, followed by the tokens that the loop
 generated, in one pass. A token is correct if it is the documented choice from those logits. Logits may differ by as
@@ -13,7 +13,7 @@ model repeats one token whether or not its cache is correct.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -30,7 +30,7 @@ from zoo.models import create, persist
 from zoo.probe.dtypes import epsilon
 from zoo.probe.errors import FACTOR, FLOOR_ULPS, allowed_error
 from zoo.probe.grid import WORK
-from zoo.probe.inputs import Padding, Point, empty_past, make_feeds
+from zoo.probe.inputs import Point, empty_past, make_feeds
 from zoo.probe.module import TorchExecutor, add_noise, declared_tensors, in_parts
 from zoo.probe.pipeline import Arrays
 from zoo_export.graph.links import pointers
@@ -39,7 +39,9 @@ from zoo_export.parity.greedy import greedy
 from zoo_export.parity.reference import SEED, Models
 from zoo_export.parity.report import Report
 from zoo_export.parity.subject import LEVELS
-from zoo_runtime.generation.loop import LARGEST_NOISE, LOOP_OUTPUT, NO_END, SETTINGS, plan_loop, run_loop
+from zoo_export.variants.loop.cases import CASES, Case, GeneratedRow, ModelRow
+from zoo_export.variants.loop.judging import ended, judge_token
+from zoo_runtime.generation.loop import LOOP_OUTPUT, NO_END, SETTINGS, plan_loop, run_loop
 from zoo_runtime.onnx_runtime.executor import OnnxExecutor
 from zoo_runtime.onnx_runtime.ort import ort
 from zoo_runtime.onnx_runtime.providers import Provider, check_dtype, open_session
@@ -53,57 +55,6 @@ SHIFT = 0.25
 """Standard deviation of the noise on lively biases and norms."""
 
 
-@dataclass(frozen=True)
-class Case:
-    """One call of the loop."""
-
-    batch: int
-    length: int
-    padding: Padding
-    temperature: float = 0.0
-    top_k: int = 0
-    shared_noise: bool = False
-    """Whether all rows share one row of noise."""
-
-    def __str__(self) -> str:
-        choice = f"temperature {self.temperature}, top_k {self.top_k}" if self.temperature else "greedy"
-        return f"batch {self.batch}, length {self.length}, padding {self.padding}, {choice}"
-
-
-CASES = (
-    Case(1, 7, "none"),
-    Case(2, 1, "none"),
-    Case(3, 7, "left"),
-    Case(3, 7, "right"),
-    Case(1, 5, "left", 1.0),
-    Case(3, 7, "left", 0.8),
-    Case(3, 7, "right", 1.5, 5),
-    Case(2, 4, "none", 1.0, 20, shared_noise=True),
-)
-
-
-@dataclass
-class Row:
-    """The module's logits (tokens, vocabulary) for each token of one generated row."""
-
-    exact: Array
-    own: Array
-    """In the model's own dtype."""
-
-
-@dataclass
-class Outcome:
-    """One row that the loop generated."""
-
-    where: str
-    tokens: Array
-    row: Row
-    case: Case
-    noise: Array | None
-    python: Array | None
-    """Tokens of the Python loop, where it was run."""
-
-
 def compare_loop(
     stored: ModelDirectory, graphs: Mapping[str, bytes], loop: bytes, *, provider: Provider = "cpu"
 ) -> Report:
@@ -112,7 +63,7 @@ def compare_loop(
     Args:
         stored: the model.
         graphs: its serialised graphs by name, compared with the model before. The Python loop runs on them.
-        loop: the serialised result of :func:`zoo_export.graph.loop.make_loop`.
+        loop: the serialised result of :func:`zoo_export.variants.loop.graph.make_loop`.
         provider: the execution provider to compare on.
 
     Returns:
@@ -122,14 +73,17 @@ def compare_loop(
         UsageError: the model does not generate, or the provider does not load.
     """
     check_dtype(stored.dtype, provider, stored.path)
-    comparison = _Comparison(stored, graphs, loop, provider)
+    comparison = _LoopComparison(stored, graphs, loop, provider)
     comparison.run()
     return Report(comparison.evidence(), comparison.failures)
 
 
-class _Comparison:
+class _LoopComparison:
     def __init__(self, stored: ModelDirectory, graphs: Mapping[str, bytes], loop: bytes, provider: Provider) -> None:
-        self.stored, self.files, self.loop, self.provider = stored, graphs, loop, provider
+        self.stored = stored
+        self.files = graphs
+        self.loop = loop
+        self.provider = provider
         self.plan = plan_loop(stored.spec)
         self.graphs = stored.spec.graphs
         self.models = Models(partial(persist.load_directory, stored))
@@ -146,8 +100,8 @@ class _Comparison:
         for weights in ("stored", "lively"):
             if weights == "lively":
                 self._enliven()
-            outcomes: dict[str, list[Outcome]] = {}
-            rows: dict[Any, Row] = {}
+            outcomes: dict[str, list[GeneratedRow]] = {}
+            rows: dict[Any, ModelRow] = {}
             for level, optimize in LEVELS.items():
                 where = f"{weights} weights, optimisations {'on' if optimize else 'off'}"
                 outcomes[level] = []
@@ -163,9 +117,9 @@ class _Comparison:
                     self.failures.append(f"{where}: {error}")
             self.results[weights] = self._judge(weights, outcomes, rows)
 
-    def _fail_unless(self, holds: bool, what: str) -> None:
+    def _fail_unless(self, holds: bool, problem: str) -> None:
         if not holds:
-            self.failures.append(what)
+            self.failures.append(problem)
 
     # Signature, defaults and initialisers.
 
@@ -174,11 +128,10 @@ class _Comparison:
         names = [str(value.name) for value in graph.inputs], [str(value.name) for value in graph.outputs]
         self._fail_unless(names == ([*self.plan.inputs, *SETTINGS], [LOOP_OUTPUT]), f"the signature is {names}")
         end = [*self.plan.end] if isinstance(self.plan.end, tuple) else self.plan.end
-        wanted = {"temperature": 0, "top_k": 0, "eos_token_id": end}
-        for name, default in wanted.items():
+        for name, default in {"temperature": 0, "top_k": 0, "eos_token_id": end}.items():
             value = graph.initializers[name].const_value if name in graph.initializers else None
-            found = None if value is None else value.numpy().tolist()
-            self._fail_unless(found == default, f"{name} is {found} by default, not {default}")
+            stated = None if value is None else value.numpy().tolist()
+            self._fail_unless(stated == default, f"{name} is {stated} by default, not {default}")
         places = list(self.pointers[self.loop].values())
         self._fail_unless(len(places) == len(set(places)), "a weight has more than one initialiser")
         others = {place for file in self.files.values() for place in self.pointers[file].values()}
@@ -229,8 +182,8 @@ class _Comparison:
         return rng.random((1 if case.shared_noise else case.batch, self.new), np.float32)
 
     def _run_case(
-        self, session: ort.InferenceSession, case: Case, where: str, rows: dict[Any, Row]
-    ) -> Iterator[Outcome]:
+        self, session: ort.InferenceSession, case: Case, where: str, rows: dict[Any, ModelRow]
+    ) -> Iterator[GeneratedRow]:
         feeds, noise = self._feeds(case), self._noise(case)
         found = run_loop(
             session,
@@ -249,9 +202,9 @@ class _Comparison:
             if key not in rows:
                 exact, own = (self._logits(executor, feeds, number, tokens) for executor in
                               (self.models.reference, self.models.yardstick))  # fmt: skip
-                rows[key] = Row(exact, own)
+                rows[key] = ModelRow(exact, own)
             row_noise = None if noise is None else np.broadcast_to(noise, found.shape)[number]
-            yield Outcome(f"{where}, row {number}", tokens, rows[key], case, row_noise, None)
+            yield GeneratedRow(f"{where}, row {number}", tokens, rows[key], case, row_noise, None)
 
     def _sound(self, found: Array, shape: tuple[int, int], where: str) -> bool:
         """Whether a result consists of token ids and has the expected shape."""
@@ -283,7 +236,7 @@ class _Comparison:
         logits = execute(self.plan.decoder, calls | empty_past(self.plan.decoder, 1, execute.dtype))["logits"]
         return logits[0, start.shape[1] - 1 :].astype(np.float64)
 
-    def _check_python(self, outcomes: Sequence[Outcome], optimize: bool, lively: bool) -> None:
+    def _check_python(self, outcomes: Sequence[GeneratedRow], optimize: bool, lively: bool) -> None:
         """Add the tokens of the Python loop to greedy outcomes. It does not support padding on the right."""
         sessions = {graph.name: self._open(self.files[graph.name], optimize, lively) for graph in self.graphs}
         execute = OnnxExecutor(sessions, self.models.yardstick.dtype)
@@ -338,11 +291,11 @@ class _Comparison:
         calls: list[tuple[str, int, dict[str, Any], Array]] = [
             (f"max_new_tokens {new}", new, {"eos_token_id": NO_END}, free[:, :new]) for new in (0, 1, self.new // 2)
         ]
-        calls.append(("the default end", self.new, {}, _ended(free, self.plan.end)))
+        calls.append(("the default end", self.new, {}, ended(free, self.plan.end)))
         ends = dict.fromkeys([*free[:, self.new // 2].tolist(), *free[:, -1].tolist(), int(free[0, 0])])
         several = [(int(free[0, -1]), int(free[0, self.new // 2]))] if isinstance(self.plan.end, tuple) else []
         for end in (*ends, *several):
-            calls.append((f"eos_token_id {end}", self.new, {"eos_token_id": end}, _ended(free, end)))
+            calls.append((f"eos_token_id {end}", self.new, {"eos_token_id": end}, ended(free, end)))
         if not choice:
             greedily = {"temperature": 0.0, "top_k": 3, "noise": noise, "eos_token_id": NO_END}
             calls.append(("temperature 0 with noise", self.new, greedily, free))
@@ -366,7 +319,9 @@ class _Comparison:
 
     # Judging.
 
-    def _judge(self, weights: str, outcomes: Mapping[str, list[Outcome]], rows: Mapping[Any, Row]) -> dict[str, Any]:
+    def _judge(
+        self, weights: str, outcomes: Mapping[str, list[GeneratedRow]], rows: Mapping[Any, ModelRow]
+    ) -> dict[str, Any]:
         if not rows:
             self.failures.append(f"{weights} weights: nothing could be compared")
             return {}
@@ -382,7 +337,7 @@ class _Comparison:
                 settled_so_far = True
                 for step, token in enumerate(item.tokens.tolist()):
                     noise = None if item.noise is None else float(item.noise[step])
-                    right, settled = _judge_token(item.row.exact[step], token, noise, item.case, reach)
+                    right, settled = judge_token(item.row.exact[step], token, noise, item.case, reach)
                     compared, ties = compared + 1, ties + (not settled)
                     settled_so_far = settled_so_far and settled
                     distinct.add(token)
@@ -420,36 +375,3 @@ class _Comparison:
             "positions": self.limit,
             "comparisons": self.results,
         }
-
-
-def _ended(free: Array, end: int | Sequence[int]) -> Array:
-    """Return the expected result with end tokens: rows are filled after ``end`` and cut to the longest row."""
-    hit: Array = np.isin(free, end)
-    past = (np.cumsum(hit, axis=1) - hit) > 0
-    filled = np.where(past, np.ravel(end)[0], free)
-    return filled[:, : int((~past).sum(1).max(initial=0))]
-
-
-def _judge_token(logits: Array, token: int, noise: float | None, case: Case, reach: float) -> tuple[bool, bool]:
-    """Whether a token is a correct choice, and whether it is the only one, if each logit may move by ``reach``."""
-    order = np.sort(logits)[::-1]
-    if noise is None:
-        gap = order[0] - order[1] if len(order) > 1 else np.inf
-        return bool(logits[token] >= order[0] - 2 * reach), bool(gap > 2 * reach)
-    kept, settled = np.ones(len(logits), bool), True
-    if 0 < case.top_k < len(order):
-        kept = logits >= order[case.top_k - 1]
-        settled = bool(order[case.top_k - 1] - order[case.top_k] > 2 * reach)
-        if not settled:  # either token may be excluded, which changes every sum: check only that the token may be kept
-            return bool(logits[token] >= order[case.top_k - 1] - 2 * reach), False
-    weights = np.where(kept, np.exp((logits - order[0]) / case.temperature), 0.0)
-    upto = np.cumsum(weights) / weights.sum()
-    before, upto_token = np.concatenate([[0.0], upto])[token], upto[token]
-    number = min(max(noise, 0.0), LARGEST_NOISE)
-    factor = np.exp(2 * reach / case.temperature)  # odds of a cumulative probability move by this much at most
-
-    def moved(probability: float, by: float) -> float:
-        return probability * by / (1 - probability + probability * by)
-
-    right = bool(kept[token]) and moved(before, 1 / factor) <= number < max(moved(upto_token, factor), upto_token)
-    return bool(right), bool(right and moved(before, factor) <= number < moved(upto_token, 1 / factor))

@@ -10,11 +10,11 @@ from zoo.artifact import LOOP, Export, ModelDirectory
 from zoo.errors import UsageError
 from zoo_export.comparison import Comparison
 from zoo_export.graph.file import dump, load
-from zoo_export.graph.loop import make_loop
 from zoo_export.graph.static import fixed_sizes
 from zoo_export.parity.report import Report
 from zoo_export.variants.base import Candidate, Recipe
 from zoo_export.variants.loop.comparison import compare_loop
+from zoo_export.variants.loop.graph import make_loop
 from zoo_runtime.generation.loop import plan_loop
 
 __all__ = ["Loop", "LoopCandidate"]

@@ -1,6 +1,6 @@
 """The choice of a token from logits, as nodes of a graph.
 
-Sampling inverts the cumulative distribution in float64: see :mod:`zoo_export.graph.loop`.
+Sampling inverts the cumulative distribution in float64: see :mod:`zoo_export.variants.loop.graph`.
 """
 
 from __future__ import annotations

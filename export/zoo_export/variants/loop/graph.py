@@ -46,8 +46,8 @@ from zoo.contract import Graph, TensorSpec
 from zoo.registry import ModelSpec
 from zoo_export.graph.metadata import EVIDENCE_KEY
 from zoo_export.graph.nodes import Nodes
-from zoo_export.graph.parts import Parts
-from zoo_export.graph.sampling import choose_token, last_row
+from zoo_export.variants.loop.parts import Parts
+from zoo_export.variants.loop.sampling import choose_token, last_row
 from zoo_runtime.generation.loop import LOOP_OUTPUT, LoopPlan, plan_loop
 
 __all__ = ["make_loop"]
