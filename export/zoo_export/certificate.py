@@ -113,7 +113,7 @@ class Divergence:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the values for the evidence."""
-        found: dict[str, Any] = {
+        facts: dict[str, Any] = {
             "positions": self.rows,
             "mean_kl_divergence": self.mean_kl,
             "max_kl_divergence": self.kl_max,
@@ -122,8 +122,8 @@ class Divergence:
         perplexities = self.perplexities()
         if perplexities is not None:
             ours, theirs = perplexities
-            found |= {"float32_perplexity": ours, "perplexity": theirs, "perplexity_change": theirs / ours - 1}
-        return found
+            facts |= {"float32_perplexity": ours, "perplexity": theirs, "perplexity_change": theirs / ours - 1}
+        return facts
 
 
 @dataclass
@@ -241,8 +241,8 @@ def sample(stored: ModelDirectory, text: Path | None = None) -> Sample:
     if not windows:
         raise ArtifactError("too few tokens to compare on", text or SAMPLE, "give a longer text")
     if ids.upper is not None and max(map(max, windows)) >= ids.upper:
-        what = f"token id outside the vocabulary of {ids.upper}"
-        raise ArtifactError(what, text or SAMPLE, "is this the model's tokenizer?")
+        problem = f"token id outside the vocabulary of {ids.upper}"
+        raise ArtifactError(problem, text or SAMPLE, "is this the model's tokenizer?")
     return Sample(windows, text.name if text is not None else "built-in", hashlib.sha256(data).hexdigest())
 
 
@@ -307,13 +307,13 @@ def window_feeds(graphs: Sequence[Graph], point: Point, window: list[int], seed:
     """Build inputs: the window for every graph's first token id input, zeros for other tokens, noise for the rest."""
     feeds = make_feeds(graphs, point, seed, point.length + 1)
     for graph in graphs:
-        known = False
+        has_window = False
         for tensor in graph.input_tensors():
             if tensor.name not in feeds or tensor.upper is None:
                 continue
             if tensor.is_mask:
                 feeds[tensor.name] = np.ones((1, point.length), dtype=np.int64)
             else:
-                values = [0] * point.length if known else window
-                feeds[tensor.name], known = np.array([values], dtype=np.int64), True
+                values = [0] * point.length if has_window else window
+                feeds[tensor.name], has_window = np.array([values], dtype=np.int64), True
     return feeds

@@ -98,8 +98,8 @@ def _graphs(subject: Subject) -> dict[str, bytes] | Exception:
             subject.shared["onnx graphs"] = unlinked_graphs(subject.spec, "float32", Options())
         except Exception as error:
             subject.shared["onnx graphs"] = error
-    made: dict[str, bytes] | Exception = subject.shared["onnx graphs"]
-    return made
+    graphs: dict[str, bytes] | Exception = subject.shared["onnx graphs"]
+    return graphs
 
 
 def _report(subject: Subject) -> Report | ZooError | None:

@@ -146,19 +146,19 @@ def evaluate(
     names = tuple(variants) or (TORCH, *(export.variant for export in find_exports(stored)))
     kind = scorer_of(criterion) if answers else None
     if kind is None and (options or texts):
-        given = next(iter([*options, *texts]))
-        raise UsageError("no answers of zoo run are scored", given, "leave the option out")
-    known = {} if kind is None else runner_class(kind.task, stored.spec.task)[1].options.parse_settings(texts)
+        first_option = next(iter([*options, *texts]))
+        raise UsageError("no answers of zoo run are scored", first_option, "leave the option out")
+    options_of_task = {} if kind is None else runner_class(kind.task, stored.spec.task)[1].options.parse_settings(texts)
 
     def scores() -> Iterator[Scores]:
         for name in names:
-            scorer = None if kind is None else kind(criterion, {**options, **known}, rows)
+            scorer = None if kind is None else kind(criterion, {**options, **options_of_task}, rows)
             opened = ModuleSession(stored, model, cut) if name == TORCH else load_session(
                 directory, variant=name, truncate=truncate)  # fmt: skip
             with closing(opened) as session:
                 subject = model if name == TORCH else ExportedModel(session)
-                found = _score(name, subject, criterion, data.examples, size, progress)
-                yield found if scorer is None else _add_answers(found, session, scorer, rows)
+                scores_by_name = _score(name, subject, criterion, data.examples, size, progress)
+                yield scores_by_name if scorer is None else _add_answers(scores_by_name, session, scorer, rows)
 
     as_trained = truncate is None and trained_length(stored) is not None
     remedy = "as in training: read whole texts with --no-truncate" if as_trained else ""
@@ -192,13 +192,13 @@ def _add_answers(found: Scores, session: Session, scorer: Scorer[Any], rows: Ite
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", r".* truncated to \d", ZooWarning)  # counted when the rows were read
         for number, row in enumerate(scored, 1):
-            given = [next(answers) for _ in scorer.inputs(row)]
-            error = next((answer.error for answer in given if answer.error is not None), None)
+            inputs = [next(answers) for _ in scorer.inputs(row)]
+            error = next((answer.error for answer in inputs if answer.error is not None), None)
             if error is not None:
-                error.rename(*(f"{what} {place}" for what, place in (("input", given[0].number), ("row", number))))
+                error.rename(*(f"{kind} {place}" for kind, place in (("input", inputs[0].number), ("row", number))))
                 errors.append(error)
             elif not errors:
-                scorer.add(row, [answer.result for answer in given])
+                scorer.add(row, [answer.result for answer in inputs])
         next(answers, None)  # which reports truncated texts
     if errors:
         return replace(found, errors=errors)
@@ -233,14 +233,14 @@ class ExportedModel(nn.Module):
 
     def forward(self, **inputs: Tensor) -> Tensor | dict[str, Tensor]:
         """Run all graphs in one pass, without a past. Masks that are not given are ones, and segments zeros."""
-        known = {name: tensor.numpy() for name, tensor in inputs.items()}
+        feeds = {name: tensor.numpy() for name, tensor in inputs.items()}
         outputs: dict[str, np.ndarray[Any, Any]] = {}
         for graph in self._session.graphs:
-            outputs = self._session.execute(graph, self._feeds(graph, known))
-            known |= outputs
+            outputs = self._session.execute(graph, self._feeds(graph, feeds))
+            feeds |= outputs
         present = {tensor.name for tensor in graph.present_tensors()}
-        found = {name: torch.from_numpy(value) for name, value in outputs.items() if name not in present}
-        return found if len(found) > 1 else next(iter(found.values()))
+        tensors = {name: torch.from_numpy(value) for name, value in outputs.items() if name not in present}
+        return tensors if len(tensors) > 1 else next(iter(tensors.values()))
 
     def _feeds(self, graph: Graph, known: Mapping[str, np.ndarray[Any, Any]]) -> dict[str, np.ndarray[Any, Any]]:
         rows = next(iter(known.values())).shape[0]

@@ -111,8 +111,8 @@ def export_model(
         PluginError: the model cannot be traced.
         ParityError: the graph does not match the model. Nothing is written.
     """
-    chosen = {field.name: getattr(options, field.name) for field in fields(Options)}
-    request = Request(**chosen, provider=provider, grid="full" if full_grid else "standard")
+    values = {field.name: getattr(options, field.name) for field in fields(Options)}
+    request = Request(**values, provider=provider, grid="full" if full_grid else "standard")
     evidence = export_to(directory, "onnx", options=request, force=force, progress=progress).evidence
     from zoo_export.parity.report import Report
 
@@ -176,8 +176,8 @@ def _verified(stored: ModelDirectory, recipe: Recipe[C], comparison: Comparison,
         candidate = make()
     certificate = recipe.certificate(candidate, comparison)
     if certificate is not None and not certificate.passed:
-        what = f"{candidate.variant} is too far from {certificate.reference}: {certificate.failures[0]}"
-        raise ParityError(what, stored.path, "nothing was written")
+        problem = f"{candidate.variant} is too far from {certificate.reference}: {certificate.failures[0]}"
+        raise ParityError(problem, stored.path, "nothing was written")
     report = recipe.compare(candidate, comparison)
     if not report.passed:
         raise ParityError(report.verdict(), stored.path, "nothing was written")
@@ -242,10 +242,10 @@ def retrace(directory: Path, *, variant: str = "") -> list[str]:
         options = Options.of_export(export.evidence)
         if options.variant != variant:
             raise UsageError(f"the options are those of another variant, {options.variant or PORTABLE}")
-        made = make_graphs(export.stored, options, cached=False)
+        traced = make_graphs(export.stored, options, cached=False)
     entries = {EVIDENCE_KEY: evidence_digest(export.evidence), **metadata_of(export.stored)}
     there = export.read()
-    for name, graph in made.items():
+    for name, graph in traced.items():
         model = parse(graph)
         annotate(model, entries)
         if there[name] != serialize(model):

@@ -87,13 +87,13 @@ class ModuleSession(ExecutorSession):
 
     def stepper(self, feeds: Mapping[str, Array] = MappingProxyType({}), *, rows: int | None = None) -> Stepper:
         *encoders, graph = self.graphs
-        known = dict(feeds)
+        tensors = dict(feeds)
         for encoder in encoders:
-            if not {tensor.name for tensor in encoder.output_tensors()} <= known.keys():
-                inputs = {tensor.name: known[tensor.name] for tensor in encoder.input_tensors()}
-                known |= self._executor(encoder, inputs)
-        count = rows if rows is not None else len(next(iter(known.values())))
-        return _ModuleStepper(self._executor, graph, known, count, self.option("max_seq_len"))
+            if not {tensor.name for tensor in encoder.output_tensors()} <= tensors.keys():
+                inputs = {tensor.name: tensors[tensor.name] for tensor in encoder.input_tensors()}
+                tensors |= self._executor(encoder, inputs)
+        count = rows if rows is not None else len(next(iter(tensors.values())))
+        return _ModuleStepper(self._executor, graph, tensors, count, self.option("max_seq_len"))
 
 
 class _ModuleStepper:
@@ -144,10 +144,10 @@ class _ModuleStepper:
 
     def take(self, rows: Array) -> None:
         """Continue with the given rows."""
-        chosen = check_rows(rows, self.rows, f"graph {self.graph.name}")
-        self.mask = self.mask[chosen]
-        self.past = {name: array[chosen] for name, array in self.past.items()}
-        self.constants = {name: array[chosen] for name, array in self.constants.items()}
+        indices = check_rows(rows, self.rows, f"graph {self.graph.name}")
+        self.mask = self.mask[indices]
+        self.past = {name: array[indices] for name, array in self.past.items()}
+        self.constants = {name: array[indices] for name, array in self.constants.items()}
 
     def roll_back(self, count: int) -> None:
         """Refuse: see :meth:`save`."""

@@ -166,8 +166,8 @@ class _Tokens(Scorer[TokenClassification]):
         if self._scheme in ("IOB2", "IOE2") and "scheme" not in self.options:
             self.notes.append(f"tags are read as {self._scheme}: --option scheme={self._scheme[:-1]}1 for the other")
         if lost:
-            what = f"{lost:,} of the data's tags contradict {self._scheme} and belong to no entity"
-            self.notes.append(f"{what}: declare another scheme with --option scheme=NAME")
+            problem = f"{lost:,} of the data's tags contradict {self._scheme} and belong to no entity"
+            self.notes.append(f"{problem}: declare another scheme with --option scheme=NAME")
         precision, recall = right / given if given else 0.0, right / known if known else 0.0
         f1 = 2 * right / (given + known) if given + known else 0.0
         return {"precision": precision, "recall": recall, "f1": f1}
@@ -201,8 +201,8 @@ class _Questions(Scorer[QuestionAnswering]):
     def scores(self) -> dict[str, float]:
         if self._long:
             longest = self.options.get("max_answer_len", QuestionOptions.max_answer_len)
-            what = f"{self._long:,} answers of the data are longer than max_answer_len, {longest} tokens"
-            self.notes.append(f"{what}: raise it with --option max_answer_len=N")
+            problem = f"{self._long:,} answers of the data are longer than max_answer_len, {longest} tokens"
+            self.notes.append(f"{problem}: raise it with --option max_answer_len=N")
         exact, f1 = np.mean(self._scores, axis=0)
         return {"exact_match": float(exact), "f1": float(f1)}
 
@@ -305,9 +305,9 @@ class _Sequences(Scorer[SequenceToSequence]):
 
     def scores(self) -> dict[str, float]:
         if self._cut:
-            what = f"{self._cut:,} of {len(self._exact):,} answers did not end"
+            problem = f"{self._cut:,} of {len(self._exact):,} answers did not end"
             self.notes.append(
-                f"{what} within max_new_tokens, {self.options['max_new_tokens']}, or the model's positions"
+                f"{problem} within max_new_tokens, {self.options['max_new_tokens']}, or the model's positions"
             )
         scores = {"exact_match": float(np.mean(self._exact)), "unfinished": self._cut}
         found, targets = self._found, self._wanted
@@ -366,6 +366,6 @@ def _library(name: str) -> Any:
     try:
         return importlib.import_module(name)
     except ImportError:
-        what = f"scores of {name.partition('.')[0]} are left out: pip install attention-zoo[metrics]"
-        warnings.warn(what, ZooWarning, stacklevel=2)
+        problem = f"scores of {name.partition('.')[0]} are left out: pip install attention-zoo[metrics]"
+        warnings.warn(problem, ZooWarning, stacklevel=2)
         return None

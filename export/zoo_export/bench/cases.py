@@ -89,8 +89,8 @@ def make_cases(session: Session, batches: Sequence[int], lengths: Sequence[int] 
         check_declared(graphs, length, f"length {length}")
         if longest is not None and length > longest:
             more = ", and decoding needs one more" if after else ""
-            what = f"the model has {positions} positions{more}"
-            raise UsageError(what, f"length {length}", f"choose at most {longest}")
+            problem = f"the model has {positions} positions{more}"
+            raise UsageError(problem, f"length {length}", f"choose at most {longest}")
     return [
         Case(graph, phase, batch, length)
         for graph in graphs

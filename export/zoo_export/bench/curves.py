@@ -84,10 +84,12 @@ def bench_curves(
     sources = [source for name in names for source in _find(name)]
     sources = list({source.name: source for source in sources}.values())
     known = [source.name for source in sources]
-    chosen = baseline or (FULL if FULL in known else known[0])
-    if chosen not in known:
-        raise UsageError(f"baseline {chosen!r} is not among the models", argument("baseline"), nearest(chosen, known))
-    sources.sort(key=lambda source: source.name != chosen)  # baseline first, then in the given order
+    reference = baseline or (FULL if FULL in known else known[0])
+    if reference not in known:
+        raise UsageError(
+            f"baseline {reference!r} is not among the models", argument("baseline"), nearest(reference, known)
+        )
+    sources.sort(key=lambda source: source.name != reference)  # baseline first, then in the given order
     known = [source.name for source in sources]
     for source in sources:
         _check_lengths(source, lengths)
@@ -111,14 +113,14 @@ def bench_curves(
                 curves[source.name].append(point)
     built = [source.name for source in sources if source.directory is None]
     return {
-        "baseline": chosen,
+        "baseline": reference,
         "lengths": list(lengths),
         "compared_to": {name: min(COMPARED, max(lengths)) if name in built else None for name in known},
         "threads": threads,
         "cpu": cpu_name(),
         "seconds": seconds,
         "versions": versions(),
-        "models": [{"name": name, **_describe(points, curves[chosen])} for name, points in curves.items()],
+        "models": [{"name": name, **_describe(points, curves[reference])} for name, points in curves.items()],
     }
 
 
@@ -132,11 +134,11 @@ def _find(name: str) -> list[_Source]:
     """Return the models that a name stands for: a directory, the presets matching a glob, or one preset."""
     if Path(name).is_dir():
         return [_Source(name, ModelDirectory.open(name).spec, Path(name))]
-    known = registry()
-    found = [preset for preset in known.names() if fnmatchcase(preset, name)]
-    if not found and any(character in name for character in "*?["):
+    presets = registry()
+    matching = [preset for preset in presets.names() if fnmatchcase(preset, name)]
+    if not matching and any(character in name for character in "*?["):
         raise UsageError(f"no preset matches {name!r}", None, "see zoo list")
-    return [_Source(preset, known.resolve(preset), None) for preset in found or [name]]
+    return [_Source(preset, presets.resolve(preset), None) for preset in matching or [name]]
 
 
 def _check_lengths(source: _Source, lengths: Sequence[int]) -> None:
@@ -188,15 +190,16 @@ def _describe(points: Sequence[Mapping[str, Any]], others: Sequence[Mapping[str,
     """Return a curve with its growth and its ratios to the baseline."""
     facts: dict[str, Any] = {}
     ratios: dict[str, dict[int, float]] = {}
-    for key, what, less in (("best_seconds", "time", "faster"), ("memory", "memory", "smaller")):
+    for key, quantity, less in (("best_seconds", "time", "faster"), ("memory", "memory", "smaller")):
         own, other = (
             {point["length"]: float(point[key]) for point in curve if point[key]} for curve in (points, others)
         )
-        facts[f"{what}_growth"] = growth(own)
+        facts[f"{quantity}_growth"] = growth(own)
         facts[f"{less}_from"] = below_from(own, other)
-        ratios[what] = {length: value / other[length] for length, value in own.items() if length in other}
+        ratios[quantity] = {length: value / other[length] for length, value in own.items() if length in other}
     compared = [
-        {**point, **{f"{what}_ratio": found.get(point["length"]) for what, found in ratios.items()}} for point in points
+        {**point, **{f"{quantity}_ratio": found.get(point["length"]) for quantity, found in ratios.items()}}
+        for point in points
     ]
     return {**facts, "points": compared}
 

@@ -113,10 +113,12 @@ def _call(
     from onnx import helper, numpy_helper
 
     kind = next(iter(inputs.values())).element_type()
-    given = [helper.make_tensor_value_info(name, kind, value.shape()) for name, value in inputs.items()]
+    inputs_of_graph = [helper.make_tensor_value_info(name, kind, value.shape()) for name, value in inputs.items()]
     axes = [numpy_helper.from_array(np.array([-1]), "axes")] if operator == "ReduceMax" else []
     node = helper.make_node(operator, [*inputs, *(axis.name for axis in axes)], ["c"])
-    graph = helper.make_graph([node], "limit", given, [helper.make_tensor_value_info("c", kind, [None, None])], axes)
+    graph = helper.make_graph(
+        [node], "limit", inputs_of_graph, [helper.make_tensor_value_info("c", kind, [None, None])], axes
+    )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
     runtime = open_session(model.SerializeToString(), provider=provider, threads=threads, spin=spin)
     binding = runtime.io_binding()

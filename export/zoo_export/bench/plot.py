@@ -54,24 +54,26 @@ def _draw_speeds(result: Mapping[str, Any]) -> Plot:
     rows = -(-len(groups) // 2)
     figure = new_figure(_title(result), 0.9 + 2.5 * rows)
     panels = list(figure.subplots(rows, min(2, len(groups)), squeeze=False).flat)
-    for axes, ((graph, phase), own) in zip(panels, groups.items(), strict=False):
+    for axes, ((graph, phase), cases_of_panel) in zip(panels, groups.items(), strict=False):
         for line, batch in zip(("-", "--", "-.", ":") * len(batches), batches, strict=False):
             several = f", batch {batch}" if len(batches) > 1 else ""
             for number, name in enumerate(names):
-                found = [
+                speeds = [
                     (case["length"], case["backends"][name]["tokens_per_second"])
-                    for case in own
+                    for case in cases_of_panel
                     if case["batch"] == batch and name in case["backends"]
                 ]
-                if found:
-                    axes.plot(*zip(*found, strict=True), line, marker=MARKERS[number % len(MARKERS)],
+                if speeds:
+                    axes.plot(*zip(*speeds, strict=True), line, marker=MARKERS[number % len(MARKERS)],
                               color=COLOURS[number % len(COLOURS)], markersize=4, linewidth=1, label=f"{name}{several}",
                               gid=f"{graph}-{phase}-{batch}-{name}")  # fmt: skip
-            limits = [(case["length"], _limit(case)) for case in own if case["batch"] == batch and _limit(case)]
+            limits = [
+                (case["length"], _limit(case)) for case in cases_of_panel if case["batch"] == batch and _limit(case)
+            ]
             if limits:
                 axes.plot(*zip(*limits, strict=True), line, marker="_", color=_BASELINE, linewidth=0.8,
                           label=f"machine limit{several}", gid=f"{graph}-{phase}-{batch}-limit")  # fmt: skip
-        lengths = sorted({case["length"] for case in own})
+        lengths = sorted({case["length"] for case in cases_of_panel})
         axes.set_xscale("log", base=2)
         axes.set_xticks(lengths, [str(length) for length in lengths])
         axes.minorticks_off()
@@ -93,10 +95,10 @@ def _limit(case: Mapping[str, Any]) -> float | None:
 
 
 def _legend(figure: Any, panels: Sequence[Any]) -> None:
-    found: dict[str, Any] = {}
+    handles: dict[str, Any] = {}
     for axes in panels:
-        found |= dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
-    figure.legend(found.values(), found.keys(), loc="outside lower left", ncols=4)
+        handles |= dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
+    figure.legend(handles.values(), handles.keys(), loc="outside lower left", ncols=4)
 
 
 @drawn
@@ -138,11 +140,11 @@ def _draw_curves(result: Mapping[str, Any]) -> Plot:
         panels, ("best_seconds", "memory"), (1e3, 1e-6), ("time (milliseconds)", "memory (megabytes)"), strict=True
     ):
         for number, model in enumerate(result["models"]):
-            found = [(point["length"], point[key] * unit) for point in model["points"] if point[key]]
-            if found:
-                own = model["name"] == result["baseline"]
-                axes.plot(*zip(*found, strict=True), "-", color=_BASELINE if own else COLOURS[number % 6],
-                          marker=MARKERS[number % len(MARKERS)], markersize=4, linewidth=2.5 if own else 1.2,
+            points = [(point["length"], point[key] * unit) for point in model["points"] if point[key]]
+            if points:
+                is_baseline = model["name"] == result["baseline"]
+                axes.plot(*zip(*points, strict=True), "-", color=_BASELINE if is_baseline else COLOURS[number % 6],
+                          marker=MARKERS[number % len(MARKERS)], markersize=4, linewidth=2.5 if is_baseline else 1.2,
                           label=model["name"], gid=f"{key}-{model['name']}")  # fmt: skip
         low = min((value for line in axes.get_lines() for value in line.get_ydata()), default=1.0)
         for power, style in ((1, ":"), (2, "--")):

@@ -60,8 +60,8 @@ def measure_point(
     }
     limit = max(_LEAST_LIMIT, _LIMIT * seconds)
     (outcome,) = isolation.run(f"{__name__}:run_point", {str(length): request}, seconds=limit)
-    found = {"failure": outcome.failure} if outcome.failure is not None else outcome.value
-    return {"length": length, "failure": None, **dict.fromkeys(MEASURED), **found}
+    facts = {"failure": outcome.failure} if outcome.failure is not None else outcome.value
+    return {"length": length, "failure": None, **dict.fromkeys(MEASURED), **facts}
 
 
 def run_point(_: str, request: Mapping[str, Any]) -> dict[str, Any]:

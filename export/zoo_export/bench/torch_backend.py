@@ -74,13 +74,13 @@ class TorchBackend:
 
     def _inputs(self, case: Case, feeds: Arrays) -> list[Tensor]:
         """Return the inputs of the call, in declaration order."""
-        graph, known = case.graph, self._tensors(feeds)
+        graph, tensors = case.graph, self._tensors(feeds)
         if graph.pasts:
-            known |= self._tensors(empty_past(graph, case.batch, np.dtype(np.float32)))
+            tensors |= self._tensors(empty_past(graph, case.batch, np.dtype(np.float32)))
             if case.past:
-                known |= next_past(graph, self._run(graph, known | self._part(graph, feeds, 0, case.past)))
-            known |= self._part(graph, feeds, case.past, case.past + case.new)
-        return [known[tensor.name] for tensor in graph.input_tensors()]
+                tensors |= next_past(graph, self._run(graph, tensors | self._part(graph, feeds, 0, case.past)))
+            tensors |= self._part(graph, feeds, case.past, case.past + case.new)
+        return [tensors[tensor.name] for tensor in graph.input_tensors()]
 
     def _run(self, graph: Graph, feeds: Mapping[str, Tensor]) -> dict[str, Tensor]:
         with torch.inference_mode():

@@ -115,8 +115,8 @@ def _measure(directory: Path, figure: Path | None, force: bool, as_json: bool, *
         message("warning", f"{name} not measured: {reason}")
     waited = max(case["waited"] or 0 for case in result["cases"])
     if waited > BUSY:
-        what = f"threads waited for a free core for {waited:.0%} of the time"
-        message("warning", f"{what}, so ratios are unreliable: repeat it on an idle machine")
+        problem = f"threads waited for a free core for {waited:.0%} of the time"
+        message("warning", f"{problem}, so ratios are unreliable: repeat it on an idle machine")
     if figure is not None:
         from zoo_export.bench.plot import plot_bench
 
@@ -143,14 +143,14 @@ def _rows(case: dict[str, Any]) -> list[tuple[str, ...]]:
         (
             *label,
             name,
-            f"{1000 * found['seconds']:.3f}",
-            f"{1000 * found['best_seconds']:.3f}",
-            f"{found['tokens_per_second']:,.0f}",
-            f"{found['rows_per_second']:,.0f}",
-            f"{found['times_torch']:.2f}x" if found["times_torch"] else "",
-            f"{found['of_limit']:.1%}" if found["of_limit"] else "",
+            f"{1000 * timing['seconds']:.3f}",
+            f"{1000 * timing['best_seconds']:.3f}",
+            f"{timing['tokens_per_second']:,.0f}",
+            f"{timing['rows_per_second']:,.0f}",
+            f"{timing['times_torch']:.2f}x" if timing["times_torch"] else "",
+            f"{timing['of_limit']:.1%}" if timing["of_limit"] else "",
         )
-        for name, found in case["backends"].items()
+        for name, timing in case["backends"].items()
     ]
     limit = case["limit"]
     if limit["bound"] is None:

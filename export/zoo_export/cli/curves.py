@@ -38,8 +38,10 @@ def show_curves(
     waited = [point["waited"] for model in result["models"] for point in model["points"] if point["waited"] is not None]
     busy = sum(part > BUSY for part in waited)
     if busy:
-        what = f"threads waited for a free core for more than {BUSY:.0%} of the time at {busy} of {len(waited)} points"
-        message("warning", f"{what}: repeat it on an idle machine")
+        problem = (
+            f"threads waited for a free core for more than {BUSY:.0%} of the time at {busy} of {len(waited)} points"
+        )
+        message("warning", f"{problem}: repeat it on an idle machine")
     if figure is not None:
         from zoo_export.bench.plot import plot_bench
 

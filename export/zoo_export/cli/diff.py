@@ -62,19 +62,19 @@ def command(
         from zoo_export.parity.plot import draw_modules
 
         name = str(ModelDirectory.open(directory).description["name"]) + (f" ({variant})" if variant else "")
-        shown = {graph: chosen(found, everything) for graph, found in graphs.items()}
+        shown = {graph: chosen(errors, everything) for graph, errors in graphs.items()}
         draw_modules(name, shown).write(figure, force=force)
     if as_json:
         facts = {
-            name: [{**asdict(item), "diverges": item.diverges} for item in found] for name, found in graphs.items()
+            name: [{**asdict(item), "diverges": item.diverges} for item in errors] for name, errors in graphs.items()
         }
         emit_json("diff", {"graphs": facts})
     else:
-        for name, found in graphs.items():
+        for name, errors in graphs.items():
             columns(
-                [(name.upper(), "CLASS", "ERROR", "TORCH", "RELATIVE", ""), *rows(found, everything)], right=[2, 3, 4]
+                [(name.upper(), "CLASS", "ERROR", "TORCH", "RELATIVE", ""), *rows(errors, everything)], right=[2, 3, 4]
             )
-    for name, found in graphs.items():
-        first = next((item for item in found if item.diverges), None)
+    for name, errors in graphs.items():
+        first = next((item for item in errors if item.diverges), None)
         if first is not None:
             raise ParityError(f"graph {name!r} diverges from the model in {first}", directory)

@@ -87,8 +87,8 @@ def command(
     for name in wanted:
         if name not in METRICS:
             close = close_to(name, METRICS)
-            known = f"{f'{close} ' if close else ''}known: {', '.join(METRICS)}"
-            raise UsageError(f"no metric {name!r}", f"--metric {name}", known)
+            remedy = f"{f'{close} ' if close else ''}known: {', '.join(METRICS)}"
+            raise UsageError(f"no metric {name!r}", f"--metric {name}", remedy)
     found_recipe = find_recipe(recipe) if recipe is not None else None
     default = make_plan(
         str(directory),
@@ -100,11 +100,11 @@ def command(
         skip_bad=skip_bad,
     )
     plan = as_trained(default, found_recipe)
-    own = [f"{name} {value}" for name, value in plan.options.items() if value != default.options[name]]
+    changed = [f"{name} {value}" for name, value in plan.options.items() if value != default.options[name]]
     if plan.settings.max_length != default.settings.max_length:
-        own.append(f"max_length {plan.settings.max_length}")
-    if own and not is_quiet():
-        message("note", f"options as in the model's training: {', '.join(own)}")
+        changed.append(f"max_length {plan.settings.max_length}")
+    if changed and not is_quiet():
+        message("note", f"options as in the model's training: {', '.join(changed)}")
     from zoo_export.evaluate import evaluate
 
     options = {} if max_new_tokens is None else {"max_new_tokens": max_new_tokens}
@@ -117,12 +117,12 @@ def command(
         show_facts(evaluating.facts, evaluating.limit, evaluating.remedy)
         if evaluating.left_out:
             message("warning", evaluating.left_out)
-        found = list(evaluating.scores)
-    rows = [_row(item) for item in found]
-    failed = [item for item in found if item.errors]
+        scores = list(evaluating.scores)
+    rows = [_row(item) for item in scores]
+    failed = [item for item in scores if item.errors]
     if wanted and not failed:
         rows = _choose(rows, wanted, directory)
-    for note in dict.fromkeys(note for item in found for note in item.notes) if not is_quiet() else ():
+    for note in dict.fromkeys(note for item in scores for note in item.notes) if not is_quiet() else ():
         message("note", note)
     if as_json:
         emit_json("evaluate", {"directory": str(directory), "scores": rows})

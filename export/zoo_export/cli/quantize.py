@@ -97,18 +97,18 @@ def command(
     if dtype is None and max_kl is None:
         raise UsageError("no precision", "zoo quantize", "add --dtype NAME, --cache int8 or --max-kl X")
     check_figure_option(figure, force=force, forces_more=True)
-    directory, report, chosen = _quantize_weights(model, dtype, measured, comparison, force=force)
+    directory, report, precision = _quantize_weights(model, dtype, measured, comparison, force=force)
     if report is None:
         if as_json:
-            emit_json("quantize", {"directory": str(directory), "precision": chosen, "files": []})
+            emit_json("quantize", {"directory": str(directory), "precision": precision, "files": []})
         else:
             say(f"{directory}: no smaller precision diverges by at most {max_kl:g} nats; float32 is kept")
         return
     if figure is not None:
         from zoo_export.variants.reduced.layers import plot_layers
 
-        plot_layers(directory, chosen, text=text).write(figure, force=force)
-    _say_weights(directory, report, chosen, as_json=as_json)
+        plot_layers(directory, precision, text=text).write(figure, force=force)
+    _say_weights(directory, report, precision, as_json=as_json)
 
 
 def _quantize_weights(
@@ -200,5 +200,5 @@ def _measured_on(certificate: Mapping[str, Any]) -> str:
 
 def _say_outputs(certificate: Mapping[str, Any]) -> None:
     """Print the measured error of each output."""
-    for output, found in certificate["outputs"].items():
-        say(f"{output}: " + ", ".join(f"{key.replace('_', ' ')} {value:.4g}" for key, value in found.items()))
+    for output, errors in certificate["outputs"].items():
+        say(f"{output}: " + ", ".join(f"{key.replace('_', ' ')} {value:.4g}" for key, value in errors.items()))

@@ -74,11 +74,11 @@ def say_report(report: Report, directory: Path, variant: str = "") -> None:
     say(f"worst output {where}: error {worst['max_abs_error']:.1e}, limit {worst['limit']:.1e}")
     if facts["magnitudes"]:
         say(_magnitudes(facts["magnitudes"]))
-    for name, found in facts["non_finite"].items():
-        if not found["equal"]:
-            say(f"inputs with {name} are refused: {found['reason']}")
-    if kept := facts["not_perturbed"]:
-        say(f"tensors compared with their stored values only: {abridged(kept)}")
+    for name, comparison in facts["non_finite"].items():
+        if not comparison["equal"]:
+            say(f"inputs with {name} are refused: {comparison['reason']}")
+    if tensors := facts["not_perturbed"]:
+        say(f"tensors compared with their stored values only: {abridged(tensors)}")
     covered = coverage_summary(report.evidence)
     if covered is not None:
         say(covered)
@@ -98,8 +98,8 @@ def say_record(record: Record, format_name: str, command: str, as_json: bool) ->
     directory, files, verified = record.stored.path, ", ".join(record.files), record.evidence["verified"]
     by, _ = plugins.active().exporter(format_name)
     if not verified:
-        what = f"{files} NOT VERIFIED: {by} does not compare its files with the model"
-        message("warning", f"{directory}: {what}")
+        problem = f"{files} NOT VERIFIED: {by} does not compare its files with the model"
+        message("warning", f"{directory}: {problem}")
     if as_json:
         facts = {"format": format_name, "files": record.files, "verified": verified, "evidence": record.evidence}
         emit_json(command, {"directory": str(directory), **facts})

@@ -68,12 +68,12 @@ class Bounds:
         if value is None:
             return (ANY,)
         if value not in self._known:
-            found, node = self._compute(value), value.producer()
+            bounds, node = self._compute(value), value.producer()
             if value.shape is not None and not len(value.shape) and value.dtype in _EXACT:
-                found = (self._intervals.named(f"value {value.name}", found[0]),)
-            is_vector = value.shape is not None and len(value.shape) == 1 and value.shape[0] == len(found)
+                bounds = (self._intervals.named(f"value {value.name}", bounds[0]),)
+            is_vector = value.shape is not None and len(value.shape) == 1 and value.shape[0] == len(bounds)
             is_shape = node is not None and node.op_type == "Shape"
-            self._known[value] = found if is_vector or is_shape else (self._intervals.join(found),)
+            self._known[value] = bounds if is_vector or is_shape else (self._intervals.join(bounds),)
         return self._known[value]
 
     def _compute(self, value: ir.Value) -> _Numbers:
@@ -110,10 +110,10 @@ class Bounds:
             return (ANY,)
         count = max(map(len, inputs))
         rows = [tuple(item[place % len(item)] for item in inputs) for place in range(count)]
-        found = [RULES[node.op_type](self._intervals, *row) for row in rows]
+        results = [RULES[node.op_type](self._intervals, *row) for row in rows]
         if node.op_type == "Cast":
-            found = [self._converted(number, value.dtype) for number in found]
-        return tuple(found)
+            results = [self._converted(number, value.dtype) for number in results]
+        return tuple(results)
 
     def _converted(self, number: Number, dtype: ir.DataType | None) -> Number:
         """Return a number in another data type."""
@@ -148,9 +148,9 @@ class Bounds:
             if isinstance(size, int):
                 return added.plus(Number.of(size))
             if node is not None and node.op_type == "Reshape":
-                wanted = self._of(node.inputs[1])
-                if len(wanted) == rank and self._intervals.ends(wanted[axis])[0] > 0:  # 0 and -1 have a meaning
-                    return added.plus(wanted[axis])
+                sizes = self._of(node.inputs[1])
+                if len(sizes) == rank and self._intervals.ends(sizes[axis])[0] > 0:  # 0 and -1 have a meaning
+                    return added.plus(sizes[axis])
             if node is not None and node.op_type == "Concat" and node.attributes["axis"].as_int() % rank == axis:
                 for other in node.inputs:
                     if other is None or other.shape is None:
@@ -198,8 +198,8 @@ class Bounds:
         axes = range(rank) if len(node.inputs) < 4 else [place % rank for place in self._constants(node.inputs[3])]
         if len(pads) != 2 * len(axes):
             return ANY
-        chosen = [place for place, other in enumerate(axes) if other == axis]
-        return pads[chosen[0]].plus(pads[chosen[0] + len(axes)]) if chosen else Number.of(0)
+        places = [place for place, other in enumerate(axes) if other == axis]
+        return pads[places[0]].plus(pads[places[0] + len(axes)]) if places else Number.of(0)
 
     def _declared(self, size: str | None) -> Number:
         """Return a size by the name that the graph gives it, such as ``past_sequence + sequence``."""

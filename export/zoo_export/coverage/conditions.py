@@ -113,18 +113,18 @@ def tap(graph: ir.Graph) -> list[tuple[Condition, ir.Value]]:
     Returns:
         Each condition with a new value of the graph: how often each of its outcomes occurs.
     """
-    found = []
+    conditions = []
     for node in tuple(graph):
         if node.op_type == "If":
-            found += _tap_branches(node, graph)
+            conditions += _tap_branches(node, graph)
         elif node.op_type in ("Loop", "Scan"):
-            found += _tap_body(node, graph)
+            conditions += _tap_body(node, graph)
         append = Tap(graph)
         for kind in _KINDS:
             if node.op_type in kind.operators.split() and kind.applies(node):
                 condition = Condition(kind, node, kind.cases(append, node))
-                found.append((condition, append.count(condition.cases)))
-    return found
+                conditions.append((condition, append.count(condition.cases)))
+    return conditions
 
 
 def subgraphs(node: ir.Node) -> Iterator[ir.Graph]:

@@ -147,19 +147,19 @@ class Conditions:
         Conditions that depend on activations are left out unless the point is ``cheap``.
         """
         call = "" if not self.graph.pasts else _kind_of_call(point)
-        found: set[Outcome] = set()
+        seen: set[Outcome] = set()
         for part in self._parts:
             if part.is_heavy and not cheap:
                 continue
             names = {item.name for item in part.session.get_inputs()}
             try:
                 for inputs in self._calls(names, feeds, point, dtype):
-                    found |= {(number, word, call) for number, word in part.outcomes(inputs)}
+                    seen |= {(number, word, call) for number, word in part.outcomes(inputs)}
             except StoppedError:
                 raise
             except Exception:  # the runtime raises a dozen classes without a common base
-                found.add((-1, "failure", call))
-        return found
+                seen.add((-1, "failure", call))
+        return seen
 
     def _calls(
         self, names: Collection[str], feeds: Feeds, point: Point, dtype: np.dtype[Any]
@@ -181,8 +181,8 @@ class Conditions:
         """Return inputs of the last call, with random numbers for a past and for the outputs of other graphs."""
         past = bool(self.graph.pasts)
         tensors = self.graph.input_tensors()
-        own = {tensor.name: feeds[tensor.name] for tensor in tensors if tensor.name in feeds}
-        given = dict(slice_feeds(self.graph, own, point.past, point.past + point.length)) if past else own
+        inputs = {tensor.name: feeds[tensor.name] for tensor in tensors if tensor.name in feeds}
+        given = dict(slice_feeds(self.graph, inputs, point.past, point.past + point.length)) if past else inputs
         sizes = dict.fromkeys(self.graph.dim_names(), point.past + point.length)
         sizes |= row_sizes([self.graph], point.batch)
         sizes["sequence"] = point.length if past else point.length + point.past
@@ -276,8 +276,8 @@ class Coverage:
         return None
 
     def _unseen(self, item: Conditions, outcomes: Iterable[tuple[int, str]]) -> list[str]:
-        known = {(number, word) for graph, (number, word, _) in self.seen if graph == item.graph.name}
-        return [f"{item.found[number]}: {word}" for number, word in outcomes if (number, word) not in known]
+        seen = {(number, word) for graph, (number, word, _) in self.seen if graph == item.graph.name}
+        return [f"{item.found[number]}: {word}" for number, word in outcomes if (number, word) not in seen]
 
 
 def turning_points(graphs: Sequence[Graph], longest: int, constants: Iterable[int]) -> list[Point]:
@@ -287,20 +287,20 @@ def turning_points(graphs: Sequence[Graph], longest: int, constants: Iterable[in
     """
     near = sorted({value + change for value in constants for change in (-1, 0, 1)})
     few, has_past = min(ODD, longest), any(graph.pasts for graph in graphs)
-    found = [Point(batch, few, 0, "none") for batch in range(1, LARGEST_BATCH + 1)]
-    found += [Point(2, length, 0, "none") for length in near if 1 <= length <= longest]
+    points = [Point(batch, few, 0, "none") for batch in range(1, LARGEST_BATCH + 1)]
+    points += [Point(2, length, 0, "none") for length in near if 1 <= length <= longest]
     if has_past:
         past = min(PAST, longest - 1)
-        found += [Point(batch, min(2, longest - past), past, "none") for batch in range(1, LARGEST_BATCH + 1)]
-        found += [
+        points += [Point(batch, min(2, longest - past), past, "none") for batch in range(1, LARGEST_BATCH + 1)]
+        points += [
             Point(2, min(length, longest - past), past, "none")
             for past in near
             if 1 <= past < longest
             for length in (1, 2)
         ]
     allowed = sizes_of(graphs).get("sequence", Size())
-    found = [replace(point, length=allowed.nearest(point.length)) for point in found]
-    return sorted(dict.fromkeys(found), key=lambda point: point.tokens)
+    points = [replace(point, length=allowed.nearest(point.length)) for point in points]
+    return sorted(dict.fromkeys(points), key=lambda point: point.tokens)
 
 
 def candidates(graphs: Sequence[Graph], longest: int, constants: Iterable[int]) -> list[Point]:
@@ -312,7 +312,7 @@ def candidates(graphs: Sequence[Graph], longest: int, constants: Iterable[int]) 
     has_mask = any(tensor.is_mask for graph in graphs for tensor in graph.input_tensors())
     pasts = sorted({0, 1, *(size for size in lengths if size < longest)}) if any(g.pasts for g in graphs) else [0]
     paddings: tuple[Padding, ...] = ("none", "left", "right") if has_mask else ("none",)
-    found = [
+    points = [
         Point(batch, length, past, padding)
         for batch in (1, 2, 7)
         for length in lengths
@@ -320,7 +320,7 @@ def candidates(graphs: Sequence[Graph], longest: int, constants: Iterable[int]) 
         if length + past <= longest and (past == 0 or length <= 3)
         for padding in paddings
     ]
-    return sorted(found, key=lambda point: point.tokens)
+    return sorted(points, key=lambda point: point.tokens)
 
 
 def many_lengths(graphs: Sequence[Graph], longest: int, parameters: int, *, batch: int = 1) -> list[Point]:
@@ -331,12 +331,12 @@ def many_lengths(graphs: Sequence[Graph], longest: int, parameters: int, *, batc
     allowed = sizes_of(graphs).get("sequence", Size())
     spread = np.linspace(_ALL_LENGTHS, longest, _SPREAD + 1).astype(int).tolist()
     lengths = {allowed.nearest(min(size, longest)) for size in (*range(1, _ALL_LENGTHS + 1), *spread)}
-    found = [Point(batch, length, 0, "none") for length in sorted(lengths)]
+    points = [Point(batch, length, 0, "none") for length in sorted(lengths)]
     if any(graph.pasts for graph in graphs):
-        found += [Point(batch, 1, length - 1, "none") for length in sorted(lengths) if length > 1]
-    found.sort(key=lambda point: point.tokens)
-    work = np.cumsum([point.tokens * parameters for point in found])
-    return [point for point, total in zip(found, work, strict=True) if total <= WORK]
+        points += [Point(batch, 1, length - 1, "none") for length in sorted(lengths) if length > 1]
+    points.sort(key=lambda point: point.tokens)
+    work = np.cumsum([point.tokens * parameters for point in points])
+    return [point for point, total in zip(points, work, strict=True) if total <= WORK]
 
 
 def _becomes_float(graph: ir.Graph, name: str) -> bool:
@@ -398,11 +398,11 @@ def _extract(model: ir.Model, counts: Sequence[ir.Value]) -> bytes:
 def _small_integers(graph: ir.Graph) -> set[int]:
     """Return the integers among the small constants of a graph, at which conditions may turn."""
     values = [*graph.initializers.values(), *(value for node in graph.all_nodes() for value in node.outputs)]
-    found: set[int] = set()
+    numbers: set[int] = set()
     for value in values:
         tensor = ir.convenience.get_const_tensor(value)
         if tensor is None or isinstance(tensor, ir.ExternalTensor) or tensor.size > _FEW:
             continue
         if tensor.dtype in (ir.DataType.INT64, ir.DataType.INT32):
-            found |= {abs(int(number)) for number in tensor.numpy().reshape(-1)}
-    return found
+            numbers |= {abs(int(number)) for number in tensor.numpy().reshape(-1)}
+    return numbers

@@ -65,28 +65,28 @@ class Questions:
 
     def compare(self) -> Answers:
         """Compare the answers with those of the module and of the formulas. To be called once."""
-        found, declared = Answers(), self.subject.stored.spec.task
+        answers, declared = Answers(), self.subject.stored.spec.task
         for task, asked in self._asked:
             try:
                 if isinstance(asked, ZooError):
                     raise asked
                 asked.compare()
-                found.evidence[task.name] = asked.evidence()
+                answers.evidence[task.name] = asked.evidence()
                 label = self.subject.labels[self.level]
-                found.failures += [f"task {task.name}, {label}: {line}" for line in asked.failures]
+                answers.failures += [f"task {task.name}, {label}: {line}" for line in asked.failures]
             except UnreadableError:
                 raise
             except UsageError as reason:  # as zoo run would refuse
-                found.evidence[task.name] = _not_compared(str(reason))
+                answers.evidence[task.name] = _not_compared(str(reason))
             except ZooError as error:
-                found.evidence[task.name] = _not_compared(str(error))
-                found.failures.append(f"task {task.name} fails ({error})")
+                answers.evidence[task.name] = _not_compared(str(error))
+                answers.failures.append(f"task {task.name} fails ({error})")
         self._asked = []
         self._known.clear()
         release_memory()
-        if declared not in found.evidence:
-            found.evidence[declared] = _not_compared("no task of this name declares a formula")
-        return found
+        if declared not in answers.evidence:
+            answers.evidence[declared] = _not_compared("no task of this name declares a formula")
+        return answers
 
 
 def _not_compared(reason: str) -> dict[str, Any]:
@@ -119,14 +119,12 @@ class _Model:
         return {name: value.copy() for name, value in self._seen[key].items()}
 
     def _compute(self, feeds: Mapping[str, Array]) -> Arrays:
-        known, outputs = dict(feeds), Arrays()
+        tensors, outputs = dict(feeds), Arrays()
         for graph in self._graphs:
-            wanted = {tensor.name for tensor in graph.input_tensors()} - {
-                tensor.name for tensor in graph.past_tensors()
-            }
-            if wanted <= known.keys():
-                outputs |= execute(self._executor, graph, {name: known[name] for name in wanted})
-                known |= outputs
+            names = {tensor.name for tensor in graph.input_tensors()} - {tensor.name for tensor in graph.past_tensors()}
+            if names <= tensors.keys():
+                outputs |= execute(self._executor, graph, {name: tensors[name] for name in names})
+                tensors |= outputs
         return {name: np.asarray(value, np.float64) for name, value in outputs.items()}
 
 
@@ -211,11 +209,11 @@ class _Comparison:
     def _compare(self) -> None:
         exact = []
         for item, mine, other in self.cases:
-            wanted = self._expected(item, mine, self.subject.models.reference)
-            same = wanted if other is mine else self._expected(item, other, self.subject.models.reference)
-            exact.append((wanted, same))
-        for (_, mine, _), (wanted, wanted_too) in zip(self.cases, exact, strict=True):
-            for name, value in wanted.items():
+            expected = self._expected(item, mine, self.subject.models.reference)
+            same = expected if other is mine else self._expected(item, other, self.subject.models.reference)
+            exact.append((expected, same))
+        for (_, mine, _), (expected, wanted_too) in zip(self.cases, exact, strict=True):
+            for name, value in expected.items():
                 part = self.parts.setdefault(name, _Part())
                 error = _error(value)
                 if not error <= part.graphs:
@@ -230,8 +228,8 @@ class _Comparison:
         for name, part in self.parts.items():
             if not part.passed(self.ulp):
                 limit = part.limit(self.ulp)
-                what = f"{name} is off by {max(part.graphs, part.module):.3g}, allowed {limit:.3g}"
-                self.failures.append(f"{what}, at {part.worst!r:.60}")
+                problem = f"{name} is off by {max(part.graphs, part.module):.3g}, allowed {limit:.3g}"
+                self.failures.append(f"{problem}, at {part.worst!r:.60}")
 
     def _allow(self, executor: Executor, exact: Sequence[Sequence[Mapping[str, Any]]]) -> None:
         """Raise the limits by the errors of the formula on a module that rounds differently."""
@@ -287,19 +285,19 @@ def _error(value: Numbers | Choice | Same) -> float:
     """
     if isinstance(value, Same):
         return 0.0 if value.found == value.expected else np.inf
-    wanted = _values(value)
+    expected = _values(value)
     if isinstance(value, Choice):
-        if np.shape(value.chosen) != wanted.shape[:-1] or np.asarray(value.chosen).dtype.kind != "i":
+        if np.shape(value.chosen) != expected.shape[:-1] or np.asarray(value.chosen).dtype.kind != "i":
             return np.inf
-        taken = np.take_along_axis(wanted, np.asarray(value.chosen)[..., None], -1)[..., 0]
-        error = (wanted.max(-1) - taken) / 2
+        taken = np.take_along_axis(expected, np.asarray(value.chosen)[..., None], -1)[..., 0]
+        error = (expected.max(-1) - taken) / 2
     else:
         try:
-            found = np.asarray(value.found, np.float64)
+            numbers = np.asarray(value.found, np.float64)
         except (TypeError, ValueError):
             return np.inf
-        if found.shape != wanted.shape:
+        if numbers.shape != expected.shape:
             return np.inf
-        error = _distances(found, wanted)
+        error = _distances(numbers, expected)
     highest = float(np.max(error, initial=0.0))
     return highest if np.isfinite(highest) else np.inf

@@ -68,27 +68,27 @@ class Evaluation:
 
     def run(self, runtimes: Mapping[str, Executor], feeds: Feeds, point: Point) -> dict[str, Results]:
         """Return the results of executors, by level. If a number that is dropped is not finite, one that is kept is."""
-        found = {}
+        results = {}
         for level, runtime in runtimes.items():
             with running(f"at {point}, {self.subject.labels[level]}", self.subject.stored.path):
                 ahead = self.ahead.take(level, point)
-                found[level] = ahead or self.run_one(runtime, feeds, point, complete=True)
-        return found
+                results[level] = ahead or self.run_one(runtime, feeds, point, complete=True)
+        return results
 
     def run_yardsticks(self, levels: Iterable[str], feeds: Feeds, point: Point) -> list[Allowed]:
         """Return some levels, and the results of the yardstick of these levels."""
-        found: dict[TorchExecutor, list[str]] = {}
+        levels_by_yardstick: dict[TorchExecutor, list[str]] = {}
         for level in levels:
-            found.setdefault(self.subject.yardstick(level), []).append(level)
-        return [(some, self.run_one(executor, feeds, point)) for executor, some in found.items()]
+            levels_by_yardstick.setdefault(self.subject.yardstick(level), []).append(level)
+        return [(some, self.run_one(executor, feeds, point)) for executor, some in levels_by_yardstick.items()]
 
     def run_reference(self, feeds: Feeds, point: Point) -> Results:
         """Return the results in float64, after a check that they do not depend on where a text is cut."""
         graphs, reference = self.subject.graphs, self.subject.models.reference
-        known = self._references.take(point)
-        if known is None and not self._is_new_split(point):
+        evaluated = self._references.take(point)
+        if evaluated is None and not self._is_new_split(point):
             return self.run_one(reference, feeds, point)
-        exact, whole = known or (
+        exact, whole = evaluated or (
             run_pipeline(reference, graphs, feeds, point, split=True),
             run_pipeline(reference, graphs, feeds, point, split=False),
         )
@@ -112,8 +112,8 @@ class Evaluation:
     def run_one(self, executor: Executor, feeds: Feeds, point: Point, *, complete: bool = False) -> Results:
         with executor.keeping(feeds, point) if isinstance(executor, TorchExecutor) else nullcontext():
             outputs = run_pipeline(executor, self.subject.graphs, feeds, point, split=True)
-        kept = self._kept(outputs, feeds, point, complete=complete)
-        return kept if self.agreed is None else without(kept, self.agreed)
+        results = self._kept(outputs, feeds, point, complete=complete)
+        return results if self.agreed is None else without(results, self.agreed)
 
     def _kept(
         self, outputs: dict[str, Arrays], feeds: Feeds, point: Point, *, complete: bool = False

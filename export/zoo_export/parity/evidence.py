@@ -42,12 +42,12 @@ __all__ = [
 def versions() -> dict[str, str]:
     """Return the versions of the packages that a comparison depends on."""
     tools = ("onnxruntime", "torch", "onnx", "onnx-ir", "onnxscript")
-    found = {"zoo": __version__, "python": platform.python_version()}
+    numbers = {"zoo": __version__, "python": platform.python_version()}
     for name in tools:
         for distribution in (name, f"{name}-gpu"):
             with suppress(PackageNotFoundError):
-                found[name] = version(distribution)
-    return found
+                numbers[name] = version(distribution)
+    return numbers
 
 
 def evidence_of(sweep: Sweep, *, verified: bool) -> dict[str, Any]:
@@ -90,8 +90,8 @@ def check_evidence(export: Export, graphs: Mapping[str, bytes]) -> None:
     digest = evidence_digest(export.evidence)
     for name, graph in graphs.items():
         if metadata(graph).get(EVIDENCE_KEY) != digest:
-            what = f"{export.evidence_file} is not the evidence for this graph"
-            raise ArtifactError(what, export.stored.path / export.graph_files[name], "export again")
+            problem = f"{export.evidence_file} is not the evidence for this graph"
+            raise ArtifactError(problem, export.stored.path / export.graph_files[name], "export again")
 
 
 def write_export(

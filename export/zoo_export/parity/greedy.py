@@ -30,11 +30,11 @@ def greedy(execute: Executor, graph: Graph, known: Feeds, ids: Array, mask: Arra
     """
     ids_name, mask_name = decoder_inputs(graph)
     past = empty_past(graph, len(ids), execute.dtype)
-    wanted = {tensor.name for tensor in graph.input_tensors()}
-    constant = {name: value for name, value in known.items() if name in wanted}
+    names = {tensor.name for tensor in graph.input_tensors()}
+    constant = {name: value for name, value in known.items() if name in names}
     while True:
-        given = mask if graph.past_length else mask[:, -ids.shape[1] :]
-        outputs = execute(graph, constant | {ids_name: ids} | ({mask_name: given} if mask_name else {}) | past)
+        new_mask = mask if graph.past_length else mask[:, -ids.shape[1] :]
+        outputs = execute(graph, constant | {ids_name: ids} | ({mask_name: new_mask} if mask_name else {}) | past)
         last = outputs["logits"][:, -1]
         yield last
         ids = last.argmax(-1)[:, None].astype(np.int64)
@@ -61,15 +61,15 @@ def greedy_agreement(
         return {}
     tokens, gaps = _decode(reference, graphs, longest, fixed)
     new, rows = tokens.shape
-    found = {}
+    agreement = {}
     for level, runtime in runtimes.items():
         others = decoded[level] if level in decoded else _decode(runtime, graphs, longest, fixed)[0]
         settled = np.cumsum(gaps <= margins[level], axis=0) == 0
         differs = (tokens != others) & settled
         agreed = int(np.argmax(differs.any(1))) if differs.any() else new
-        found[level] = {"passed": not differs.any(), "rows": rows, "tokens": new, "agreed": agreed,
+        agreement[level] = {"passed": not differs.any(), "rows": rows, "tokens": new, "agreed": agreed,
                         "compared": int(settled.sum())}  # fmt: skip
-    return found
+    return agreement
 
 
 def greedy_tokens(
@@ -91,12 +91,12 @@ def _decode(execute: Executor, graphs: Sequence[Graph], longest: int, fixed: Map
     prompt = min(_PROMPT, -(-longest // 2))
     new = min(_NEW, longest - prompt + 1)  # the last token is not an input
     feeds = make_feeds(graphs, Point(fixed.get("batch", _ROWS), prompt, 0, "left"), _SEED, longest)
-    known = dict(feeds)
+    tensors = dict(feeds)
     for graph in graphs[:-1]:
-        known |= execute(graph, {tensor.name: known[tensor.name] for tensor in graph.input_tensors()})
+        tensors |= execute(graph, {tensor.name: tensors[tensor.name] for tensor in graph.input_tensors()})
     ids, mask = decoder_inputs(graphs[-1])
     first = feeds[mask] if mask else np.ones_like(feeds[ids])
-    steps = greedy(execute, graphs[-1], known, feeds[ids], first)
+    steps = greedy(execute, graphs[-1], tensors, feeds[ids], first)
     found = [next(steps).astype(np.float64) for _ in range(new)]
     best = [np.sort(np.partition(logits, -2, axis=-1)[:, -2:], axis=-1) for logits in found]
     return np.stack([logits.argmax(-1) for logits in found]), np.stack([two[:, 1] - two[:, 0] for two in best])

@@ -65,8 +65,8 @@ def check_laws(stored: ModelDirectory) -> dict[str, str]:
     spec, values = stored.spec, fixed_values(load_directory(stored))
     excuses = {law: why for law, why in spec.architecture.expected_failures.items() if law in _OPTIONAL}
     place = key(spec, "laws", "float64", {"excuses": excuses, "values": tensors_digest(values)})
-    if (known := cache.read(place)) is not None:
-        outcomes: dict[str, str] = json.loads(known)
+    if (stored_outcomes := cache.read(place)) is not None:
+        outcomes: dict[str, str] = json.loads(stored_outcomes)
         return outcomes
     subject = Subject(_smaller(spec, values), values=values, special=tuple(special_ids(spec, values)))
     outcomes = {}
@@ -91,13 +91,13 @@ def _check_law(check: Check, subject: Subject) -> None:
     try:
         check(subject)
     except CheckFailure as failure:
-        what = f"the model violates the law {check.name}: {failure.expected}, but {failure.happened}"
-        raise LawError(what, subject.plugin, read_more(check.name)) from failure
+        problem = f"the model violates the law {check.name}: {failure.expected}, but {failure.happened}"
+        raise LawError(problem, subject.plugin, read_more(check.name)) from failure
     except (Inapplicable, ZooError):
         raise
     except Exception as error:
-        what = f"the model fails in the law {check.name}: {type(error).__name__}: {error}"
-        raise LawError(what, subject.plugin, read_more(check.name)) from error
+        problem = f"the model fails in the law {check.name}: {type(error).__name__}: {error}"
+        raise LawError(problem, subject.plugin, read_more(check.name)) from error
 
 
 def _smaller(spec: ModelSpec, fixed: Mapping[str, Tensor]) -> ModelSpec:
@@ -144,11 +144,11 @@ def check_split(
             scale = float(np.max(np.abs(one), where=valid, initial=0.0))
             error = float(np.max(np.abs(one - two), where=valid, initial=0.0))
             if error > _TOLERANCE * scale:
-                what = (
+                problem = (
                     f"the model violates the law cache: {tensor.name} of graph {graph.name!r} in two calls is off by "
                     f"{error / scale:.2g} of its largest value in one call"
                 )
-                raise LawError(what, point, read_more("cache"))
+                raise LawError(problem, point, read_more("cache"))
 
 
 def special_ids(spec: ModelSpec, fixed: Mapping[str, Tensor]) -> list[int]:
@@ -175,7 +175,7 @@ def _marked_ids(spec: ModelSpec, fixed: Mapping[str, Tensor]) -> Iterator[int]:
         limit = max(1, _MARKED // len(tables))
         _, firsts, number, counts = np.unique(table, axis=0, return_index=True, return_inverse=True, return_counts=True)
         *rare, common = np.argsort(counts, kind="stable")
-        chosen = firsts[rare][:limit]
-        others = np.setdiff1d(np.flatnonzero(number.reshape(-1) != common), chosen)
-        yield from chosen.tolist()
-        yield from others[np.linspace(0, len(others) - 1, min(len(others), limit - len(chosen))).astype(int)].tolist()
+        marked = firsts[rare][:limit]
+        others = np.setdiff1d(np.flatnonzero(number.reshape(-1) != common), marked)
+        yield from marked.tolist()
+        yield from others[np.linspace(0, len(others) - 1, min(len(others), limit - len(marked))).astype(int)].tolist()

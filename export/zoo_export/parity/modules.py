@@ -74,19 +74,19 @@ def module_errors(
     """
     upto = graphs[: graphs.index(graph) + 1]
     tapped, taps = _tap(data)
-    found = run_pipeline(open_with(tapped), upto, feeds, point, split=True)[graph.name]
+    outputs = run_pipeline(open_with(tapped), upto, feeds, point, split=True)[graph.name]
     reference, yardstick = (module_outputs(executor, graph, upto, feeds, point) for executor in references)
     unit = epsilon(references[1].dtype)
     model = references[0].model
     errors = []
-    for path, wanted in reference.items():
-        result = found.get(taps.get(path, ""))
-        if result is not None and wanted.ndim > 1 and result.shape == (wanted[..., 0].size, wanted.shape[-1]):
-            result = result.reshape(wanted.shape)  # graphs of a profile flatten the leading dimensions
-        if result is None or result.shape != wanted.shape:
+    for path, exact in reference.items():
+        result = outputs.get(taps.get(path, ""))
+        if result is not None and exact.ndim > 1 and result.shape == (exact[..., 0].size, exact.shape[-1]):
+            result = result.reshape(exact.shape)  # graphs of a profile flatten the leading dimensions
+        if result is None or result.shape != exact.shape:
             continue
         error, allowed, scale = (
-            float(np.max(np.abs(values), initial=0.0)) for values in (result - wanted, yardstick[path] - wanted, wanted)
+            float(np.max(np.abs(values), initial=0.0)) for values in (result - exact, yardstick[path] - exact, exact)
         )
         errors.append(
             ModuleError(

@@ -82,15 +82,15 @@ def masks(exact: Results, others: Mapping[str, Results]) -> Agreed:
         exact: the outputs of each graph in float64.
         others: the same in the model's own dtype, by level.
     """
-    found: dict[str, dict[str, tuple[Array, Array]]] = {}
+    agreement: dict[str, dict[str, tuple[Array, Array]]] = {}
     for graph, outputs in exact.items():
         for name, values in outputs.items():
             kinds = _kinds(values)
             agreed = np.ones(kinds.shape, bool)
             for other in others.values():
                 agreed &= _kinds(other[graph][name]) == kinds
-            found.setdefault(graph, {})[name] = agreed, agreed & (kinds == 0)
-    return found
+            agreement.setdefault(graph, {})[name] = agreed, agreed & (kinds == 0)
+    return agreement
 
 
 def other_kind(exact: Results, found: Results, agreed: Agreed, *, finite: bool) -> str | None:
@@ -106,11 +106,11 @@ def other_kind(exact: Results, found: Results, agreed: Agreed, *, finite: bool) 
         for name, values in outputs.items():
             if found[graph][name].shape != values.shape:
                 continue  # the shape is judged elsewhere
-            wanted, kinds = _kinds(values), _kinds(found[graph][name])
-            wrong = agreed[graph][name][0] & (wanted != kinds) & ((wanted == 0) == finite)
+            expected, kinds = _kinds(values), _kinds(found[graph][name])
+            wrong = agreed[graph][name][0] & (expected != kinds) & ((expected == 0) == finite)
             if wrong.any():
                 place = int(np.flatnonzero(wrong)[0])
-                is_now, should_be = (_KINDS[item.flat[place]] for item in (kinds, wanted))
+                is_now, should_be = (_KINDS[item.flat[place]] for item in (kinds, expected))
                 share = f"{np.count_nonzero(wrong)} of {wrong.size} numbers"
                 return f"{name} of {graph} is {is_now} where the model's is {should_be}, at {share}"
     return None

@@ -36,10 +36,10 @@ def draw_modules(name: str, graphs: Mapping[str, Sequence[ModuleError]]) -> Plot
             axes.set_title(printable(graph))
     panels[-1, 0].set_xlabel("largest absolute error of the output")
     handles, labels = panels[0, 0].get_legend_handles_labels()
-    found = dict(zip(labels, handles, strict=True))
+    handle_of = dict(zip(labels, handles, strict=True))
     for axes in panels[1:, 0]:
-        found |= dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
-    figure.legend(found.values(), found.keys(), loc="outside lower left", ncols=4)
+        handle_of |= dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
+    figure.legend(handle_of.values(), handle_of.keys(), loc="outside lower left", ncols=4)
     return Plot(title, figure)
 
 

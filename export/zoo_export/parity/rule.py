@@ -106,13 +106,13 @@ class Findings:
             ValueError: an output does not have its declared shape.
         """
         self.compared.add(level)
-        known = dict(feeds)
+        tensors = dict(feeds)
         for graph in self.graphs:
-            known |= found[graph.name]
+            tensors |= found[graph.name]
             for tensor in graph.output_tensors():
                 shape = found[graph.name][tensor.name].shape
                 kept = kept_positions(graph, tensor, feeds, point)
-                check_shape(graph, tensor, kept.whole if kept and shape == kept.shape else shape, known, point)
+                check_shape(graph, tensor, kept.whole if kept and shape == kept.shape else shape, tensors, point)
                 (wanted, result), valid = _rows(graph, tensor, (exact, found), feeds, point)
                 self.errors[level, graph.name, tensor.name].add_graph(wanted, result, valid, point)
 

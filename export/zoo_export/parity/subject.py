@@ -305,15 +305,15 @@ class OnnxSubject(Subject):
 
     def _recall(self, level: str) -> None:
         """Give the models the weights with which ``level`` was compared."""
-        wanted = level if level in PERTURBED_LABELS else ""
-        if wanted == self._weights_now:
+        needed = level if level in PERTURBED_LABELS else ""
+        if needed == self._weights_now:
             return
-        if not wanted:
+        if not needed:
             stored = iter(weights_of(self._load()))
             self.models.change(lambda weight: weight.copy_(next(stored)))
-        elif wanted == FAINT:  # perturbed weights are those times a power of two
+        elif needed == FAINT:  # perturbed weights are those times a power of two
             self.models.change(lambda weight: weight.mul_(_FAINT))
-        self._weights_now = wanted
+        self._weights_now = needed
 
 
 def open_perturbed(models: Models) -> Iterator[tuple[str, Weights]]:

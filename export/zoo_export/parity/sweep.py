@@ -175,12 +175,12 @@ class Sweep:
 
     def perturb(self, points: Sequence[Point]) -> None:
         """Compare on perturbed weights, at :meth:`selection`; faint ones of a large model with one kind of padding."""
-        chosen = self.selection(points)
+        selected = self.selection(points)
         large = [point for point in smallest_points(points)[1:] if point.tokens * self.parameters > CHEAP]
         others = [point for point in large if point not in self.added]
         for runtimes in self.subject.open_perturbed():
             for point in self.evaluation.refer(
-                [point for point in chosen if FAINT not in runtimes or point not in others]
+                [point for point in selected if FAINT not in runtimes or point not in others]
             ):
                 self.compare_at(point, runtimes)
             if FAINT not in runtimes:
@@ -235,9 +235,9 @@ class Sweep:
             return NonFinite(f"PyTorch fails ({error})")
         is_expected = asking.count > usual.count
         agreed = masks(exact, {level: outputs for levels, outputs in allowed for level in levels})
-        known = without(exact, agreed)
-        own = [(levels, without(outputs, agreed)) for levels, outputs in allowed]
-        if unstable := self._unstable(feeds, known, own, point):
+        judged = without(exact, agreed)
+        allowed_judged = [(levels, without(outputs, agreed)) for levels, outputs in allowed]
+        if unstable := self._unstable(feeds, judged, allowed_judged, point):
             return NonFinite(next(iter(unstable.values())))
         try:
             found = self.evaluation.run(self.runtimes, feeds, point)
@@ -245,7 +245,7 @@ class Sweep:
                 return NonFinite(f"{difference}, at {point}", is_expected)
             self.evaluation.agreed = agreed  # from here on, results have no others
             rest = {level: without(results, agreed) for level, results in found.items()}
-            self._judge(findings, point, self.runtimes, feeds, rest, known, own)
+            self._judge(findings, point, self.runtimes, feeds, rest, judged, allowed_judged)
         except IncomparableError:
             raise
         except ParityError as error:
@@ -272,7 +272,7 @@ class Sweep:
         where = self.subject.stored.path
         failure = None
         try:
-            found = self.evaluation.run(runtimes, feeds, point)
+            results = self.evaluation.run(runtimes, feeds, point)
         except ParityError as error:
             failure = error
         with running(f"at {point}", where):
@@ -280,7 +280,7 @@ class Sweep:
             allowed = self.evaluation.run_yardsticks(runtimes, feeds, point)
         if failure is not None:
             raise failure
-        self._judge(self.findings, point, runtimes, feeds, found, exact, allowed)
+        self._judge(self.findings, point, runtimes, feeds, results, exact, allowed)
 
     def _unstable(self, feeds: Feeds, exact: Results, allowed: Iterable[Allowed], point: Point) -> dict[str, str]:
         """Return the levels at which PyTorch itself breaks the rule, and how."""
@@ -332,21 +332,21 @@ class Sweep:
 
     def _reduced(self) -> list[dict[str, Any]]:
         """Evidence about the points at which levels, or positions of large outputs, were left out."""
-        found = []
+        entries = []
         for point in self.points:
             feeds = self.evaluation.feeds(point)
             facts: dict[str, Any] = {}
             if self.levels[point] != self._all_levels:
                 facts["levels"] = self.levels[point]
-            kept = {
+            counts = {
                 tensor.name: len(item.places)
                 for graph in self.subject.graphs
                 for tensor in graph.output_tensors()
                 if (item := kept_positions(graph, tensor, feeds, point)) is not None
             }
-            facts |= {"positions": kept} if kept else {}
-            found += [{**point.to_dict(), **facts}] if facts else []
-        return found
+            facts |= {"positions": counts} if counts else {}
+            entries += [{**point.to_dict(), **facts}] if facts else []
+        return entries
 
     def magnitude_facts(self) -> list[dict[str, Any]]:
         """Evidence about floating-point inputs of other magnitudes."""

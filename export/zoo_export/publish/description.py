@@ -107,17 +107,19 @@ def describe_task(session: Session) -> dict[str, Any]:
 def _graph(session: Session, graph: Graph, runner: Runner[Any], is_decoder: bool) -> dict[str, Any]:
     inputs = {item.name for item in session.sessions[graph.name].get_inputs()}
     past = graph.past_tensors()
-    given = [tensor for tensor in graph.input_tensors() if tensor.name in inputs - {item.name for item in past}]
+    inputs_of_caller = [
+        tensor for tensor in graph.input_tensors() if tensor.name in inputs - {item.name for item in past}
+    ]
     ids, mask = decoder_inputs(graph) if is_decoder else (None, None)
     if is_decoder:
-        roles = {tensor.name: "constant" for tensor in given} | {ids: "ids", mask: "mask"}
+        roles = {tensor.name: "constant" for tensor in inputs_of_caller} | {ids: "ids", mask: "mask"}
     elif isinstance(runner, ImageRunner):
         roles = {runner.input.name: "pixels"}
     else:
-        roles = {tensor.name: "mask" for tensor in given if tensor.is_mask}
+        roles = {tensor.name: "mask" for tensor in inputs_of_caller if tensor.is_mask}
         ids_input = runner.ids_input.name  # type: ignore[attr-defined]
         roles |= {ids_input: "ids", "position_ids": "positions", "token_type_ids": "types"}
-    for tensor in given:
+    for tensor in inputs_of_caller:
         if tensor.name not in roles:
             raise UsageError(f"pages cannot make the input {tensor.name}", session.path)
     growing = {tensor.name: tensor.dims.index(str(graph.past_length)) for tensor, _ in graph.growing_pairs()}
@@ -127,7 +129,7 @@ def _graph(session: Session, graph: Graph, runner: Runner[Any], is_decoder: bool
         "file": session.export.graph_files[graph.name],
         "inputs": [
             {"name": tensor.name, "dtype": "float32" if tensor.is_float else tensor.dtype, "role": roles[tensor.name]}
-            for tensor in given
+            for tensor in inputs_of_caller
         ],
         "outputs": [tensor.name for tensor in graph.output_tensors()],
         "past": [
@@ -172,7 +174,7 @@ def _type_name(kind: Any) -> str:
 def _samples(session: Session, runner: TextRunner) -> list[dict[str, Any]]:
     tokenizer = runner.tokenizer
     ids = [(text, tokenizer.encode(text).ids) for text in SAMPLES]
-    return [{"text": text, "ids": found, "decoded": tokenizer.decode(found)} for text, found in ids]
+    return [{"text": text, "ids": numbers, "decoded": tokenizer.decode(numbers)} for text, numbers in ids]
 
 
 def _image(runner: ImageRunner) -> dict[str, Any]:

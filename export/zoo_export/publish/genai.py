@@ -114,8 +114,8 @@ def _decoder(export: Export) -> tuple[Graph, KeyValues]:
             raise UsageError(f"{decoder} with a past, but the model has none", stored.path, "--layout standalone")
         case _:
             names = ", ".join(item.name for item in graph.pasts)
-            what = f"{NAME} keeps keys and values of one size alone, but the past of the model has {names}"
-            raise UsageError(what, stored.path, "--layout standalone")
+            problem = f"{NAME} keeps keys and values of one size alone, but the past of the model has {names}"
+            raise UsageError(problem, stored.path, "--layout standalone")
     known = {*decoder_inputs(graph), *(tensor.name for tensor in graph.past_tensors())}
     for tensor in graph.input_tensors():
         if tensor.name not in known:
@@ -178,8 +178,8 @@ def _search(session: Session, chosen: Generation, positions: int) -> dict[str, A
     handled = _CONVERTED | {"seed"} | ({"max_new_tokens"} if chosen.max_new_tokens == plain.max_new_tokens else set())
     lost = sorted(key for key, value in plain.to_dict().items() if key not in handled and values[key] != value)
     if lost:
-        what = f"{CONFIG} cannot express {', '.join(lost)} of {GENERATION}: texts may differ from those of zoo run"
-        session.warn(what)
+        problem = f"{CONFIG} cannot express {', '.join(lost)} of {GENERATION}: texts may differ from those of zoo run"
+        session.warn(problem)
     samples = chosen.temperature > 0
     return {
         "do_sample": samples,

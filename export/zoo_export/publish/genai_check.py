@@ -79,8 +79,8 @@ def compare_tokens(folder: Path, graph: Graph, dtype: str, evidence: Mapping[str
         for length in _PROMPTS:
             if (new := min(_NEW, config["context_length"] - length)) > 0:
                 ids = rng.integers(0, config["vocab_size"], length)
-                found = _generate(genai, model, ids.tolist(), new)
-                compared += _agreeing(found, _steps(execute, graph, ids, new), config["eos_token_id"], margin)
+                generated = _generate(genai, model, ids.tolist(), new)
+                compared += _agreeing(generated, _steps(execute, graph, ids, new), config["eos_token_id"], margin)
                 prompts += 1
         problem = _tokenizer_problem(genai, model, folder)
     except (RuntimeError, ValueError) as error:

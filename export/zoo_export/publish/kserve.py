@@ -73,11 +73,11 @@ def write_kserve(
     service = _label(directory.resolve().name)
     with new_output(target, "publish --layout kserve", force=force) as stage:
         (stage / REPOSITORY).mkdir()
-        made = write_repository(directory, stage / REPOSITORY, variant=variant, progress=progress)
+        repository = write_repository(directory, stage / REPOSITORY, variant=variant, progress=progress)
         text = _TEMPLATE.format(name=json.dumps(service), uri=json.dumps(storage_uri))
         (stage / SERVICE).write_text(text, encoding="utf-8")
         files = sorted(str(path.relative_to(stage)) for path in stage.rglob("*") if path.is_file())
-    return KServeModel(files, made.models, service)
+    return KServeModel(files, repository.models, service)
 
 
 def _label(name: str) -> str:

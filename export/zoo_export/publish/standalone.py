@@ -142,11 +142,11 @@ def _compare(stored: ModelDirectory, graphs: Mapping[str, bytes], dtype: str, co
     feeds = make_feeds(declared, point, 0, 64, fixed=fixed)
     originals = {name: open_session(graph, provider=provider, weights=stored.path) for name, graph in graphs.items()}
     copied = {name: open_session(path, provider=provider) for name, path in copies.items()}
-    wanted, found = (
+    expected, results = (
         run_pipeline(OnnxExecutor(sessions, numpy_dtype(dtype)), declared, feeds, point, split=True)
         for sessions in (originals, copied)
     )
-    for graph, outputs in wanted.items():
+    for graph, outputs in expected.items():
         for name, value in outputs.items():
-            if not np.array_equal(value, found[graph][name], equal_nan=True):
+            if not np.array_equal(value, results[graph][name], equal_nan=True):
                 raise ParityError(f"the copy's outputs differ from the export's: {name} of {graph}", stored.path)

@@ -71,8 +71,8 @@ def write_transformers_js(
         raise UsageError(f"this layout holds one graph, but the model has {names}", stored.path, "--layout standalone")
     config = stored.spec.config
     if isinstance(config, ImageConfig) and config.num_channels != 3:
-        what = f"transformers.js reads images as RGB, but the model has {config.num_channels} channel(s)"
-        raise UsageError(what, stored.path, "--layout web")
+        problem = f"transformers.js reads images as RGB, but the model has {config.num_channels} channel(s)"
+        raise UsageError(problem, stored.path, "--layout web")
     found = {"": Export(stored), **{export.variant: export for export in find_exports(stored)}}
     exports = [found[variant] for variant in NAMES if variant in found]
     for export in exports:

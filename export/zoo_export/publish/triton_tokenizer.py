@@ -45,10 +45,10 @@ class TritonPythonModel:
             return triton.InferenceResponse(error=triton.TritonError("a text has no tokens"))
         ids = self._padded([row.ids for row in rows], self.settings["pad_id"])
         mask = self._padded([[1] * len(row.ids) for row in rows])
-        known = {"position_ids": np.maximum(mask.cumsum(1) - 1, 0), self.settings["ids"]: ids}
-        known["token_type_ids"] = self._padded([row.type_ids for row in rows]) * (self.settings["segments"] > 1)
-        known |= dict.fromkeys(self.settings["masks"], mask)
-        return triton.InferenceResponse([triton.Tensor(name, known[name]) for name in self.outputs])
+        tensors = {"position_ids": np.maximum(mask.cumsum(1) - 1, 0), self.settings["ids"]: ids}
+        tensors["token_type_ids"] = self._padded([row.type_ids for row in rows]) * (self.settings["segments"] > 1)
+        tensors |= dict.fromkeys(self.settings["masks"], mask)
+        return triton.InferenceResponse([triton.Tensor(name, tensors[name]) for name in self.outputs])
 
     def _padded(self, rows: Sequence[Sequence[int]], fill: int = 0) -> np.ndarray[Any, Any]:
         length = max(self.settings["length"] or 0, *map(len, rows))

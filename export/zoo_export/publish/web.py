@@ -121,8 +121,8 @@ def write_web(
         shards = dict(_publish(stage, stored, export, facts, graphs, max_shard_bytes or SHARD_BYTES))
         size = sum(part["size"] for pieces in shards.values() for part in pieces["parts"])
         if size > _LARGEST:
-            what = f"{size / 1e9:.1f} GB do not fit into the 4.3 GB of a page"
-            raise UsageError(what, directory, argument("variant", "int4", "publish {}"))
+            problem = f"{size / 1e9:.1f} GB do not fit into the 4.3 GB of a page"
+            raise UsageError(problem, directory, argument("variant", "int4", "publish {}"))
         if facts["tokenizer"] is not None:
             target_name = TARGET_TOKENIZER if TARGET_TOKENIZER in stored.files else None
             module = _copy_tokenizers(stage, find_tokenizers())
@@ -211,14 +211,14 @@ def _runtime(stage: Path, stored: ModelDirectory, variant: str, name: WebRuntime
 
 def _worst(evidence: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return the output with the largest error, relative to its limit."""
-    found = [
+    errors = [
         {"output": name, "error": level["max_abs_error"], "limit": level["limit"]}
         for graph in evidence.get("graphs", {}).values()
         for name, levels in graph.get("outputs", {}).items()
         for level in levels.values()
         if isinstance(level, Mapping) and level.get("limit") and "max_abs_error" in level
     ]
-    return max(found, default=None, key=lambda item: item["error"] / item["limit"])
+    return max(errors, default=None, key=lambda item: item["error"] / item["limit"])
 
 
 def _publish(
@@ -230,16 +230,16 @@ def _publish(
     size: int,
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     """Write the graphs of a task, their weights and the tokenizers; yield each name with its pieces."""
-    wanted: dict[str, list[tuple[int, int]]] = {}
+    ranges: dict[str, list[tuple[int, int]]] = {}
     for graph in facts["graphs"]:
         content = graphs[graph["name"]]
         found = _places(content)
         graph["weights"] = sorted(found)
         for name, places in found.items():
-            wanted.setdefault(name, []).extend(places)
+            ranges.setdefault(name, []).extend(places)
         (stage / _FILES / graph["file"]).write_bytes(content)
         yield graph["file"], _whole(graph["file"], content)
-    for name, places in sorted(wanted.items()):
+    for name, places in sorted(ranges.items()):
         yield name, _cut(stage / _FILES, stored.file(name), _merged(places, stored.file(name).stat().st_size), size)
     tokenizers = (TOKENIZER, TARGET_TOKENIZER) if facts["tokenizer"] is not None else ()
     for name in tokenizers:
@@ -254,11 +254,11 @@ def _publish(
 
 def _places(graph: bytes) -> dict[str, list[tuple[int, int]]]:
     """Return the bytes that a graph reads, (start, stop), by the name of the file."""
-    found: dict[str, list[tuple[int, int]]] = {}
+    places: dict[str, list[tuple[int, int]]] = {}
     for tensor in external_tensors(parse(graph)):
         location, start, length = place_of(tensor)
-        found.setdefault(location, []).append((start, start + length))
-    return found
+        places.setdefault(location, []).append((start, start + length))
+    return places
 
 
 def _merged(places: Iterable[tuple[int, int]], size: int) -> list[tuple[int, int]]:

@@ -133,7 +133,7 @@ class Browser:
         Raises as :meth:`open` does.
         """
         tab, provider = self._tab(), ""
-        found: dict[str, Counter[str]] = {}
+        counts: dict[str, Counter[str]] = {}
 
         def read(message: ConsoleMessage) -> None:
             nonlocal provider
@@ -141,11 +141,11 @@ class Browser:
                 if (placed := _PLACED.search(line)) is not None:
                     provider = placed[1]
                 elif provider and (node := _NODE.search(line)) is not None:
-                    found.setdefault(provider, Counter())[node[1]] += 1
+                    counts.setdefault(provider, Counter())[node[1]] += 1
 
         tab.page.on("console", read)
         self._open(tab, "placement", graph, optimize=True, verbose=True)
-        return found
+        return counts
 
     def _tab(self) -> _Tab:
         tab = _Tab(self._chromium.new_page(), self._server, self.timeout, self.provider)
@@ -198,12 +198,12 @@ class _Tab:
             ) as answer:
                 self.page.evaluate(_CALL, [function, *arguments])
         except Late as error:
-            what = f"{self.provider} did not answer within {self.timeout:g} s"
-            raise IncomparableError(what, None, argument("timeout", text="allow more with {}")) from error
-        found = json.loads(answer.value.text.removeprefix(_ANSWER))
-        if "error" in found:
-            raise RuntimeError(found["error"])
-        return found["value"]
+            problem = f"{self.provider} did not answer within {self.timeout:g} s"
+            raise IncomparableError(problem, None, argument("timeout", text="allow more with {}")) from error
+        result = json.loads(answer.value.text.removeprefix(_ANSWER))
+        if "error" in result:
+            raise RuntimeError(result["error"])
+        return result["value"]
 
 
 @contextmanager

@@ -72,12 +72,12 @@ def find_browser(runtime: str) -> Path:
     Raises :class:`UsageError` if there is none.
     """
     chosen = os.environ.get(BROWSER)
-    found = (shutil.which(name) for name in ([chosen] if chosen else _EXECUTABLES))
-    path = next(filter(None, found), None)
+    paths = (shutil.which(name) for name in ([chosen] if chosen else _EXECUTABLES))
+    path = next(filter(None, paths), None)
     if path is None:
-        what = f"{BROWSER}={chosen} is not an executable" if chosen else "there is no browser based on Chromium"
+        problem = f"{BROWSER}={chosen} is not an executable" if chosen else "there is no browser based on Chromium"
         remedy = f"install Chromium, or set {BROWSER} to the executable of Chrome or Edge"
-        raise UsageError(what, argument("runtime", runtime), remedy)
+        raise UsageError(problem, argument("runtime", runtime), remedy)
     return Path(path)
 
 
@@ -88,15 +88,15 @@ def find_package(runtime: WebRuntime) -> Package:
 
     Raises :class:`UsageError` if there is none, or if it has no module for the runtime.
     """
-    chosen = os.environ.get(PACKAGE)
-    for place in [Path(chosen)] if chosen else _places(_NAME):
+    folder = os.environ.get(PACKAGE)
+    for place in [Path(folder)] if folder else _places(_NAME):
         version = _version(place, _NAME)
         if version is not None:
             if not (place / "dist" / _MODULES[runtime]).is_file():
                 raise UsageError(f"{_NAME} {version} has no {_MODULES[runtime]}", place, f"npm install {_NAME}@latest")
             return Package((place / "dist").resolve(), _MODULES[runtime], version, _LOADERS[runtime])
-    what = f"{PACKAGE}={chosen} is not the folder of {_NAME}" if chosen else f"{_NAME} is not installed"
-    raise UsageError(what, argument("runtime", runtime), f"npm install {_NAME}, or set {PACKAGE} to its folder")
+    problem = f"{PACKAGE}={folder} is not the folder of {_NAME}" if folder else f"{_NAME} is not installed"
+    raise UsageError(problem, argument("runtime", runtime), f"npm install {_NAME}, or set {PACKAGE} to its folder")
 
 
 def find_tokenizers() -> Package:
@@ -104,8 +104,8 @@ def find_tokenizers() -> Package:
 
     Raises :class:`UsageError` if there is none.
     """
-    chosen = os.environ.get(PACKAGE)
-    beside = [Path(chosen).parent / _TOKENIZERS] if chosen else []
+    folder = os.environ.get(PACKAGE)
+    beside = [Path(folder).parent / _TOKENIZERS] if folder else []
     for place in [*beside, *_places(_TOKENIZERS)]:
         version = _version(place, _TOKENIZERS)
         if version is not None and (place / "dist" / "tokenizers.min.mjs").is_file():

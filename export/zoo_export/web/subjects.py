@@ -61,8 +61,8 @@ def _run_in_buffers(session: WebSession, graph: Graph, arrays: Arrays) -> Arrays
     start = arrays[pairs[0][0].name].shape[axis]
     total = start + arrays[tokens.name].shape[tokens.dims.index("sequence")]
     buffers = Buffers([arrays[past.name] for past, _ in pairs], total, axis, "cpu")
-    given = {past.name: buffer for (past, _), buffer in zip(pairs, buffers.arrays, strict=True)}
-    outputs = session.run(arrays | given | {PAST_LENGTH: np.array(start)})
+    pasts = {past.name: buffer for (past, _), buffer in zip(pairs, buffers.arrays, strict=True)}
+    outputs = session.run(arrays | pasts | {PAST_LENGTH: np.array(start)})
     for _, present in pairs:
         outputs[present.name] = outputs[present.name].take(range(total), axis)
     return outputs
@@ -127,8 +127,8 @@ class WebSubject(_InBrowser, OnnxSubject):
         return self._facts(self.files[graph.name])
 
     def facts(self) -> dict[str, Any]:
-        kept = {key: value for key, value in super().facts().items() if key != "weights_in_memory"}
-        return kept | self._provider_facts()
+        facts = {key: value for key, value in super().facts().items() if key != "weights_in_memory"}
+        return facts | self._provider_facts()
 
     def _open(
         self,

@@ -50,10 +50,10 @@ def make_adapted(
     """
     for graph in stored.spec.graphs:
         if graph.rows != (BATCH,):
-            what = (
+            problem = (
                 f"graph {graph.name} has the rows {' and '.join(graph.rows)}, so it cannot choose an adapter for each"
             )
-            raise UsageError(what, stored.path, "merge the adapter")
+            raise UsageError(problem, stored.path, "merge the adapter")
     graphs, used = {}, set()
     for name, data in make_graphs(stored, Options(functions=False, windows=False), cached=cached).items():
         model = load(data)
@@ -189,13 +189,13 @@ def stacks_of(data: bytes, file: bytes) -> dict[str, Array]:
 
     Raises :class:`ArtifactError` if one is not in the file.
     """
-    found = {}
+    stacks = {}
     for tensor in external_tensors(parse(data)):
         location, start, length = place_of(tensor)
         if location == FILE:
             dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type)
             try:
-                found[tensor.name] = np.frombuffer(file[start : start + length], dtype).reshape(tuple(tensor.dims))
+                stacks[tensor.name] = np.frombuffer(file[start : start + length], dtype).reshape(tuple(tensor.dims))
             except ValueError as error:
                 raise ArtifactError(f"{tensor.name} is not in the file ({error})", FILE) from error
-    return found
+    return stacks

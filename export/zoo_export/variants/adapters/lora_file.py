@@ -28,12 +28,12 @@ def file_name(graph: str, adapter: str) -> str:
 
 def write_lora_file(path: Path, adapter: Adapter, stacks: Mapping[str, np.ndarray[Any, Any]]) -> None:
     """Write an adapter for the graph that has these stacks."""
-    own = stack([adapter], list(adapter.updates))
+    factors_of = stack([adapter], list(adapter.updates))
     values = {}
     for name, every in stacks.items():
         _, rows, columns = every.shape
         shape = (2, 1, columns) if name.endswith(LORA_A) else (2, rows, 1)
-        values[name] = ort.OrtValue.ortvalue_from_numpy(own.get(name, np.zeros(shape, np.float32)))
+        values[name] = ort.OrtValue.ortvalue_from_numpy(factors_of.get(name, np.zeros(shape, np.float32)))
     content = ort.AdapterFormat()
     content.set_adapter_version(_VERSION)
     content.set_model_version(_VERSION)

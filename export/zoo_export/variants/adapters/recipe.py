@@ -75,8 +75,8 @@ class Adapters(Recipe[AdaptedGraphs]):
         change = export.change()
         if change is None:
             return None
-        what = f"the adapters belong to another model ({change})"
-        return ArtifactError(what, export.stored.path, "train them again")
+        problem = f"the adapters belong to another model ({change})"
+        return ArtifactError(problem, export.stored.path, "train them again")
 
 
 def _write_lora_files(graphs: AdaptedGraphs) -> None:

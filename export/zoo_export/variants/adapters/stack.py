@@ -81,18 +81,18 @@ def read_adapters(stored: ModelDirectory, given: Mapping[str, Path]) -> list[Ada
     if stored.dtype != "float32":
         raise UsageError(f"adapters need a float32 model, this one is {stored.dtype}", stored.path)
     model = persist.load_directory(stored)
-    found = []
+    adapters = []
     for name, directory in given.items():
         if not _NAME.fullmatch(name) or name == BASE:
-            what = f"bad name of an adapter: {name!r}"
-            raise UsageError(what, directory, f"give NAME=DIR with a name of letters and digits other than {BASE!r}")
+            problem = f"bad name of an adapter: {name!r}"
+            raise UsageError(problem, directory, f"give NAME=DIR with a name of letters and digits other than {BASE!r}")
         read = read_changes(stored, model, directory)
         _check(stored, read, directory)
         add_updates(persist.load_directory(stored), read.changes.updates, directory)  # raises for other layers
         updates = read.changes.updates
         updates = {weight: _compact(update) for weight, update in updates.items() if update.b.any()} or updates
-        found.append(Adapter(name, updates, digest_file(directory / ADAPTER)))
-    return found
+        adapters.append(Adapter(name, updates, digest_file(directory / ADAPTER)))
+    return adapters
 
 
 def _compact(update: Update) -> Update:
@@ -122,12 +122,12 @@ def stack(adapters: Sequence[Adapter], order: Sequence[str]) -> dict[str, Array]
     stacks: dict[str, Array] = {}
     for weight in sorted(updated, key=list(order).index):
         updates = {number: adapter.updates.get(weight) for number, adapter in enumerate(adapters, 1)}
-        given = {number: factors(update) for number, update in updates.items() if update is not None}
-        rank = max(len(a) for a, _ in given.values())
-        (_, inputs), (outputs, _) = (factor.shape for factor in next(iter(given.values())))
+        factors_by_number = {number: factors(update) for number, update in updates.items() if update is not None}
+        rank = max(len(a) for a, _ in factors_by_number.values())
+        (_, inputs), (outputs, _) = (factor.shape for factor in next(iter(factors_by_number.values())))
         all_a = np.zeros((len(adapters) + 1, rank, inputs), np.float32)
         all_b = np.zeros((len(adapters) + 1, outputs, rank), np.float32)
-        for number, (a, b) in given.items():
+        for number, (a, b) in factors_by_number.items():
             all_a[number, : len(a)], all_b[number, :, : len(a)] = a, b
         layer = weight.removesuffix(_WEIGHT)
         stacks[layer + LORA_A], stacks[layer + LORA_B] = all_a, all_b

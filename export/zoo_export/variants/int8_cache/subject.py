@@ -103,8 +103,8 @@ class _Keys(RoundingExecutor):
         with torch.inference_mode(), self._wide(), _extending(_rounded) as seen, deferring_products():
             outputs = call_graph(self.model, graph, tensors, hooks=True)
         if 2 * len(seen) != len(graph.growing_pairs()):
-            what = "the layers of the model do not extend their keys and values by zoo.nn.LayerCache.extend"
-            raise ParityError(f"{what}, so they cannot be compared in int8", f"graph {graph.name}")
+            problem = "the layers of the model do not extend their keys and values by zoo.nn.LayerCache.extend"
+            raise ParityError(f"{problem}, so they cannot be compared in int8", f"graph {graph.name}")
         return {tensor.name: as_array(outputs[tensor.name]) for tensor in graph.present_tensors()}
 
 
@@ -150,9 +150,9 @@ class _Codes:
 
     def stored(self, graph: Graph, feeds: Feeds) -> Stored:
         """Return what the reference stores in a call."""
-        known = (value for _, value in sorted(feeds.items()) if value.dtype.kind != "f")
+        inputs = (value for _, value in sorted(feeds.items()) if value.dtype.kind != "f")
         past = feeds[graph.growing_pairs()[0][0].name].shape
-        place = _digest(graph.name.encode(), repr(past).encode(), *known)
+        place = _digest(graph.name.encode(), repr(past).encode(), *inputs)
         if not (self.frozen and place in self._last):
             presents = self.call(graph, feeds)
             self._last[place] = {past.name: quantize(presents[after.name]) for past, after in graph.growing_pairs()}
@@ -162,12 +162,12 @@ class _Codes:
 
 
 def _digest(*parts: Array | bytes) -> bytes:
-    found = hashlib.blake2b(digest_size=16)
+    digest = hashlib.blake2b(digest_size=16)
     for part in parts:
-        found.update(part if isinstance(part, bytes) else repr((part.shape, part.dtype.str)).encode())
+        digest.update(part if isinstance(part, bytes) else repr((part.shape, part.dtype.str)).encode())
         if not isinstance(part, bytes):
-            found.update(np.ascontiguousarray(part).reshape(-1).view(np.uint8).data)
-    return found.digest()
+            digest.update(np.ascontiguousarray(part).reshape(-1).view(np.uint8).data)
+    return digest.digest()
 
 
 class _GivenExecutor(TorchExecutor):
@@ -181,15 +181,15 @@ class _GivenExecutor(TorchExecutor):
         if not graph.growing_pairs():
             outputs = self._inner(graph, feeds)
         else:
-            given = iter(self._codes.stored(graph, feeds).values())
+            codes = iter(self._codes.stored(graph, feeds).values())
 
             def look(values: Tensor) -> Tensor:
-                numbers, scales = next(given, (np.zeros(0, np.int8), np.zeros(0, np.float32)))
+                numbers, scales = next(codes, (np.zeros(0, np.int8), np.zeros(0, np.float32)))
                 array = as_array(values.contiguous())
-                found = dequantize(numbers, scales, array.dtype)
-                if found.shape != array.shape or np.abs(found - array).sum() > _UNLIKE * np.abs(array).sum():
+                expanded = dequantize(numbers, scales, array.dtype)
+                if expanded.shape != array.shape or np.abs(expanded - array).sum() > _UNLIKE * np.abs(array).sum():
                     raise ParityError("the layers do not extend their keys and values in order", f"graph {graph.name}")
-                return as_tensor(found)
+                return as_tensor(expanded)
 
             with _extending(look):
                 outputs = self._inner(graph, feeds)
@@ -224,9 +224,9 @@ class _CacheExecutor(OnnxExecutor):
         codes = self._codes.stored(graph, feeds)
         inputs = {name: value for name, value in feeds.items() if name not in codes}
         inputs |= {name: part[:, :, :start] for name, part in _named("", codes).items()}
-        given = {name: part[:, :, start:] for name, part in _named(GIVEN, codes).items()}
+        new_codes = {name: part[:, :, start:] for name, part in _named(GIVEN, codes).items()}
         where = f"graph {graph.name}"
-        if np.prod(next(iter(given.values())).shape[:3:2]) <= _CLOSED:
+        if np.prod(next(iter(new_codes.values())).shape[:3:2]) <= _CLOSED:
             stored = {name: np.array(value) for name, value in self._once(graph.with_int8_cache(), inputs).items()}
             after = {past.name: (stored[name.name], stored[f"{name.name}_scale"]) for past, name in pairs}
             for name, part in _named("", after).items():
@@ -237,7 +237,7 @@ class _CacheExecutor(OnnxExecutor):
             for tensor in graph.output_tensors():
                 if tensor.name in closed and tensor not in graph.present_tensors():
                     _require(stored[tensor.name], closed[tensor.name], f"{tensor.name} does not follow", where)
-        outputs = super().__call__(wide, inputs | given)
+        outputs = super().__call__(wide, inputs | new_codes)
         for past, present in pairs:
             new = outputs[NEW + past.name]
             for suffix, part in zip(("", "_scale"), quantize(new), strict=True):

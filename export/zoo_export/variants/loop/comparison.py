@@ -185,7 +185,7 @@ class _LoopComparison:
         self, session: ort.InferenceSession, case: Case, where: str, rows: dict[Any, ModelRow]
     ) -> Iterator[GeneratedRow]:
         feeds, noise = self._feeds(case), self._noise(case)
-        found = run_loop(
+        generated = run_loop(
             session,
             feeds,
             self.new,
@@ -195,15 +195,15 @@ class _LoopComparison:
             eos_token_id=NO_END,
         )
         where = f"{where}, {case}"
-        if not self._sound(found, (case.batch, self.new), where):
+        if not self._sound(generated, (case.batch, self.new), where):
             return
-        for number, tokens in enumerate(found):
+        for number, tokens in enumerate(generated):
             key = case.batch, case.length, case.padding, number, tuple(tokens.tolist())
             if key not in rows:
                 exact, own = (self._logits(executor, feeds, number, tokens) for executor in
                               (self.models.reference, self.models.yardstick))  # fmt: skip
                 rows[key] = ModelRow(exact, own)
-            row_noise = None if noise is None else np.broadcast_to(noise, found.shape)[number]
+            row_noise = None if noise is None else np.broadcast_to(noise, generated.shape)[number]
             yield GeneratedRow(f"{where}, row {number}", tokens, rows[key], case, row_noise, None)
 
     def _sound(self, found: Array, shape: tuple[int, int], where: str) -> bool:
@@ -225,12 +225,14 @@ class _LoopComparison:
             for name in feeds:
                 for axis in (axis for axis, dim in enumerate(dims[name]) if dim == length):
                     alone[name] = alone[name].take(kept, axis)
-        known = dict(alone)
+        tensors_of_row = dict(alone)
         for graph in self.plan.earlier:
-            known |= execute(graph, {tensor.name: known[tensor.name] for tensor in graph.input_tensors()})
-        start = np.array([[self.plan.start]]) if self.plan.start is not None else known[self.plan.ids]
+            tensors_of_row |= execute(
+                graph, {tensor.name: tensors_of_row[tensor.name] for tensor in graph.input_tensors()}
+            )
+        start = np.array([[self.plan.start]]) if self.plan.start is not None else tensors_of_row[self.plan.ids]
         ids = np.concatenate([start, tokens[None, :-1]], axis=1).astype(np.int64)
-        calls = {tensor.name: known[tensor.name] for tensor in self.plan.constants} | {self.plan.ids: ids}
+        calls = {tensor.name: tensors_of_row[tensor.name] for tensor in self.plan.constants} | {self.plan.ids: ids}
         if self.plan.mask:
             calls[self.plan.mask] = np.ones_like(ids)
         logits = execute(self.plan.decoder, calls | empty_past(self.plan.decoder, 1, execute.dtype))["logits"]
@@ -244,18 +246,18 @@ class _LoopComparison:
             if case.temperature or (self.plan.start is None and case.padding == "right"):
                 continue
             feeds = self._feeds(case)
-            known: Arrays = dict(feeds)
+            values: Arrays = dict(feeds)
             for graph in self.plan.earlier:
-                known |= execute(graph, {tensor.name: known[tensor.name] for tensor in graph.input_tensors()})
+                values |= execute(graph, {tensor.name: values[tensor.name] for tensor in graph.input_tensors()})
             if self.plan.start is None:
                 ids = feeds[self.plan.ids]
                 mask = feeds[self.plan.mask] if self.plan.mask else np.ones_like(ids)
             else:
                 ids = np.full((case.batch, 1), self.plan.start, np.int64)
                 mask = np.ones_like(ids)
-            steps = islice(greedy(execute, self.plan.decoder, known, ids, mask), self.new)
-            chosen = np.stack([logits.argmax(-1) for logits in steps], axis=1)
-            for item, tokens in zip([item for item in outcomes if item.case == case], chosen, strict=True):
+            steps = islice(greedy(execute, self.plan.decoder, values, ids, mask), self.new)
+            generated = np.stack([logits.argmax(-1) for logits in steps], axis=1)
+            for item, tokens in zip([item for item in outcomes if item.case == case], generated, strict=True):
                 item.python = tokens
 
     def _check_settings(self, session: ort.InferenceSession, where: str) -> None:
@@ -299,10 +301,10 @@ class _LoopComparison:
         if not choice:
             greedily = {"temperature": 0.0, "top_k": 3, "noise": noise, "eos_token_id": NO_END}
             calls.append(("temperature 0 with noise", self.new, greedily, free))
-        for what, new, options, wanted in calls:
-            found = run_loop(session, feeds, new, **choice, **options)
-            equal = found.shape == wanted.shape and bool((found == wanted).all())
-            self._fail_unless(equal, f"{where}: {what} gives {found.tolist()}, not {wanted.tolist()}")
+        for call, new, options, expected in calls:
+            generated = run_loop(session, feeds, new, **choice, **options)
+            equal = generated.shape == expected.shape and bool((generated == expected).all())
+            self._fail_unless(equal, f"{where}: {call} gives {generated.tolist()}, not {expected.tolist()}")
 
     def _check_positions(self, session: ort.InferenceSession) -> None:
         """Check that generation stops at the last position, unless that takes more than a few seconds."""
@@ -314,8 +316,8 @@ class _LoopComparison:
         feeds = self._feeds(Case(1, 1, "none"))
         if self.plan.start is None:
             feeds |= {name: np.ones((1, length), np.int64) for name in (self.plan.ids, self.plan.mask) if name}
-        found = run_loop(session, feeds, self.longest + NEW, eos_token_id=NO_END)
-        self._sound(found, (1, self.longest - length), f"prompt of {length} of {self.longest} positions")
+        generated = run_loop(session, feeds, self.longest + NEW, eos_token_id=NO_END)
+        self._sound(generated, (1, self.longest - length), f"prompt of {length} of {self.longest} positions")
 
     # Judging.
 

@@ -27,14 +27,14 @@ def judge_token(logits: Array, token: int, noise: float | None, case: Case, reac
     if noise is None:
         gap = order[0] - order[1] if len(order) > 1 else np.inf
         return bool(logits[token] >= order[0] - 2 * reach), bool(gap > 2 * reach)
-    kept = np.ones(len(logits), bool)
+    allowed = np.ones(len(logits), bool)
     settled = True
     if 0 < case.top_k < len(order):
-        kept = logits >= order[case.top_k - 1]
+        allowed = logits >= order[case.top_k - 1]
         settled = bool(order[case.top_k - 1] - order[case.top_k] > 2 * reach)
         if not settled:  # either token may be excluded, which changes every sum: check only that the token may be kept
             return bool(logits[token] >= order[case.top_k - 1] - 2 * reach), False
-    weights = np.where(kept, np.exp((logits - order[0]) / case.temperature), 0.0)
+    weights = np.where(allowed, np.exp((logits - order[0]) / case.temperature), 0.0)
     upto = np.cumsum(weights) / weights.sum()
     before, upto_token = np.concatenate([[0.0], upto])[token], upto[token]
     number = min(max(noise, 0.0), LARGEST_NOISE)
@@ -43,5 +43,5 @@ def judge_token(logits: Array, token: int, noise: float | None, case: Case, reac
     def moved(probability: float, by: float) -> float:
         return probability * by / (1 - probability + probability * by)
 
-    right = bool(kept[token]) and moved(before, 1 / factor) <= number < max(moved(upto_token, factor), upto_token)
+    right = bool(allowed[token]) and moved(before, 1 / factor) <= number < max(moved(upto_token, factor), upto_token)
     return bool(right), bool(right and moved(before, factor) <= number < moved(upto_token, 1 / factor))

@@ -55,9 +55,9 @@ def input_moments(stored: ModelDirectory, columns: Mapping[str, int]) -> Iterato
         groups[-1].append(name)
         room -= size
     for group in groups:
-        found = _measure(stored, model, group)
+        moments = _measure(stored, model, group)
         for name in group:
-            yield name, found.pop(name, None)
+            yield name, moments.pop(name, None)
 
 
 def _measure(stored: ModelDirectory, model: torch.nn.Module, names: list[str]) -> dict[str, Array]:

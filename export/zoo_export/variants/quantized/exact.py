@@ -56,14 +56,14 @@ def _exact(model: ir.Model, values: dict[Place, Array]) -> ir.Model:
                 name=tensor.name, shape=tensor.shape, type=ir.TensorType(tensor.dtype), const_value=tensor
             )
             copy.graph.initializers.add(expanded[numbers])
-        made = [ir.node("MatMul", [source, expanded[numbers]])]
+        nodes = [ir.node("MatMul", [source, expanded[numbers]])]
         if bias is not None:
-            made.append(ir.node("Add", [made[0].outputs[0], bias]))
-        old, new = node.outputs[0], made[-1].outputs[0]
+            nodes.append(ir.node("Add", [nodes[0].outputs[0], bias]))
+        old, new = node.outputs[0], nodes[-1].outputs[0]
         new.shape, new.type = old.shape, old.type
-        for one in made:
+        for one in nodes:
             one.metadata_props.update(node.metadata_props)
-        copy.graph.insert_before(node, made)
+        copy.graph.insert_before(node, nodes)
         old.replace_all_uses_with(new, replace_graph_outputs=True)
         copy.graph.remove(node, safe=True)
         new.name = old.name

@@ -49,7 +49,7 @@ def quantize(stored: ModelDirectory, precision: str, folder: Path) -> ReducedMod
     # Packed weights replace initialisers one by one, so none may span several tensors.
     linked = link_models(stored.spec, stored.dtype, stored.layout, Options(profile="cpu"), joined=False)
     graphs = {name: empty.resolve(model, stored) for name, model in linked.items()}
-    plan, kept = plan_packing(stored, graphs, SCHEMES[precision])
+    plan, reasons = plan_packing(stored, graphs, SCHEMES[precision])
     decoders = [graphs[graph.name].graph for graph in stored.spec.graphs if graph.pasts]
     measured = {
         name: packing.columns
@@ -62,7 +62,7 @@ def quantize(stored: ModelDirectory, precision: str, folder: Path) -> ReducedMod
         for name, moment in moments
     )
     write_packed(empty.path, plan, weights)
-    return read_packed(replace(empty, graphs=graphs, kept=kept), plan)
+    return read_packed(replace(empty, graphs=graphs, kept=reasons), plan)
 
 
 def portable_model(stored: ModelDirectory, precision: str) -> ReducedModel:

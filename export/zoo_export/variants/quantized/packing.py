@@ -92,15 +92,15 @@ class Packing:
             return _pack_rows(weight)
         if self.bits == 4 and self.zero_points:
             return self._pack_closest(weight, moments)
-        made = {suffix: np.zeros(shape, NUMPY[dtype]) for suffix, (dtype, shape) in self.parts().items()}
-        points = made.get(ZERO_POINTS, np.zeros(0, np.uint8))
+        arrays = {suffix: np.zeros(shape, NUMPY[dtype]) for suffix, (dtype, shape) in self.parts().items()}
+        points = arrays.get(ZERO_POINTS, np.zeros(0, np.uint8))
         if not self.zero_points:  # the function writes them anyway
             points = np.zeros((self.rows, -(-(self.columns // self.block) * self.bits // 8)), np.uint8)
         columns = np.ascontiguousarray(weight.T)
         _NATIVE[self.bits](
-            made[""], columns, made[SCALES], points, self.block, self.rows, self.columns, not self.zero_points
+            arrays[""], columns, arrays[SCALES], points, self.block, self.rows, self.columns, not self.zero_points
         )
-        return made
+        return arrays
 
     def _pack_closest(self, weight: Array, moments: Array | None) -> dict[str, Array]:
         """Pack with scales and zero points chosen by :func:`_closest`."""
@@ -266,7 +266,7 @@ def packings(path: Path) -> dict[str, Packing]:
         metadata = dict(reader.metadata() or {})
     if metadata.pop("format", None) != "zoo.packed":
         raise ArtifactError("not a file of quantised weights", path)
-    found: dict[str, Packing] = {}
+    plan: dict[str, Packing] = {}
     for name, text in metadata.items():
         try:
             entry = parse_json(text.encode())
@@ -282,10 +282,10 @@ def packings(path: Path) -> dict[str, Packing]:
                     raise ValueError(f"{name}{suffix} is {stored.dtype} {stored.shape}")
         except (KeyError, IndexError, TypeError, ValueError, RecursionError) as error:
             raise ArtifactError(f"bad packing of {name} ({error})", path) from error
-        found[name] = packing
+        plan[name] = packing
     if layout:
         raise ArtifactError(f"{min(layout)} does not belong to any matrix", path)
-    return found
+    return plan
 
 
 def read_dequantized(path: Path) -> Iterator[tuple[str, Array]]:

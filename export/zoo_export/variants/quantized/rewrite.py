@@ -137,9 +137,9 @@ def _replace(
     paths = {key: path for key, path in node.metadata_props.items() if key == MODULE_KEY}
     while inputs[-1] is None:
         inputs = inputs[:-1]
-    made = ir.node(kind, inputs, dict(attributes), domain=CONTRIB, outputs=[new], metadata_props=paths)
+    replacement = ir.node(kind, inputs, dict(attributes), domain=CONTRIB, outputs=[new], metadata_props=paths)
     graph = node.graph
     assert graph is not None
-    graph.insert_after(node, made)
+    graph.insert_after(node, replacement)
     old.replace_all_uses_with(new, replace_graph_outputs=True)
     graph.remove(node, safe=True)

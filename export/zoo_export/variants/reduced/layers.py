@@ -80,10 +80,10 @@ def layer_errors(stored: ModelDirectory, reduced: ReducedModel, tokens: Sample) 
     feeds = window_feeds(graphs, point, window, 0)
     blocks: dict[str, float] = {}
     for number, graph in enumerate(graphs):
-        wanted, made = (module_outputs(e, graph, graphs[: number + 1], feeds, point) for e in (reference, other))
-        for path, values in wanted.items():
-            if path.rpartition(".")[2].isdecimal() and path in made:
-                blocks[path if len(graphs) == 1 else f"{graph.name} {path}"] = _relative(made[path], values)
+        exact, rounded = (module_outputs(e, graph, graphs[: number + 1], feeds, point) for e in (reference, other))
+        for path, values in exact.items():
+            if path.rpartition(".")[2].isdecimal() and path in rounded:
+                blocks[path if len(graphs) == 1 else f"{graph.name} {path}"] = _relative(rounded[path], values)
     read = 0 if tokens.to_dict()["tokens"] == 0 else len(window)
     return LayerErrors(reduced.precision, dict(_weight_errors(stored, reduced)), blocks, read)
 
