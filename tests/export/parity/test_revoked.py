@@ -160,4 +160,9 @@ def test_smaller_precision(exported_copy: Exported, precision: Any, zoo: Zoo, fa
     after = json.loads(place.read_text())
     assert after["certificate"] == before["certificate"]
     assert after.keys() == before.keys()
+    assert (
+        after["files"].keys()
+        == before["files"].keys()
+        == {f"model.{precision}.{end}" for end in ("onnx", "safetensors")}
+    )
     assert zoo("run", folder, "hello", "--variant", precision).status == 0
