@@ -62,11 +62,11 @@ class _Objects:
         self._twice: list[str] = []
 
     def _object(self, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found = dict(pairs)
-        if len(found) < len(pairs):
+        members = dict(pairs)
+        if len(members) < len(pairs):
             keys = [key for key, _ in pairs]
             self._twice.append(next(key for key in keys if keys.count(key) > 1))
-        return found
+        return members
 
     def parse(self, text: str, start: int) -> tuple[Row, int]:
         """Return the row at a place, and the place after it. Raises ``ValueError`` or ``RecursionError``."""

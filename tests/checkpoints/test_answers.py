@@ -16,7 +16,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 from tests.checkpoints.test_sentence_transformers import change, write_bert, write_encoder
 from tests.exported import CHAT_TEMPLATE
 from zoo.artifact import ModelDirectory
-from zoo.checkpoints import common, import_checkpoint, importing, token_answers
+from zoo.checkpoints import common, companions, import_checkpoint, token_answers
 from zoo.checkpoints.answers import ComparedAnswers
 from zoo.checkpoints.tokens import CheckpointTokenizer
 from zoo.errors import ParityError
@@ -95,13 +95,13 @@ def copied(name: str, edit: Callable[[str], str]) -> Plant:
     """Return a fault in a file that an import copies."""
 
     def plant(patch: pytest.MonkeyPatch) -> None:
-        right = importing.read_bytes
+        right = companions.read_bytes
 
         def wrong(path: Path) -> bytes:
             content = right(path)
             return edit(content.decode()).encode() if path.name == name else content
 
-        patch.setattr(importing, "read_bytes", wrong)
+        patch.setattr(companions, "read_bytes", wrong)
 
     return plant
 

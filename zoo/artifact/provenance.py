@@ -117,15 +117,18 @@ class Origin(Settings):
 
     def _texts(self) -> list[str]:
         """Describe this origin and its parents, newest first."""
-        source, details = self.source or "an unnamed source", list(self.changes)
+        source = self.source or "an unnamed source"
+        details = list(self.changes)
         match self.kind:
             case "initialised":
                 seed = f" from seed {self.seed}" if self.seed is not None else ""
                 text = f"randomly initialised{seed}, not trained"
             case "imported":
                 text = f"imported from {source}"
-                details = [f"revision {self.revision}"] * bool(self.revision) + details
-                details = [f"{self.format} layout"] * bool(self.format) + details
+                if self.revision:
+                    details.insert(0, f"revision {self.revision}")
+                if self.format:
+                    details.insert(0, f"{self.format} layout")
             case "adapted":
                 text = f"adapted from {source}"
             case "trained":

@@ -401,8 +401,8 @@ def _close(found: Tensor, wanted: Tensor, dtype: str) -> bool:
 
 
 def _vector(values: Tensor) -> str:
-    listed = ", ".join(f"{value:.6f}" for value in values[:4].tolist())
-    return f"({len(values)}) [{listed}{', ...' * (len(values) > 4)}]"
+    listed = [f"{value:.6f}" for value in values[:4].tolist()] + (["..."] if len(values) > 4 else [])
+    return f"({len(values)}) [{', '.join(listed)}]"
 
 
 def _line(error: Exception) -> str:

@@ -207,8 +207,9 @@ def _shortened(found: Sequence[int], wanted: Sequence[int], most: int = 24) -> t
     start = max(0, place - 4) if max(len(found), len(wanted)) > most else 0
 
     def text(numbers: Sequence[int]) -> str:
-        inner = ", ".join(map(str, numbers[start : start + most]))
-        return f"[{'..., ' * bool(start)}{inner}{', ...' * (len(numbers) > start + most)}]"
+        before = ["..."] if start else []
+        after = ["..."] if len(numbers) > start + most else []
+        return f"[{', '.join([*before, *map(str, numbers[start : start + most]), *after])}]"
 
     return text(found), text(wanted)
 

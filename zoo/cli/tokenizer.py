@@ -94,14 +94,14 @@ def train(
         )
     with storage.new_file(output, force=force) as path:
         path.write_text(tokenizer_json(tokenizer), encoding="utf-8")
-    made = tokenizer.get_vocab_size()
+    actual_size = tokenizer.get_vocab_size()
     named = special_tokens(tokenizer)
     if as_json:
         facts = {"lines": lines.count, "bytes": size, "special_tokens": named}
-        emit_json("tokenizer.train", {"file": str(output), "kind": kind, "vocab_size": made, **facts})
+        emit_json("tokenizer.train", {"file": str(output), "kind": kind, "vocab_size": actual_size, **facts})
         return
-    short = f" of {vocab_size:,} (the text yields no more)" if made < vocab_size else ""
-    echo(f"{output}: {kind}, {made:,} tokens{short}, from {lines.count:,} lines, {bytes_text(size)}")
+    short = f" of {vocab_size:,} (the text yields no more)" if actual_size < vocab_size else ""
+    echo(f"{output}: {kind}, {actual_size:,} tokens{short}, from {lines.count:,} lines, {bytes_text(size)}")
     echo("special tokens: " + "  ".join(f"{token} {number}" for token, number in named.items()))
 
 

@@ -122,8 +122,8 @@ def invert_unit_triangular(lower: Tensor) -> Tensor:
     def below(size: int) -> Tensor:
         """Return the blocks of this size below the diagonal ones that are second in their pair."""
         block, pair = places // size, places // (2 * size)
-        chosen = (block.unsqueeze(1) > block.unsqueeze(0)) & (pair.unsqueeze(1) == pair.unsqueeze(0))
-        return lower * chosen.to(lower.dtype)
+        inside = (block.unsqueeze(1) > block.unsqueeze(0)) & (pair.unsqueeze(1) == pair.unsqueeze(0))
+        return lower * inside.to(lower.dtype)
 
     inverse, size = torch.eye(len(places), dtype=lower.dtype, device=lower.device) - below(1), 2
     while size < len(places):
@@ -191,17 +191,17 @@ def _in_chunks(parts: Sequence[Tensor], state: Tensor, chunk_size: int) -> tuple
     # Each token adds the outer product of its key and an error to the state. For the state S before the chunk, the rows
     # of the errors are ``written - asked @ S``.
     written, asked = inverse @ (rate * value), inverse @ (rate * passed * key)
-    kept = within[..., -1, :].unsqueeze(-1) * key  # decayed until the end of the chunk
+    last_keys = within[..., -1, :].unsqueeze(-1) * key  # decayed until the end of the chunk
     sizes = (key.shape[-1],) * 3 + (value.shape[-1], 1)
 
     def step(before: Tensor, chunk: Tensor) -> tuple[Tensor, Tensor]:
         """(B, G, R, N, P) and the rows of a chunk, (B, G, R, C, 3 N + P + 1) -> the next state, (B, G, R, C, 2 P)."""
-        read, asked, kept, written, passed = chunk.split(sizes, -1)
+        read, asked, last_keys, written, passed = chunk.split(sizes, -1)
         errors = written - asked @ before
-        after = before * passed[..., -1:, :] + kept.transpose(-2, -1) @ errors
+        after = before * passed[..., -1:, :] + last_keys.transpose(-2, -1) @ errors
         return after, torch.cat((errors, read @ before), -1)
 
-    rows = torch.cat((query * passed, asked, kept, written, passed), -1)
+    rows = torch.cat((query * passed, asked, last_keys, written, passed), -1)
     # ONNX Runtime does not scan sequences of length 0, so there is another chunk that leaves the state as it is.
     idle = torch.cat((rows.new_zeros(sum(sizes) - 1), rows.new_ones(1))).expand(rows.shape[0], 1, *rows.shape[2:])
     state, steps = scan_steps(step, state, torch.cat((rows, idle), 1))

@@ -72,10 +72,10 @@ def load_balancing_loss(routes: Sequence[Route], mask: Tensor | None = None) -> 
     if not routes:
         raise ValueError("no routes were recorded")
     counts, probabilities = [], []
-    for logits, chosen in routes:
+    for logits, numbers in routes:
         tokens = logits.new_ones(len(logits)) if mask is None else mask.flatten().to(logits.dtype)  # (M,)
-        weights = tokens.unsqueeze(-1).expand(chosen.shape)  # (M, k)
-        counts.append(logits.new_zeros(logits.shape).scatter(1, chosen, weights).sum(0) / tokens.sum())
+        weights = tokens.unsqueeze(-1).expand(numbers.shape)  # (M, k)
+        counts.append(logits.new_zeros(logits.shape).scatter(1, numbers, weights).sum(0) / tokens.sum())
         probabilities.append(tokens @ logits.softmax(-1) / tokens.sum())
     return logits.shape[-1] * (torch.stack(counts).mean(0) * torch.stack(probabilities).mean(0)).sum()
 

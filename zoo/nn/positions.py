@@ -166,8 +166,8 @@ def llama3_rope_scaling(
         original_length: maximum text length in the original training.
     """
     turns = original_length / (2 * math.pi / frequencies)
-    kept = ((turns - low) / (high - low)).clamp(0, 1)
-    return (1 - kept) * frequencies / factor + kept * frequencies
+    share = ((turns - low) / (high - low)).clamp(0, 1)
+    return (1 - share) * frequencies / factor + share * frequencies
 
 
 def yarn_frequencies(
@@ -205,8 +205,8 @@ def yarn_frequencies(
         first, last = math.floor(first), math.ceil(last)
     first, last = max(first, 0), min(last, size - 1)
     numbers = torch.arange(size // 2, dtype=torch.float32, device=periods.device)
-    kept = 1 - ((numbers - first) / (last - first or 0.001)).clamp(0, 1)
-    return 1.0 / (factor * periods) * (1 - kept) + 1.0 / periods * kept
+    share = 1 - ((numbers - first) / (last - first or 0.001)).clamp(0, 1)
+    return 1.0 / (factor * periods) * (1 - share) + 1.0 / periods * share
 
 
 def stretched_frequencies(periods: Tensor, *, factors: Sequence[float]) -> Tensor:
@@ -224,10 +224,10 @@ def apply_rotary(x: Tensor, rotation: Rotation) -> Tensor:
     """
     cosine, sine = rotation
     size = cosine.shape[-1]
-    turned, kept = (x, None) if size == x.shape[-1] else (x[..., :size], x[..., size:])
+    turned, rest = (x, None) if size == x.shape[-1] else (x[..., :size], x[..., size:])
     first, second = turned.chunk(2, dim=-1)
     turned = turned * cosine + torch.cat((-second, first), dim=-1) * sine
-    return turned if kept is None else torch.cat((turned, kept), dim=-1)
+    return turned if rest is None else torch.cat((turned, rest), dim=-1)
 
 
 def resize_grid(grid: Tensor, side: int) -> Tensor:

@@ -111,16 +111,16 @@ class _Reversible(torch.autograd.Function):
             learnt_here = [parameter for parameter in block.parameters() if parameter in learnt]
             with torch.enable_grad(), torch.autocast(device.type, dtype, enabled), _seeded(feed_seed, device):
                 read = first.detach().requires_grad_()
-                made = block.feed(read)
-            d_read, *found = torch.autograd.grad(made, (read, *learnt_here), d_second, allow_unused=True)
+                output = block.feed(read)
+            d_read, *found = torch.autograd.grad(output, (read, *learnt_here), d_second, allow_unused=True)
             add(learnt_here, found)
-            d_first, second = d_first + d_read, second - made.detach()
+            d_first, second = d_first + d_read, second - output.detach()
             with torch.enable_grad(), torch.autocast(device.type, dtype, enabled), _seeded(attend_seed, device):
                 read = second.detach().requires_grad_()
-                made = block.attend(read, tokens, decided)
-            d_read, *found = torch.autograd.grad(made, (read, *learnt_here), d_first, allow_unused=True)
+                output = block.attend(read, tokens, decided)
+            d_read, *found = torch.autograd.grad(output, (read, *learnt_here), d_first, allow_unused=True)
             add(learnt_here, found)
-            d_second, first = d_second + d_read, first - made.detach()
+            d_second, first = d_second + d_read, first - output.detach()
         return None, d_first, d_second, None, *(gradients.get(parameter) for parameter in ctx.parameters)
 
 

@@ -145,9 +145,9 @@ def _draw_query(axes: Any, item: AttentionMap, query: int) -> None:
                       solid_capstyle="butt", gid=f"{item.name}-{head}-{key}")  # fmt: skip
     for x, labels, align in ((-0.03, item.queries.labels, "right"), (1.03, item.keys.labels, "left")):
         for place, label in enumerate(labels):
-            chosen = place == query and x < 0
-            axes.text(x, place, _label(label), ha=align, va="center", weight="bold" if chosen else "normal",
-                      color="black" if chosen or x > 0 else "0.45")  # fmt: skip
+            is_marked = place == query and x < 0
+            axes.text(x, place, _label(label), ha=align, va="center", weight="bold" if is_marked else "normal",
+                      color="black" if is_marked or x > 0 else "0.45")  # fmt: skip
     axes.set_ylim(max(len(item.queries.labels), len(item.keys.labels)) - 0.5, -0.5)
     axes.set_xlim(-0.9, 1.9)
     axes.set_axis_off()

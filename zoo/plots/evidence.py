@@ -141,7 +141,7 @@ def draw_coverage(evidence: Mapping[str, Any], name: str) -> Plot:
         raise ArtifactError("the evidence has no grid of compared inputs", name, "verify it again") from error
     title = f"{name}: compared inputs, and outcomes of conditions that they show"
     heights = [0.28 * len({item[0] for item in points}) + 0.2] + ([0.26 * len(parts) + 0.1] if parts else [])
-    figure = new_figure(title, 1.8 + 0.9 * bool(parts) + sum(heights))
+    figure = new_figure(title, (2.7 if parts else 1.8) + sum(heights))
     panels = figure.subplots(len(heights), 1, squeeze=False, height_ratios=heights)[:, 0]
     _draw_points(panels[0], points)
     left = f" ({grid['left_out']} of the full grid left out)" if grid.get("left_out") else ""

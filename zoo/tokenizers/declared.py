@@ -153,9 +153,9 @@ def add_tokens(tokenizer: Tokenizer, declared: DeclaredTokens) -> None:
     The library numbers tokens that are not in the vocabulary, in the order in which they are added.
     """
     present = tokenizer.get_added_tokens_decoder().values()
-    known = {repr(token) for token in present}
+    shown_tokens = {repr(token) for token in present}
     tokens: list[AddedToken | str] = [
-        token for _, token in sorted(declared.numbered.items()) if repr(token) not in known
+        token for _, token in sorted(declared.numbered.items()) if repr(token) not in shown_tokens
     ]
     texts = {token.content for token in present} | {_text(token) for token in tokens}
     for token in (*declared.named.values(), *declared.extra):

@@ -73,7 +73,7 @@ def _require_pieces(path: Path) -> None:
     declared = read_declared(settings, names, added, (), where).all_texts
     missing = [text for text in declared if tokenizer.token_to_id(text) is None]
     if missing:
-        shown = ", ".join(map(repr, missing[:5])) + ", ..." * (len(missing) > 5)
+        shown = ", ".join([*map(repr, missing[:5]), *(["..."] if len(missing) > 5 else [])])
         what = f"the files beside it declare tokens that the SentencePiece model lacks: {shown}"
         raise UsageError(what, path, "save tokenizer.json beside it with transformers")
 

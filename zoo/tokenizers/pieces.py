@@ -71,9 +71,9 @@ def pieces_tokenizer(path: Path, tokens: PieceTokens, settings: Mapping[str, Any
             raise ArtifactError(f"not a SentencePiece model of this family (no {name})", path)
     _check_added(settings, vocabulary, where)
     others = [piece.piece for piece in model.pieces[tokens.replaced :] if piece.type in control]
-    kept = dict.fromkeys([*tokens.first, *others, *tokens.last])
+    in_order = dict.fromkeys([*tokens.first, *others, *tokens.last])
     mask = tokens.roles.get("mask")
-    special = [AddedToken(name, lstrip=name == mask, normalized=False, special=True) for name in kept]
+    special = [AddedToken(name, lstrip=name == mask, normalized=False, special=True) for name in in_order]
     tokenizer = convert(model, path, scores, vocabulary[tokens.roles["unk"]], special)
     used = dict.fromkeys(name for name in tokens.single.split() if not name.startswith("$"))
     tokenizer.post_processor = processors.TemplateProcessing(

@@ -125,13 +125,15 @@ def check_ids(config: Config, backend: Tokenizer, where: object, given: Mapping[
     special = {number for number, token in backend.get_added_tokens_decoder().items() if token.special}
     for name, value in (config.to_dict() if given is None else given).items():
         role = name.removesuffix(_SUFFIX)
-        known = roles.get(role)
-        if not name.endswith(_SUFFIX) or known is None or value is None or role == "pad":
+        special_id = roles.get(role)
+        if not name.endswith(_SUFFIX) or special_id is None or value is None or role == "pad":
             continue
         for number in value if isinstance(value, tuple | list) else (value,):
-            if number != known and (role == "mask" or number not in special):
-                what = f"{name} {number} is {_shown(backend, number)}, but {_shown(backend, known)} is {known}"
-                raise UsageError(what, where, f"set {name}={known}")
+            if number != special_id and (role == "mask" or number not in special):
+                what = (
+                    f"{name} {number} is {_shown(backend, number)}, but {_shown(backend, special_id)} is {special_id}"
+                )
+                raise UsageError(what, where, f"set {name}={special_id}")
 
 
 @dataclass(frozen=True)

@@ -405,7 +405,7 @@ def _check_memory(model: nn.Module) -> None:
 
 def _warn_of_batch_statistics(model: nn.Module) -> None:
     """Warn if a module uses statistics of the batch, and therefore computes other numbers for parts of a step."""
-    found = next((name for name, part in model.named_modules() if isinstance(part, _BatchNorm)), None)
-    if found is not None:
-        what = f"{found} normalises by statistics of its batch: the result depends on how a step is divided"
+    batch_norm = next((name for name, part in model.named_modules() if isinstance(part, _BatchNorm)), None)
+    if batch_norm is not None:
+        what = f"{batch_norm} normalises by statistics of its batch: the result depends on how a step is divided"
         warnings.warn(f"{what} (micro_batch_size, number of processes)", ZooWarning, stacklevel=2)

@@ -93,7 +93,7 @@ class TrainingPlan:
         if fixed := [key for key in new if key not in CHANGEABLE]:
             remedy = f"start anew with it; these can be changed: {', '.join(CHANGEABLE)}"
             raise UsageError("cannot be changed when training continues", fixed[0], remedy)
-        made = TrainingSettings.from_dict({**self.settings.to_dict(), **new}, "settings")
+        updated = TrainingSettings.from_dict({**self.settings.to_dict(), **new}, "settings")
         texts = []
         for key, value in new.items():
             why = f" ({INEXACT[key]})" if key in INEXACT else ""
@@ -102,7 +102,7 @@ class TrainingPlan:
             self,
             data=tuple(data) or self.data,
             validation=tuple(validation) or self.validation,
-            settings=made,
+            settings=updated,
             changes=(*self.changes, *texts),
         )
 

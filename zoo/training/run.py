@@ -320,9 +320,9 @@ class Run:
         self._collector.run(self._complete)
         self.saved = None
         best = self._kept_evaluation()
-        kept = best.step if best is not None else self.trainer.done
+        kept_step = best.step if best is not None else self.trainer.done
         loss = step.loss if step is not None else self.metrics[-1]["loss"] if self.metrics else float("nan")
-        return Outcome(self.directory, self.trainer.done, kept, loss, best)
+        return Outcome(self.directory, self.trainer.done, kept_step, loss, best)
 
     def _kept_evaluation(self) -> Best | None:
         """Return the evaluation whose weights are kept; None if the last weights are, whatever it says."""

@@ -221,15 +221,15 @@ DISTILBERT = Layout(
 
 def _derive_albert(checkpoint: Checkpoint, values: dict[str, Any]) -> Mapping[str, Any]:
     require_types(checkpoint, values)
-    found = {
+    fields = {
         "project_embeddings": True,
         "share_layers": True,
         "pooler": values["task"] == "text-classification" or has_tensor(checkpoint, "pooler.weight"),
         **sentence_encoder(checkpoint),
     }
     if values["task"] == "fill-mask" and has_tensor(checkpoint, "sop_classifier.classifier.weight"):
-        found["task"] = "pretraining"  # both heads are present, whichever class wrote the file
-    return found
+        fields["task"] = "pretraining"  # both heads are present, whichever class wrote the file
+    return fields
 
 
 def _albert_rules(c: BERTConfig) -> Sequence[Rule]:

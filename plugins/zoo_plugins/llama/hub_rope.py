@@ -191,10 +191,10 @@ def read_partial_rotation(
         said |= {"rope_type": kinds[kind]}
     if not isinstance(part, int | float) or not 0 < part <= 1:
         raise UsageError(f"partial_rotary_factor must lie in (0, 1], got {part!r}", where)
-    found = read_frequencies(said, where, theta=hub.get("rope_theta", 10000.0), length=length, original=original)
+    fields = read_frequencies(said, where, theta=hub.get("rope_theta", 10000.0), length=length, original=original)
     if len(kinds) == 1:
-        found = {"rope_theta": found["rope_theta"]}
-    return {**found, "rotary_dim": int(head_dim * part)}
+        fields = {"rope_theta": fields["rope_theta"]}
+    return {**fields, "rotary_dim": int(head_dim * part)}
 
 
 def write_frequencies(c: LlamaConfig) -> dict[str, Any]:

@@ -127,9 +127,9 @@ class Llama(nn.Module):
         for layer, (block, window) in enumerate(zip(self.blocks, windows, strict=True)):
             cache = past_key_values[layer] if past_key_values is not None else None
             x = block(x, rotations[window] if self.config.rotates(layer) else None, masks[window], cache)
-        found = answer(self, self.config, self.norm(x), input_ids, attention_mask, self.config.pad_token_id)
+        answers = answer(self, self.config, self.norm(x), input_ids, attention_mask, self.config.pad_token_id)
         limit = self.config.logit_softcap if self.config.task == "text-generation" else None
-        return found if limit is None or isinstance(found, dict) else soft_cap(found, limit)
+        return answers if limit is None or isinstance(answers, dict) else soft_cap(answers, limit)
 
     def _rotations(
         self, windows: Sequence[int | None], positions: Tensor, dtype: torch.dtype

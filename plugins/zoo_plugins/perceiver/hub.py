@@ -36,15 +36,15 @@ def _derive(checkpoint: Checkpoint, values: dict[str, Any]) -> Mapping[str, Any]
     if widening != other:
         what = f"different widening factors of self-attention ({widening}) and cross-attention ({other})"
         raise UsageError(f"{what} are not supported", where)
-    found = {"intermediate_size": widening * latents}
+    fields = {"intermediate_size": widening * latents}
     for prefix, width in (("", latents), ("cross_", inputs if shape == "kv" else latents)):
         heads = values[f"{prefix}num_heads"]
         keys = hub.get("qk_channels") or width
         items = hub.get("v_channels") or keys
         if keys % heads or items % heads:
             raise UsageError(f"{keys} qk_channels or {items} v_channels are not divisible by {heads} heads", where)
-        found |= {f"{prefix}head_dim": keys // heads, f"{prefix}value_head_dim": items // heads}
-    return found
+        fields |= {f"{prefix}head_dim": keys // heads, f"{prefix}value_head_dim": items // heads}
+    return fields
 
 
 def _restore(c: PerceiverConfig) -> Mapping[str, Any]:

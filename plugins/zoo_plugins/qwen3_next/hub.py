@@ -51,19 +51,19 @@ def _shared_rules(c: Qwen3NextConfig) -> tuple[Rule, ...]:
 
 def _by_layer(rules: Sequence[Rule], c: Qwen3NextConfig) -> list[Rule]:
     """Repeat the rules of attention for each layer of their kind: the two kinds share names."""
-    found = []
+    layer_kinds = []
     for rule in rules:
         kinds = {"self_attn": False, "linear_attn": True}
         kind = next((linear for name, linear in kinds.items() if f".{name}." in rule.theirs), None)
         if kind is None:
-            found.append(rule)
+            layer_kinds.append(rule)
             continue
         for layer in (layer for layer in range(c.num_layers) if c.is_linear(layer) == kind):
             names = (rule.ours,) if isinstance(rule.ours, str) else rule.ours
             ours = tuple(name.replace("*", str(layer)) for name in names)
             theirs = rule.theirs.replace("*", str(layer))
-            found.append(Rule(ours if len(ours) > 1 else ours[0], theirs, interleaved=rule.interleaved))
-    return found
+            layer_kinds.append(Rule(ours if len(ours) > 1 else ours[0], theirs, interleaved=rule.interleaved))
+    return layer_kinds
 
 
 def _parts(*names: str) -> tuple[str, ...]:

@@ -178,7 +178,7 @@ class Seq2Seq(nn.Module):
         if not past or not past[0]:
             return first
         latest = [
-            torch.where(kept["started"].bool(), kept["hidden"], first[:, layer]) for layer, kept in enumerate(past)
+            torch.where(state["started"].bool(), state["hidden"], first[:, layer]) for layer, state in enumerate(past)
         ]
         return torch.stack(latest, 1)
 

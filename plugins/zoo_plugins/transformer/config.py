@@ -330,7 +330,8 @@ class TransformerConfig(ClassifierConfig):
         total = source.num_layers * (self._attention(source) + self._feed_forward(source) + 2 * norm)
         decoder = target.num_layers * (2 * self._attention(target) + self._feed_forward(target) + 3 * norm)
         if self.reads_vectors:
-            return total + decoder + bool(self.final_norm) * (1 + self.has_decoder) * norm
+            norms = (2 if self.has_decoder else 1) if self.final_norm else 0
+            return total + decoder + norms * norm
         if not self.has_decoder:
             norms = self.embedding_norm + bool(self.final_norm)
             return total + positions + words + norms * norm

@@ -106,10 +106,12 @@ def add_updates(model: nn.Module, updates: Mapping[str, Update], where: object) 
         if others or type(layer) is not nn.Linear or layer.weight is not model.get_parameter(name):
             why = f"is also {others[0]}" if others else "is not the weight of a dense layer"
             raise UsageError(f"{name} {why}, so it cannot have an adapter beside it", where)
-        made = LowRankLinear(layer, LowRankSettings(rank=len(update.a)))
-        made.lora_A.data, made.lora_B.data = (factor.to(layer.weight, copy=True) for factor in (update.a, update.b))
-        made.scale = update.scale
-        adapted[id(layer)] = made
+        low_rank = LowRankLinear(layer, LowRankSettings(rank=len(update.a)))
+        low_rank.lora_A.data, low_rank.lora_B.data = (
+            factor.to(layer.weight, copy=True) for factor in (update.a, update.b)
+        )
+        low_rank.scale = update.scale
+        adapted[id(layer)] = low_rank
     _replace_layers(model, adapted)
 
 

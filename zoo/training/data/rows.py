@@ -57,10 +57,10 @@ def data_files(paths: Sequence[Path]) -> list[Path]:
         if is_saved(path):
             files.append(path)
         elif path.is_dir():
-            found = sorted(item for item in path.rglob("*") if item.suffix.lower() in suffixes and item.is_file())
-            if not found:
+            readable = sorted(item for item in path.rglob("*") if item.suffix.lower() in suffixes and item.is_file())
+            if not readable:
                 raise ArtifactError("no data in this directory", path, f"put *{', *'.join(suffixes)} there")
-            files += found
+            files += readable
         elif not path.exists():
             raise ArtifactError("no such file", path)
         else:

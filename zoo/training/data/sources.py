@@ -128,16 +128,16 @@ def find_source(
         rows: Rows = _DatasetRows(owner, dataset.rows, split, named, optional)
         return Source(_first(rows, limit), _limited(digests, limit), dataset.name)
     files = data_files([saved_split(Path(item), split) for item in given])
-    known = Digests()
+    file_digests = Digests()
     tables = [file for file in files if file.suffix.lower() not in IMAGES]
-    found = {f"{number} {file.name}": _digest_of(file, known) for number, file in enumerate(tables)}
+    by_file = {f"{number} {file.name}": _digest_of(file, file_digests) for number, file in enumerate(tables)}
     file_rows = FileRows(files, named, optional)
     if "image" in named:
-        found["images"] = _digest_of_images(file_rows, known)
-    known.keep()
+        by_file["images"] = _digest_of_images(file_rows, file_digests)
+    file_digests.keep()
     names = [Path(given[0]).name if is_saved(files[0]) else files[0].name, *(file.name for file in files[1:])]
     label = names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more files"
-    return Source(_first(file_rows, limit), _limited(found, limit), label)
+    return Source(_first(file_rows, limit), _limited(by_file, limit), label)
 
 
 def _version(dataset: Dataset) -> str:

@@ -113,12 +113,12 @@ class Corruption(Criterion):
         words = example.get("words")
         if words is None:
             return random.choice(places, count, replace=False)
-        chosen: list[Ids] = []
+        selected: list[Ids] = []
         for word in random.permutation(np.unique(words[places])):
             members = places[words[places] == word]
-            if not chosen or sum(map(len, chosen)) + len(members) <= count:
-                chosen.append(members)
-        return np.concatenate(chosen)
+            if not selected or sum(map(len, selected)) + len(members) <= count:
+                selected.append(members)
+        return np.concatenate(selected)
 
     def random_tokens(self, count: int, random: np.random.Generator) -> Ids:
         """Return tokens drawn uniformly from the vocabulary, (count,)."""

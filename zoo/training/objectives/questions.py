@@ -57,8 +57,8 @@ class QuestionAnswering(Criterion):
         fields, examples = self.pair_fields(encoded), []
         windows = token_windows(encoded, limit=self.max_length, name="context")
         for window in windows:
-            kept = [number for number, place in enumerate(window.places) if place in inside]
-            span = (kept[0], kept[-1]) if inside and len(kept) == len(inside) else (0, 0)
+            in_context = [number for number, place in enumerate(window.places) if place in inside]
+            span = (in_context[0], in_context[-1]) if inside and len(in_context) == len(inside) else (0, 0)
             parts = {name: values[window.places] for name, values in fields.items()}
             examples.append({**parts, "span": np.array(span, np.int32)})
         without = sum(not example["span"].any() for example in examples)
