@@ -68,7 +68,7 @@ class Options(Settings):
 
     @classmethod
     def check_field(cls, key: str, value: Any, where: object = None) -> Any:
-        """Return ``value`` converted for the field ``key``: see :meth:`zoo.config.Settings.check_field`.
+        """Return ``value`` converted for the field ``key``.
 
         ``fix`` is a mapping, or texts such as ``batch=1``, as on the command line and in evidence.
         """
@@ -76,7 +76,7 @@ class Options(Settings):
 
     @classmethod
     def parse_setting(cls, key: str, text: str, where: object = "--set") -> Any:
-        """Parse ``text`` as a value for the field ``key``: see :meth:`zoo.config.Settings.parse_setting`."""
+        """Parse ``text`` as a value for the field ``key``."""
         if key != "fix":
             return super().parse_setting(key, text, where)
         items = text.strip().removeprefix("[").removesuffix("]").split(",")
