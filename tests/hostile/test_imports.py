@@ -131,11 +131,11 @@ def test_links_within_a_checkpoint_and_to_weights_work(checkpoint: Path, tmp_pat
     assert not Path("ours", "tokenizer_config.json").is_symlink()
 
 
-def cached(source: Path, cache: Path, *, shared: bool = False) -> Path:
+def cached(source: Path, hub_cache: Path, *, shared: bool = False) -> Path:
     """Store a checkpoint as huggingface_hub does: links to blobs named by digests, optionally to shared ones."""
-    repository = cache / f"models--{NAME.replace('/', '--')}"
+    repository = hub_cache / f"models--{NAME.replace('/', '--')}"
     snapshot = repository / "snapshots" / COMMIT
-    for folder in (snapshot, repository / "blobs", repository / "refs", cache / "blobs" / "ab"):
+    for folder in (snapshot, repository / "blobs", repository / "refs", hub_cache / "blobs" / "ab"):
         folder.mkdir(parents=True)
     (repository / "refs" / "main").write_text(COMMIT)
     for file in source.iterdir():
@@ -144,7 +144,7 @@ def cached(source: Path, cache: Path, *, shared: bool = False) -> Path:
         named = hashlib.sha256(data) if large else hashlib.sha1(b"blob %d\0" % len(data) + data)
         blob = repository / "blobs" / named.hexdigest()
         if shared:
-            xet = cache / "blobs" / "ab" / hashlib.sha256(b"xet" + data).hexdigest()
+            xet = hub_cache / "blobs" / "ab" / hashlib.sha256(b"xet" + data).hexdigest()
             xet.write_bytes(data)
             blob.symlink_to(Path("..", "..", "blobs", "ab", xet.name))
         else:
@@ -154,18 +154,18 @@ def cached(source: Path, cache: Path, *, shared: bool = False) -> Path:
 
 
 @pytest.fixture
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def hub_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The hub's cache, empty."""
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     return tmp_path / "hub"
 
 
-@pytest.mark.parametrize("shared", [False, True])
-def test_cache_of_the_hub_is_imported(shared: bool, checkpoint: Path, cache: Path, zoo) -> None:
+@pytest.mark.parametrize("linked", [False, True])
+def test_cache_of_the_hub_is_imported(linked: bool, checkpoint: Path, hub_cache: Path, zoo) -> None:
     """By name and by path, and the commit is recorded."""
     (checkpoint / "tokenizer_config.json").write_text('{"do_lower_case": true}')
-    snapshot = cached(checkpoint, cache, shared=shared)
+    snapshot = cached(checkpoint, hub_cache, shared=linked)
     for number, source in enumerate((NAME, snapshot)):
         done = zoo("import", source, "-o", f"ours{number}", "--no-verify")
         assert done.status == 0, done.err
@@ -174,9 +174,9 @@ def test_cache_of_the_hub_is_imported(shared: bool, checkpoint: Path, cache: Pat
     assert (origin["source"], origin["revision"]) == (NAME, COMMIT)
 
 
-def test_cache_of_the_hub_may_not_link_elsewhere(checkpoint: Path, cache: Path, secret: Path, refused) -> None:
+def test_cache_of_the_hub_may_not_link_elsewhere(checkpoint: Path, hub_cache: Path, secret: Path, refused) -> None:
     """Neither directly, nor through a blob or a folder of blobs."""
-    snapshot = cached(checkpoint, cache)
+    snapshot = cached(checkpoint, hub_cache)
     (snapshot / "tokenizer_config.json").symlink_to(secret)
     refused(snapshot, "is a link out of the checkpoint")
     (snapshot / "tokenizer_config.json").unlink()
@@ -190,9 +190,9 @@ def test_cache_of_the_hub_may_not_link_elsewhere(checkpoint: Path, cache: Path, 
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "config.json"])
-def test_altered_download_is_refused(name: str, checkpoint: Path, cache: Path, refused, zoo) -> None:
+def test_altered_download_is_refused(name: str, checkpoint: Path, hub_cache: Path, refused, zoo) -> None:
     """The content of a blob is compared with the digest that is its name, of either kind."""
-    snapshot = cached(checkpoint, cache)
+    snapshot = cached(checkpoint, hub_cache)
     blob = (snapshot / name).resolve()
     data = blob.read_bytes()
     blob.write_bytes(data[:-8] + bytes([data[-8] ^ 1]) + data[-7:])

@@ -55,8 +55,9 @@ SCRIPT = """
 import sys
 from pathlib import Path
 from zoo.tokenizers.load import tokenizer_json
-from zoo.tokenizers.train import Lines, train_tokenizer
-tokenizer = train_tokenizer(Lines([Path(name) for name in sys.argv[3:]]), kind=sys.argv[1], vocab_size=int(sys.argv[2]))
+from zoo.tokenizers.train import TextLines, train_tokenizer
+lines = TextLines([Path(name) for name in sys.argv[3:]])
+tokenizer = train_tokenizer(lines, kind=sys.argv[1], vocab_size=int(sys.argv[2]))
 print(tokenizer_json(tokenizer))
 """
 

@@ -18,6 +18,7 @@ __all__ = [
     "SERVING",
     "VARIANTS",
     "Interface",
+    "Profile",
     "Variant",
     "precisions",
     "profiles",
@@ -32,6 +33,8 @@ too. ``int8 cache``: keys and values are int8. ``rows``: all sizes are fixed, an
 the graph ``prefill`` fills. ``loop``: one graph generates a text. ``adapters``: each row chooses an adapter.
 """
 
+Profile = Literal["portable", "cpu", "cuda", "serving", "web"]
+"""What ``zoo export --profile`` makes: the plain export, ``portable``, or the variant of this name."""
 LOOP = "generate"
 """The variant with a single graph for the whole generation loop, and the name of that graph."""
 ATTENTIONS = "attentions"

@@ -67,11 +67,12 @@ def serve() -> None:
     longer ends the process.
     """
     system.limit_memory(_MEMORY)
+    answers = sys.stdout  # the pipe to the process that asks
     for line in sys.stdin.buffer:
         request = json.loads(line)
         system.limit_processor_time(request["seconds"])
-        sys.stdout.write(json.dumps(_answer(request["source"], request["values"])) + "\n")
-        sys.stdout.flush()
+        answers.write(json.dumps(_answer(request["source"], request["values"])) + "\n")
+        answers.flush()
 
 
 def _answer(source: str, values: Mapping[str, Any] | None) -> dict[str, str]:

@@ -119,17 +119,19 @@ def command(
     """
     sleep_when_idle()
     from zoo.exporters import read_options
-    from zoo_export.cli.exporting import Target, export_adapters, export_format, export_graphs, export_onnx
+    from zoo_export.cli.target import Target, export_format
 
     name = _format(onnx, format_name)
     target = Target(model, output, settings, force, as_json)
     comparison = Comparison(provider=provider, full_grid=grid == "full")  # type: ignore[arg-type]
-    if adapters:
-        export_adapters(target, adapters, lora_files, name, comparison)
-        return
-    if name != "onnx":
+    if name != "onnx" and not adapters:
         refuse_onnx_options(f"--format {name}", *_OF_ALL_FORMATS)
         export_format(target, name, read_options(name, texts))
+        return
+    from zoo_export.cli.exporting import export_adapters, export_graphs, export_onnx  # late: these import onnx
+
+    if adapters:
+        export_adapters(target, adapters, lora_files, name, comparison)
         return
     if lora_files:
         raise UsageError("no adapters to write", "--lora-files", "add --adapter DIR")

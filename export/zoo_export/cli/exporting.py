@@ -1,10 +1,9 @@
-"""The jobs of ``zoo export``: verified graphs, graphs alone, graphs with adapters, and formats of other exporters."""
+"""The jobs of ``zoo export --onnx``: verified graphs, graphs alone, and graphs with adapters."""
 
 from __future__ import annotations
 
 from collections import Counter
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +14,9 @@ from zoo.cli.output import message
 from zoo.cli.report import emit_json, say
 from zoo.errors import UsageError
 from zoo.exporters import export_to
-from zoo_export.cli.options import model_directory, refuse_options
-from zoo_export.cli.results import comparing, say_record, say_report, summary
+from zoo_export.cli.options import refuse_options
+from zoo_export.cli.results import comparing, say_report, summary
+from zoo_export.cli.target import Target
 from zoo_export.comparison import Comparison
 from zoo_export.export import Request, export_graphs_only, export_preset, export_variant
 from zoo_export.graph.cuda_kernels import nodes_without_kernel
@@ -25,30 +25,7 @@ from zoo_export.parity.report import Report
 from zoo_export.trace.make import TRACED
 from zoo_export.variants import recipe_of
 
-__all__ = ["Target", "export_adapters", "export_format", "export_graphs", "export_onnx"]
-
-
-@dataclass(frozen=True)
-class Target:
-    """What is exported, where to, and how the result is printed."""
-
-    model: str
-    output: Path | None
-    settings: tuple[str, ...]
-    force: bool
-    as_json: bool
-
-    def directory(self) -> AbstractContextManager[tuple[Path, Path]]:
-        """Return the directory to export in, and the name that it has at the end."""
-        return model_directory(self.model, output=self.output, settings=self.settings, force=self.force)
-
-
-def export_format(target: Target, format_name: str, options: object) -> None:
-    """Export to the format of another exporter."""
-    with target.directory() as (place, directory), comparing() as progress:
-        record = export_to(place, format_name, options=options, force=target.force, progress=progress)
-    record = replace(record, stored=ModelDirectory.open(directory, weights=False))
-    say_record(record, format_name, "export", target.as_json)
+__all__ = ["export_adapters", "export_graphs", "export_onnx"]
 
 
 def export_onnx(target: Target, request: Request, comparison: Comparison, *, generate: bool) -> None:

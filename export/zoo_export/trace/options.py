@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Any, Self
 
 from zoo.artifact import ATTENTIONS, PORTABLE, PROFILES, SERVING, WEB, profiles
+from zoo.artifact.variants import Profile
 from zoo.config import Settings
 from zoo.errors import UsageError, argument, nearest
 from zoo.terminal import is_unicode, shown
@@ -42,7 +43,7 @@ class Options(Settings):
     """Free dimensions to give a fixed size, and these sizes; in plain data also texts such as ``batch=1``. Such graphs
     are compared and run at these sizes only. In the profile ``serving``, all are fixed, by default as
     ``zoo_export.trace.sizes.serving_sizes`` says."""
-    profile: str = PORTABLE
+    profile: Profile = PORTABLE
     """``portable`` runs anywhere; ``cpu`` and ``cuda`` are optimised for that execution provider; ``serving`` has fixed
     sizes, and rows with pasts of their own (``zoo_export.graph.serving``); ``web`` is ``portable`` with attention in
     operators that have WebGPU kernels in onnxruntime-web."""

@@ -17,6 +17,7 @@ import psutil
 import pytest
 
 from tests.runtime.server.conftest import KEPT, SECONDS, Server, serving
+from zoo.checkpoints.exporting import export_checkpoint
 from zoo.checkpoints.importing import import_checkpoint
 from zoo_export.export import export_graphs_only
 
@@ -185,7 +186,8 @@ def test_ten_thousand_idle_connections(writer: Path) -> None:
 
 def test_too_few_files_for_a_request(writer: Path, tmp_path: Path) -> None:
     """A request that has to open a file is answered later, and the others go on."""
-    shutil.copytree(writer.parent / "hub", tmp_path / "hub")
+    export_checkpoint(writer, tmp_path / "hub")
+    shutil.copyfile(writer / "chat_template.jinja", tmp_path / "hub" / "chat_template.jinja")
     (tmp_path / "hub" / "generation_config.json").write_text('{"temperature": 1.0}')
     import_checkpoint(tmp_path / "hub", tmp_path / "writer", verify=False)
     export_graphs_only(tmp_path / "writer")
