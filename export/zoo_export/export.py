@@ -149,14 +149,10 @@ def export_variant(
     """
     stored = ModelDirectory.open(directory)
     export = Export(stored, recipe.variant)
-    replaced: list[str] = []
-    if recipe.variant_is_known and export.exists:
-        if not force:
-            raise UsageError(f"already exported as {recipe.variant}", directory, EXPORT_AGAIN)
-        # Files that only this variant reads may have other names than before. The rest belong to other variants.
-        replaced = export.files if export.traits.weights_file else []
+    if recipe.variant_is_known and export.exists and not force:
+        raise UsageError(f"already exported as {recipe.variant}", directory, EXPORT_AGAIN)
     recipe.check(stored, comparison)
-    with stored.adding(removed=replaced) as stage:
+    with stored.adding(removed=recipe.replaced(export)) as stage:
         return _stage(stored, recipe, comparison, stage)
 
 

@@ -1,4 +1,4 @@
-"""What a variant of an export has to say for itself: how its graphs are made, compared and measured.
+"""The interface of variants: how the graphs of one are made, read, compared and measured.
 
 The steps around that, from the laws of the model to the files that are written, are the same for every variant:
 :mod:`zoo_export.export` and :mod:`zoo_export.verify` have them.
@@ -61,6 +61,10 @@ class Recipe(ABC, Generic[C]):
 
     def check(self, stored: ModelDirectory, comparison: Comparison) -> None:
         """Raise an error if the model, or this machine, cannot have this variant. Nothing has been computed yet."""
+
+    def replaced(self, export: Export) -> list[str]:
+        """Return the files of an earlier export that are removed: those that a new one may write under other names."""
+        return []
 
     @contextmanager
     def begin(self, stored: ModelDirectory, folder: Path) -> Iterator[Callable[[], C]]:

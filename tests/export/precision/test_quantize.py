@@ -683,6 +683,18 @@ def test_other_weights_require_another_export(
         verify_model(gpt, variant="int8")
 
 
+def test_files_that_the_evidence_claims_are_not_removed(
+    gpt: Path, made_already: None, short_text: Path, seal: Callable[[Path], None]
+) -> None:
+    """An export that replaces another writes its own files alone, whatever the evidence of the other lists."""
+    (gpt / "model.onnx").write_bytes(b"of another export")
+    claimed = {"schema": 1, "verified": True, "files": {"model.onnx": "0" * 64}}
+    (gpt / "parity.int8.json").write_text(json.dumps(claimed))
+    seal(gpt)
+    assert quantize(gpt, "int8", max_kl=5.0, text=short_text, force=True).passed
+    assert (gpt / "model.onnx").read_bytes() == b"of another export"
+
+
 @pytest.mark.parametrize("bound", ["own", "given"])
 def test_excessive_error_writes_nothing(
     gpt: Path, made_already: None, short_text: Path, bound: str, monkeypatch: pytest.MonkeyPatch

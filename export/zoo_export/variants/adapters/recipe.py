@@ -37,10 +37,14 @@ class Adapters(Recipe[AdaptedGraphs]):
         self._adapters: list[Adapter] = []
 
     def check(self, stored: ModelDirectory, comparison: Comparison) -> None:
-        self._adapters = list(read_adapters(stored, self.directories))
+        self._adapters = read_adapters(stored, self.directories)
+
+    def replaced(self, export: Export) -> list[str]:
+        """Return all files: those of LoRA adapters are called after the adapters."""
+        return export.files
 
     def make(self, stored: ModelDirectory, folder: Path) -> AdaptedGraphs:
-        adapters = self._adapters or list(read_adapters(stored, self.directories))
+        adapters = self._adapters or read_adapters(stored, self.directories)
         write_stacks(folder, adapters, tuple(stored.layout))
         graphs = AdaptedGraphs(
             stored=stored,
