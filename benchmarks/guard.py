@@ -47,7 +47,7 @@ Step = Sequence[str]
 
 @dataclass(frozen=True)
 class Cost:
-    """What a step takes. A step that is not limited in one respect has 0 there."""
+    """Processor time and memory of a step; 0 where it has no limit."""
 
     seconds: float = 0.0
     """Processor seconds of all its processes, in a measurement; in the table, multiples of the calibration."""

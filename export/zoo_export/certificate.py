@@ -189,7 +189,7 @@ class Certificate:
     evidence: dict[str, Any]
     failures: list[str] = field(default_factory=list)
     reference: str = "the model"
-    """What the error is measured against, for messages."""
+    """Name of the reference, for messages."""
 
     @property
     def passed(self) -> bool:

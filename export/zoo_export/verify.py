@@ -59,7 +59,9 @@ def verify_model(
     kind = "web" if in_browser else runtime
     if kind != "onnxruntime" and kind not in export.traits.runtimes:
         raise UsageError(f"the variant {variant} runs on onnxruntime only", argument("runtime", runtime))
-    candidate, recipe = _read(export)
+    export.check()
+    graphs = export.read()
+    candidate, recipe = _read(export, graphs)
     comparison = Comparison(provider=export.traits.provider or provider, full_grid=full_grid, progress=progress)
     if runtime == "web-wasm" or runtime == "web-webgpu":
         from zoo_export.web.verify import verify_in_browser
@@ -69,11 +71,11 @@ def verify_model(
     if runtime != "onnxruntime":
         from zoo_export.parity.runtimes import compare_on
 
-        report = compare_on(runtime, stored, candidate.files, comparison)
+        report = compare_on(runtime, stored, graphs, comparison)
         if not report.passed:
             raise ParityError(report.verdict(), stored.path)
         return report
-    return _verify(export, recipe, candidate, comparison)
+    return _verify(export, graphs, recipe, candidate, comparison)
 
 
 def verify_onnx(job: Job) -> dict[str, Any]:
@@ -81,10 +83,9 @@ def verify_onnx(job: Job) -> dict[str, Any]:
     return verify_model(job.folder, variant=job.variant, progress=job.progress).evidence
 
 
-def _read(export: Export) -> tuple[Candidate, Recipe[Any]]:
-    """Return the graphs of an export, whose digests are checked, and the recipe of the variant."""
-    export.check()
-    check_evidence(export, export.read())
+def _read(export: Export, graphs: Mapping[str, bytes]) -> tuple[Candidate, Recipe[Any]]:
+    """Return an export, whose digests and serialised graphs are checked, and the recipe of the variant."""
+    check_evidence(export, graphs)
     recipe = recipe_of(export.variant)
     if not export.traits.follows_weights:
         export.check_files()
@@ -94,20 +95,22 @@ def _read(export: Export) -> tuple[Candidate, Recipe[Any]]:
     return recipe.read(export), recipe
 
 
-def _verify(export: Export, recipe: Recipe[Any], candidate: Candidate, comparison: Comparison) -> Report:
+def _verify(
+    export: Export, graphs: Mapping[str, bytes], recipe: Recipe[Any], candidate: Candidate, comparison: Comparison
+) -> Report:
     """Compare an export again, and record a failure, or a success after a failure."""
 
     def compare(comparison: Comparison) -> Report:
         return recipe.compare(candidate, comparison)
 
     def write(evidence: Mapping[str, Any]) -> None:
-        write_export(export, candidate.files, evidence, action="verified")
+        write_export(export, graphs, evidence, action="verified")
 
     report = compare_again(export, export.stored, compare, comparison, write)
     if not export.is_verified():
         kept = {key: export.evidence[key] for key in recipe.kept if key in export.evidence}
         # Files beside the graphs, such as quantised weights, stay part of what the evidence covers.
-        graphs = set(export.graph_files.values())
-        others = {name: digest for name, digest in export.digests.items() if name not in graphs}
+        graph_files = set(export.graph_files.values())
+        others = {name: digest for name, digest in export.digests.items() if name not in graph_files}
         write({**report.evidence, **kept, "files": others})
     return report

@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -203,7 +204,8 @@ def test_graph_of_the_largest_preset(zoo: Zoo) -> None:
     """174,604,259,328 parameters, none of them allocated."""
     assert zoo("export", "gpt3-175b", "--onnx", "--graph-only").status == 0
     model = onnx.load("gpt3-175b/model.onnx", load_external_data=False)
-    assert [node.op_type for node in model.graph.node].count("GPTBlock") == 96
+    blocks = Counter(node.op_type for node in model.graph.node if node.op_type.startswith("GPTBlock"))
+    assert sorted(blocks.values()) == [48, 48]  # dense and banded layers alternate
     places = [{e.key: e.value for e in t.external_data} for t in model.graph.initializer if t.external_data]
     assert sum({(p["location"], p["offset"]): int(p["length"]) for p in places}.values()) == 4 * 174_604_259_328
     assert len({place["location"] for place in places}) > 100

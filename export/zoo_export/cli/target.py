@@ -1,4 +1,7 @@
-"""What ``zoo export`` exports and where to, and the formats of other exporters. Imports neither torch nor onnx."""
+"""Options that all formats of ``zoo export`` share, and export to the formats of other exporters.
+
+Imports neither torch nor onnx.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ __all__ = ["Target", "export_format"]
 
 @dataclass(frozen=True)
 class Target:
-    """What is exported, where to, and how the result is printed."""
+    """Source and destination of an export, and the form of its result."""
 
     model: str
     output: Path | None

@@ -6,11 +6,10 @@ import hashlib
 import json
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from typing import Any
 
-import numpy as np
 import onnx
 
+from zoo.arrays import Array
 from zoo.artifact.weights import StoredTensor
 from zoo.errors import ArtifactError
 from zoo_export.graph.file import parse
@@ -28,9 +27,6 @@ __all__ = [
     "referenced_tensors",
     "set_place",
 ]
-
-Array = np.ndarray[Any, Any]
-
 
 _DTYPES = {
     "F32": onnx.TensorProto.FLOAT, "F16": onnx.TensorProto.FLOAT16, "BF16": onnx.TensorProto.BFLOAT16,

@@ -29,35 +29,20 @@ __all__ = [
     "without_functions",
 ]
 
-
 EVIDENCE_KEY = "zoo.evidence_sha256"
 """Graph metadata: digest of the evidence, see :func:`zoo_export.parity.evidence.evidence_digest`."""
-
-
 WEIGHTS_KEY = "zoo.weights_sha256"
 """Graph metadata: digest of the weights that it was verified with."""
-
-
 TOKENIZER_KEY = "zoo.tokenizer_sha256"
 """Graph metadata: digest of the tokenizer file."""
-
-
 HEADER_KEY = "zoo.weights_header_sha256"
 """Graph metadata: digest of the names, dtypes, shapes and locations of all stored tensors."""
-
-
 MODULE_KEY = "zoo.module"
 """Node metadata: path of the module that the node was traced from; inside a function, relative to the block."""
-
-
 EXACT_KEY = "zoo.exact"
 """Metadata of a float16 or bfloat16 constant: the unrounded number in the model's code."""
-
-
 FLAT_KEY = "zoo.without_functions"
 """Graph metadata: why repeated modules did not become functions, if functions were requested."""
-
-
 BLOCK_KEY = "zoo.block"
 """Metadata of a function call: path of the module that it replaces."""
 

@@ -31,7 +31,7 @@ from zoo_runtime.onnx_runtime.stopping import named
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = ["check_fixed", "compare", "judge"]
+__all__ = ["MakeSubject", "check_fixed", "compare", "judge"]
 
 MakeSubject = Callable[..., OnnxSubject]
 """The class :class:`OnnxSubject`, or a function with its arguments."""

@@ -33,7 +33,7 @@ class Derivation:
     source: Options
     """The options of the graph to start from."""
     passes: Sequence[Pass]
-    """What is done to it, in this order."""
+    """The rewrites of that graph, in order."""
 
     def make(self, model: ir.Model) -> ir.Model:
         """Run the passes."""

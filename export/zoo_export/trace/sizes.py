@@ -29,9 +29,9 @@ class ServingSizes:
     """The sizes of dimensions of one graph of the profile ``serving``, by name."""
 
     export: Mapping[str, int]
-    """Those of the whole export, which every graph's metadata lists: see :func:`serving_sizes`."""
+    """Sizes of the export, listed in the metadata of every graph: see :func:`serving_sizes`."""
     own: Mapping[str, int]
-    """Those that this graph has instead."""
+    """Sizes of this graph that differ from them."""
 
 
 def serving_sizes(spec: ModelSpec, fixed: Mapping[str, int]) -> dict[str, int]:

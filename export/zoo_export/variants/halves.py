@@ -17,14 +17,15 @@ from zoo.models import persist
 from zoo.probe.dtypes import numpy_dtype
 from zoo.probe.module import TorchExecutor
 from zoo_export.comparison import Comparison
-from zoo_export.parity.compare import compare
+from zoo_export.parity.compare import MakeSubject, compare
 from zoo_export.parity.report import Report
+from zoo_export.parity.subject import OnnxSubject
 from zoo_export.trace.make import Options, link_models
 from zoo_export.variants.reduced.model import PRECISION_KEY, ReducedModel, empty_model
 from zoo_export.variants.reduced.recipe import Reduced, ReducedCandidate
 from zoo_export.variants.reduced.tensors import read_tensor, write_tensors
 
-__all__ = ["Half", "as_model"]
+__all__ = ["Half", "as_model", "compare_half"]
 
 
 class Half(Reduced):
@@ -44,11 +45,19 @@ class Half(Reduced):
                     yield name, tensor.float().numpy()
 
     def compare(self, candidate: ReducedCandidate, comparison: Comparison) -> Report:
-        stored, model = candidate.stored, as_model(candidate.stored, candidate.reduced)
-        declared = stored.spec.graphs  # traced without windows
-        report = compare(model, candidate.files, comparison, declared=declared)
-        report.evidence |= {"config": stored.config_digest(), "weights": stored.weight_digests()}
-        return report
+        return compare_half(candidate, comparison)
+
+
+def compare_half(
+    candidate: ReducedCandidate, comparison: Comparison, make_subject: MakeSubject = OnnxSubject
+) -> Report:
+    """Compare a model in half precision with the module in that dtype. ``make_subject`` opens the graphs."""
+    stored = candidate.stored
+    model = as_model(stored, candidate.reduced)
+    declared = stored.spec.graphs  # traced without windows
+    report = compare(model, candidate.files, comparison, declared=declared, make_subject=make_subject)
+    report.evidence |= {"config": stored.config_digest(), "weights": stored.weight_digests()}
+    return report
 
 
 def as_model(stored: ModelDirectory, reduced: ReducedModel) -> ModelDirectory:

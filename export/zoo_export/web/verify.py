@@ -12,7 +12,7 @@ from zoo_export.parity.compare import compare, judge
 from zoo_export.parity.report import Report
 from zoo_export.parity.sweep import Sweep
 from zoo_export.variants.base import Candidate
-from zoo_export.variants.halves import as_model
+from zoo_export.variants.halves import compare_half
 from zoo_export.variants.reduced.recipe import ReducedCandidate
 from zoo_export.web.browser import TIMEOUT, Browser, open_browser
 from zoo_export.web.install import WebRuntime
@@ -81,8 +81,7 @@ def _compare(export: Export, candidate: Candidate, browser: Browser, comparison:
     elif export.traits.dtype is None:
         report = judge(Sweep(WebQuantizedSubject(stored, candidate.reduced, browser)), comparison)
     else:
-        report = compare(as_model(stored, candidate.reduced), candidate.files, comparison, make_subject=make_subject)
-        report.evidence |= {"config": stored.config_digest(), "weights": stored.weight_digests()}
+        report = compare_half(candidate, comparison, make_subject)
     report.subject = f"the export on {browser.provider}"
     report.evidence |= {"device": browser.device} if browser.device else {}
     return report
