@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from transformers import M2M100Config, M2M100ForConditionalGeneration, M2M100Tokenizer
+from transformers.models.m2m_100.tokenization_m2m_100 import FAIRSEQ_LANGUAGE_CODES
 
 from tests.exported import sign_export
 from tests.tokenizers.test_tokenizer import SENTENCES, sentencepiece_file
@@ -30,6 +31,8 @@ def test_translations_equal_transformers(tmp_path: Path) -> None:
     pieces = sentencepiece_file(hub / "sentencepiece.bpe.model", model_type="bpe", vocab_size=200)
     names = ["<s>", "<pad>", "</s>", "<unk>", *(pieces.id_to_piece(number) for number in range(3, pieces.vocab_size()))]
     (hub / "vocab.json").write_text(json.dumps({name: number for number, name in enumerate(names)}))
+    languages = [f"__{code}__" for code in FAIRSEQ_LANGUAGE_CODES["m2m100"]]
+    (hub / "special_tokens_map.json").write_text(json.dumps({"additional_special_tokens": languages}))
     tokenizer: Any = M2M100Tokenizer.from_pretrained(hub, src_lang="de")
     model = M2M100ForConditionalGeneration(M2M100Config(**SIZES, vocab_size=len(names) + 108)).eval()
     generator = torch.Generator().manual_seed(0)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tests.conftest import ROOT
 
-__all__ = ["COMMANDS", "KEPT", "SHORT", "TARGETS", "Place"]
+__all__ = ["COMMANDS", "KEPT", "TARGETS", "Place"]
 
 AUDIT = '''
 """Append imports from TRAPS, files opened for writing and every look-up, connection and bound address to AUDIT."""
@@ -113,8 +113,6 @@ TARGETS = {
 }  # fmt: skip
 KEPT = ("home/.cache/zoo/", "home/.cache/matplotlib/", "home/.config/matplotlib", "runtime/zoo")
 """The cache, matplotlib's list of fonts, and the folder of the locks of training runs."""
-SHORT = 5
-"""The number of first commands that a short test runs."""
 
 
 @dataclass(frozen=True)

@@ -8,51 +8,39 @@ from pathlib import Path
 
 import pytest
 
-from tests.hostile.footprint import COMMANDS, KEPT, SHORT, TARGETS, Place
+from tests.hostile.footprint import COMMANDS, KEPT, TARGETS, Place
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="preloads a library and reads /proc")
 
 
 @pytest.fixture(scope="module")
-def short(tmp_path_factory: pytest.TempPathFactory) -> tuple[Place, set[str]]:
-    """Run the first commands."""
-    return _ran(Place.make(tmp_path_factory.mktemp("short")), SHORT)
-
-
-@pytest.fixture(scope="module")
-def complete(tmp_path_factory: pytest.TempPathFactory) -> tuple[Place, set[str]]:
-    """Run all commands."""
-    return _ran(Place.make(tmp_path_factory.mktemp("complete")), len(COMMANDS))
-
-
-def _ran(place: Place, count: int) -> tuple[Place, set[str]]:
+def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[Place, set[str]]:
+    """Run all commands. Returns the place, and the files that they have written."""
+    place = Place.make(tmp_path_factory.mktemp("place"))
     place.compile()
     before = place.files()
-    place.run(COMMANDS[:count])
+    place.run(COMMANDS)
     return place, place.files() - before
 
 
-both = pytest.mark.parametrize("ran", ["short", pytest.param("complete", marks=pytest.mark.slow)])
-
-
-@both
-def test_nothing_is_imported_from_the_working_directory(ran: str, request: pytest.FixtureRequest) -> None:
+@pytest.mark.slow
+def test_nothing_is_imported_from_the_working_directory(ran: tuple[Place, set[str]]) -> None:
     """Isolated mode ignores it and PYTHONPATH, in processes that zoo starts, too."""
-    place, _ = request.getfixturevalue(ran)
+    place, _ = ran
     assert list(place.events("trap")) == []
 
 
-@both
-def test_no_host_is_looked_up(ran: str, request: pytest.FixtureRequest) -> None:
+@pytest.mark.slow
+def test_no_host_is_looked_up(ran: tuple[Place, set[str]]) -> None:
     """Neither Python nor a library resolves a name or connects to an address."""
-    place, _ = request.getfixturevalue(ran)
+    place, _ = ran
     assert list(place.events("host")) == []
 
 
-@both
-def test_only_targets_and_the_cache_are_written(ran: str, request: pytest.FixtureRequest) -> None:
+@pytest.mark.slow
+def test_only_targets_and_the_cache_are_written(ran: tuple[Place, set[str]]) -> None:
     """The home directory gets caches alone, and temporary files are removed."""
-    place, new = request.getfixturevalue(ran)
+    place, new = ran
     allowed = (*KEPT, *(f"work/{name}" for name in TARGETS))
     assert [path for path in sorted(new) if not path.startswith(allowed)] == []
     inside = (str(place.root), "/dev/", "/proc/self/")

@@ -39,6 +39,7 @@ def broken(process: Process, name: str, count: int) -> list[str]:
     return [f"{attempt.number}: {attempt.problem}" for attempt in process.run(name, 0, count) if attempt.problem]
 
 
+@pytest.mark.slow
 def test_mutated_files_are_refused_in_one_line(start: Start) -> None:
     """A few of each target, with fixed inputs."""
     process = start(INPUTS, 0)

@@ -159,7 +159,7 @@ def test_row_ignores_the_others(served: Exported, name: str, value: float) -> No
     assert np.array_equal(np.concatenate(mixed), first)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("name", ["gpt-tiny", "mamba2-tiny"])
+@pytest.mark.parametrize("name", ["gpt-tiny", pytest.param("mamba2-tiny", marks=pytest.mark.slow)])
 def test_one_token_is_read_alike_beside_longer_texts(served: Exported, name: str) -> None:
     """The same bits, whether other rows read no tokens, one, or more than a call of the step graph has room for."""
     _, rows = open_rows(served(name))

@@ -8,15 +8,16 @@ import itertools
 import logging
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 import torch
+import torch._dynamo
 
 from zoo.contract import Graph, Size, TensorSpec, dim_names, dim_size, sizes_of, standard_fields
 from zoo.models import dtypes
 from zoo.registry import ModelSpec
 
-__all__ = ["example_sizes", "example_tensors", "limited_lengths", "quiet"]
+__all__ = ["example_sizes", "example_tensors", "limited_lengths", "quiet", "without_fake_cache"]
 
 
 def example_sizes(spec: ModelSpec, graph: Graph) -> dict[str, int]:
@@ -87,3 +88,8 @@ def quiet() -> Iterator[None]:
             yield
     finally:
         logging.disable(before)
+
+
+def without_fake_cache() -> AbstractContextManager[None]:
+    """Let torch keep no results of operators on fake tensors: few are computed twice, and a key of each takes time."""
+    return torch._dynamo.config.patch(fake_tensor_cache_enabled=False)

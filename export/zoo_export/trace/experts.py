@@ -65,9 +65,15 @@ def _shape(
     return torch.empty_like(x)
 
 
+def _like(add: Callable[..., ir.Value], number: float, x: ir.Value) -> ir.Value:
+    """Return a constant with the dtype of ``x``."""
+    return add("CastLike", add("Constant", value_float=number), x)
+
+
 _ACTIVATIONS: Mapping[Activation, Callable[[Callable[..., ir.Value], ir.Value], ir.Value]] = {
     "gelu": lambda add, x: add("Gelu", x),
     "gelu_tanh": lambda add, x: add("Gelu", x, approximate="tanh"),
+    "gelu_sigmoid": lambda add, x: add("Mul", x, add("Sigmoid", add("Mul", x, _like(add, 1.702, x)))),
     "relu": lambda add, x: add("Relu", x),
     "silu": lambda add, x: add("Mul", x, add("Sigmoid", x)),
 }

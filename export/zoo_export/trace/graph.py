@@ -33,7 +33,7 @@ from zoo_export.graph.metadata import BLOCK_KEY, EXACT_KEY, FLAT_KEY, MODULE_KEY
 from zoo_export.graph.rewriting import simplify
 from zoo_export.graph.standard import fault
 from zoo_export.trace.declared_sizes import Traced, check_outputs
-from zoo_export.trace.examples import example_sizes, example_tensors, quiet
+from zoo_export.trace.examples import example_sizes, example_tensors, quiet, without_fake_cache
 from zoo_export.trace.experts import EXPERT_TRANSLATIONS, ExpertMixtures
 from zoo_export.trace.functions import cut_functions
 from zoo_export.trace.guards import Branches
@@ -149,7 +149,7 @@ class _Trace:
                 weights = ((name, torch.empty_like(tensor, device="cpu")) for name, (tensor, _) in groups.items())
                 persist.fill(self.module, weights)
                 arguments = self._examples("cpu", tensors)
-            with RecurrentLayers(), ExpertMixtures(), branches.recording():
+            with without_fake_cache(), RecurrentLayers(), ExpertMixtures(), branches.recording():
                 return torch.export.export(module.eval(), arguments, dynamic_shapes=(dims,), strict=False)
 
     def _translated(self, program: torch.export.ExportedProgram) -> ir.Model:

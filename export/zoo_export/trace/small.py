@@ -30,7 +30,7 @@ from zoo.models.tensors import tensor_groups
 from zoo.nn import GraphModule
 from zoo.registry import ModelSpec
 from zoo_export.trace.declared_sizes import Traced
-from zoo_export.trace.examples import example_sizes, example_tensors, limited_lengths, quiet
+from zoo_export.trace.examples import example_sizes, example_tensors, limited_lengths, quiet, without_fake_cache
 from zoo_export.trace.experts import ExpertMixtures
 from zoo_export.trace.guards import Branches
 from zoo_export.trace.recurrent import RecurrentLayers
@@ -89,7 +89,8 @@ def _run(spec: ModelSpec, graph: Graph, dtype: str, fixed: Mapping[str, int], br
     sizes = {**example_sizes(spec, graph), **fixed}
     if fixed:
         sizes = {name: size for name, size in sizes.items() if name not in limited_lengths(graph)}
-    fake = FakeTensorMode(allow_non_fake_inputs=True, shape_env=_FreeSizes())
+    with without_fake_cache():
+        fake = FakeTensorMode(allow_non_fake_inputs=True, shape_env=_FreeSizes())
     with quiet(), torch.no_grad(), fake:
         groups = tensor_groups(model)
         persist.fill(model, ((name, torch.empty_like(tensor, device="cpu")) for name, (tensor, _) in groups.items()))

@@ -174,8 +174,12 @@ def test_comparison_finds_faults(
         export_model(folder, options=Options(profile="serving"))
 
 
-def test_refused_models(zoo: Zoo) -> None:
+def test_a_model_without_a_past_is_refused(zoo: Zoo) -> None:
     zoo("export", "bert-tiny", "--onnx", "--profile", "serving").failed(2, "bert has no past to keep between calls")
+
+
+@pytest.mark.slow
+def test_a_scan_is_refused(zoo: Zoo) -> None:
     zoo("export", "seq2seq-tiny", "--onnx", "--profile", "serving", "--graph-only").failed(
         2, "graph 'decoder' cannot be exported for serving", "Scan of the model"
     )

@@ -394,6 +394,7 @@ def test_tied_head_shares_the_bytes_of_the_embedding(make: Maker, precision: str
     assert TIED in stored.layout
 
 
+@pytest.mark.slow
 def test_lookups_have_no_padded_zero_points(make: Maker) -> None:
     """ONNX Runtime's CUDA kernel reads them as if rows were not padded: one block of 4 bits is half a byte."""
     _, variant = make("mamba2-tiny", "int4")

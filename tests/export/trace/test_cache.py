@@ -121,10 +121,10 @@ def test_one_stale_graph_of_several(empty_cache: Path, copy_of: Callable[..., Pa
 
 @pytest.mark.slow
 def test_stale_trace_of_a_smaller_precision(empty_cache: Path, copy_of: Callable[..., Path]) -> None:
-    folder = copy_of("gpt-tiny")
-    name = key(registry().resolve("gpt-tiny"), "model", "float16", Options().facts())
+    folder, options = copy_of("gpt-tiny"), Options(windows=False)  # as half precision is traced
+    name = key(registry().resolve("gpt-tiny"), "model", "float16", options.facts())
     other = registry().resolve("gpt-tiny", ("norm_eps=0.1",))
-    stale = unlinked_graphs(other, "float16", Options())["model"]
+    stale = unlinked_graphs(other, "float16", options)["model"]
     cache.write(name, stale)
     quantize(folder, "float16")
     assert cache.read(name) not in (None, stale)

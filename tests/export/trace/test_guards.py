@@ -100,6 +100,81 @@ def test_branch_on_sizes_of_0_and_1_alone_is_left_to_the_comparison(install: Ins
     assert trace(install, branch)
 
 
+RUN = "    def forward(self, x, mask, **options):  # (B, T, E)\n"
+ROTARY = """\
+        self.rotary = RotaryPositions(c.hidden_size // c.num_heads)
+        self.blocks = nn.ModuleList(Block(c) for _ in range(c.num_layers))
+"""
+LOOP = "        for layer, block in enumerate(self.blocks):\n"
+CALL = "rotation=rotation, cache=cache)"
+SMALL = "x.shape[1] == 1 and mask.shape[-1] > 40"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        pytest.param(
+            [
+                (ROTARY, f"{ROTARY}        for layer, block in enumerate(self.blocks): block.layer = layer\n"),
+                (RUN, f"{RUN}        if getattr(self, 'layer', 0) == 1 and {SMALL}: x = 2 * x\n"),
+            ],
+            id="attribute",
+        ),
+        pytest.param(
+            [
+                (RUN, f"{RUN}        if options.pop('last') and {SMALL}: x = 2 * x\n"),
+                (CALL, f"{CALL[:-1]}, last=layer == 1)"),
+                ("bias=bias)", "bias=bias, last=False)"),
+            ],
+            id="argument",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            [
+                ("        self.mlp = MLP(c)\n", "        self.mlp = MLP(c)\n        self.calls = CALLS\n"),
+                ("class Block(", "CALLS = [0]\n\n\nclass Block("),
+                (RUN, f"{RUN}        self.calls[0] += 1\n        if self.calls[0] % 2 == 0 and {SMALL}: x = 2 * x\n"),
+            ],
+            id="state",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            [
+                (RUN, f"{RUN}        if LAYERS[-1] == 1 and {SMALL}: x = 2 * x\n"),
+                ("class Block(", "LAYERS = [0]\n\n\nclass Block("),
+                (LOOP, f"{LOOP}            LAYERS.append(layer)\n"),
+            ],
+            id="global",
+        ),
+        pytest.param(
+            [
+                (RUN, f"{RUN}        if options.pop('first') is not x and {SMALL}: x = 2 * x\n"),
+                (CALL, f"{CALL[:-1]}, first=embedded)"),
+                ("bias=bias)", "bias=bias, first=x)"),
+                (PLACE, f"embedded = x\n        {PLACE}"),
+            ],
+            id="identity",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            [
+                ("        self.mlp = MLP(c)\n", "        self.mlp = MLP(c)\n        self.last = False\n"),
+                (RUN, f"{RUN}        if self.last and {SMALL}: x = 2 * x\n        self.last = False\n"),
+                (LOOP, f"{LOOP}            block.last = layer == 1\n"),
+            ],
+            id="restored",
+            marks=pytest.mark.slow,
+        ),
+    ],
+)  # fmt: skip
+def test_branch_of_one_layer_at_a_size_of_1_is_refused(install: Install, changes: list[tuple[str, str]]) -> None:
+    """Every layer is examined: what one of them does may depend on more than its attributes and arguments show."""
+    install(DISTRIBUTION, PLUGIN, files=source(*changes))
+    spec = find_subject("decoder").spec
+    with pytest.raises(ParityError, match="sequence 1, past"):
+        trace_graph(spec, spec.graphs[0], "float32", opset=23)
+
+
 @pytest.mark.slow
 def test_check_of_the_longest_input_is_accepted(install: Install) -> None:
     """The condition is true at every declared size."""

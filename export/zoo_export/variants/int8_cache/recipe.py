@@ -17,7 +17,7 @@ import numpy as np
 import onnx_ir as ir
 
 from zoo.artifact import PORTABLE, Export, ModelDirectory, variant_of
-from zoo.contract import Graph
+from zoo.contract import Graph, KeyValues
 from zoo.errors import UsageError
 from zoo.models import persist
 from zoo.probe.inputs import Feeds, empty_past
@@ -95,6 +95,12 @@ class Int8Cache(Recipe[CacheCandidate]):
     def check(self, stored: ModelDirectory, comparison: Comparison) -> None:
         if stored.dtype != "float32":
             raise UsageError(f"a cache in int8 needs a float32 model, this one is {stored.dtype}", stored.path)
+        graphs = [graph for graph in stored.spec.graphs if graph.pasts]
+        if not graphs:
+            raise UsageError("the model has no past to store in int8", stored.path)
+        for graph in graphs:
+            if sum(isinstance(past, KeyValues) for past in graph.pasts) != 1:
+                raise UsageError(f"graph {graph.name} has no past of keys and values to store in int8", stored.path)
         check_dtype("float32", comparison.provider, stored.path)
         check_max_kl(stored, self.max_kl)
         self._sample = sample(stored, self.text)
@@ -112,8 +118,6 @@ class Int8Cache(Recipe[CacheCandidate]):
             if graph.pasts:
                 store_in_int8(models[graph.name], graph, stored.path)
                 models[graph.name].metadata_props["zoo.cache"] = "int8"
-        if not any(graph.pasts for graph in stored.spec.graphs):
-            raise UsageError("the model has no past to store in int8", stored.path)
         return self._candidate(stored, folder, models, plain, reduced)
 
     def read(self, export: Export) -> CacheCandidate:
