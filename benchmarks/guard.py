@@ -3,13 +3,13 @@
     python benchmarks/guard.py             # compare with benchmarks/guard.toml
     python benchmarks/guard.py --record    # measure on an idle machine, and write guard.toml and docs/benchmarks.md
 
-Exits with 1 if a step costs more than 15 % above the table. What is above is measured again, four times in all, and the
-least counts: other processes can only add to a measurement. A second export, a run and a server use a model and a cache
-that are made before; other exports start with an empty cache.
+Exits with 1 if a step costs more than 15 % above the table. What is above is measured again, and the least counts:
+other processes can only add to a measurement. A second export, a run and a server use a model and a cache that are made
+before; other exports start with an empty cache.
 
-Machines differ in speed, so seconds are multiples of those of a calibration, a loop of plain Python that is timed
-before each measurement, of which the least counts too. Memory and sizes are compared as they are. Everything runs on
-one thread.
+Machines differ in speed, so seconds are multiples of those of a calibration: a process that imports PyTorch, which is
+timed before each measurement, and of which the least counts too. Short steps spend their time on imports themselves.
+Memory and sizes are compared as they are. Everything runs on one thread.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ import re
 import subprocess
 import sys
 import tempfile
-import time
 import tomllib
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
@@ -38,11 +37,15 @@ TABLE = ROOT / "benchmarks" / "guard.toml"
 PAGE = ROOT / "docs" / "benchmarks.md"
 MARKERS = ("<!-- guard.toml -->\n", "<!-- end of guard.toml -->\n")
 MARGIN = 1.15
-REPEATS = 4
+ATTEMPTS = 8
+"""Measurements of a step until one is within its limit."""
+RECORDED = 3
+"""Measurements of each step for the table."""
 LARGEST_PROCESS = 6 * 10**9
 """Bytes that a measured process may allocate: one that needs more fails, instead of the machine."""
 TINY = ("gpt-tiny", "--set", "max_seq_len=32")
-Step = Sequence[str]
+ZOO = ("-m", "zoo")
+CALIBRATION = ("-c", "import torch")
 
 
 @dataclass(frozen=True)
@@ -66,22 +69,11 @@ class Cost:
         return self.seconds > MARGIN * limit.seconds or self.megabytes > MARGIN * limit.megabytes
 
 
-def calibrate() -> float:
-    """Return the processor seconds of a fixed loop in plain Python, like most of what is measured."""
-    started = time.process_time()
-    table: dict[str, int] = {}
-    for number in range(400_000):
-        key = f"{number % 1000}.weight"
-        table[key] = table.get(key, 0) + len(key.split("."))
-    json.loads(json.dumps(table))
-    return time.process_time() - started
-
-
-def start(step: Step, folder: Path, cache: Path) -> subprocess.Popen[bytes]:
-    """Start a command of zoo on one thread, without the user's presets."""
+def start(command: Sequence[str], folder: Path, cache: Path) -> subprocess.Popen[bytes]:
+    """Start Python on one thread, without the user's presets."""
     variables = {"ZOO_CACHE": str(cache), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     return subprocess.Popen(
-        [sys.executable, "-m", "zoo", *step],
+        [sys.executable, *command],
         cwd=folder,
         env={**os.environ, "XDG_CONFIG_HOME": str(folder / "user"), **variables},
         stdout=subprocess.DEVNULL,
@@ -90,21 +82,26 @@ def start(step: Step, folder: Path, cache: Path) -> subprocess.Popen[bytes]:
     )
 
 
-def run(step: Step, folder: Path, cache: Path) -> Cost:
-    """Run a command of zoo to its end."""
-    process = start(step, folder, cache)
+def run(command: Sequence[str], folder: Path, cache: Path) -> Cost:
+    """Run Python with this command to its end."""
+    process = start(command, folder, cache)
     assert process.stderr is not None
     errors = process.stderr.read()
     _, status, usage = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode:
-        raise SystemExit(f"zoo {' '.join(step)} failed: {errors.decode()[-2000:]}")
+        raise SystemExit(f"{' '.join(command)} failed: {errors.decode()[-2000:]}")
     return Cost(usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024)
+
+
+def calibrate(folder: Path) -> float:
+    """Return the processor seconds of the calibration."""
+    return run(CALIBRATION, folder, folder).seconds
 
 
 def warm(*step: str) -> Callable[[Path], Cost]:
     """Return a function that measures a command beside the prepared model, with its cache."""
-    return lambda folder: run(step, folder, folder / "cache")
+    return lambda folder: run((*ZOO, *step), folder, folder / "cache")
 
 
 def cold(*step: str) -> Callable[[Path], Cost]:
@@ -112,7 +109,7 @@ def cold(*step: str) -> Callable[[Path], Cost]:
 
     def measure(folder: Path) -> Cost:
         with tempfile.TemporaryDirectory() as cache:
-            return run(step, folder, Path(cache))
+            return run((*ZOO, *step), folder, Path(cache))
 
     return measure
 
@@ -126,8 +123,8 @@ def prepare(folder: Path) -> None:
 
 def first_token(folder: Path) -> Cost:
     """Return the cost of a server up to the first token that it sends."""
-    step = ("serve", "model", "--unverified", "--port", "0", "--threads", "1")
-    with start(step, folder, folder / "cache") as process:
+    command = (*ZOO, "serve", "model", "--unverified", "--port", "0", "--threads", "1")
+    with start(command, folder, folder / "cache") as process:
         try:
             assert process.stderr is not None
             lines = (json.loads(line) for line in process.stderr if line.startswith(b"{"))
@@ -165,18 +162,19 @@ FIGURES: Mapping[str, Callable[[Path], Cost]] = {
 """The steps that are measured."""
 
 
-def measure(names: Sequence[str], limits: Mapping[str, Cost]) -> dict[str, Cost]:
+def measure(names: Sequence[str], limits: Mapping[str, Cost], repeats: int) -> dict[str, Cost]:
     """Return the cost of each step; one above its limit, or without one, is measured repeatedly."""
     costs: dict[str, Cost] = {}
-    calibration = calibrate()
-    with tempfile.TemporaryDirectory() as folder:
-        prepare(Path(folder))
-        for _ in range(REPEATS):
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        prepare(folder)
+        calibration = calibrate(folder)
+        for _ in range(repeats):
             for name in names:
                 cost = costs.get(name)
                 if cost is None or name not in limits or cost.relative(calibration).exceeds(limits[name]):
-                    calibration = min(calibration, calibrate())
-                    again = FIGURES[name](Path(folder))
+                    calibration = min(calibration, calibrate(folder))
+                    again = FIGURES[name](folder)
                     costs[name] = again if cost is None else cost.least(again)
     return {name: cost.relative(calibration) for name, cost in costs.items()}
 
@@ -192,7 +190,7 @@ def rows(costs: Mapping[str, Cost]) -> str:
     """Return a table in Markdown."""
     lines = ["| step | multiples of the calibration | MB |", "| --- | ---: | ---: |"]
     for name, cost in costs.items():
-        lines.append(f"| {name} | {f'{cost.seconds:.2f}' if cost.seconds else ''} | {cost.megabytes:.1f} |")
+        lines.append(f"| {name} | {f'{cost.seconds:.3g}' if cost.seconds else ''} | {cost.megabytes:.1f} |")
     return "\n".join(lines) + "\n"
 
 
@@ -200,7 +198,7 @@ def write_table(costs: Mapping[str, Cost]) -> None:
     """Write the table, and quote it in the documentation."""
     lines = ["# Written by python benchmarks/guard.py --record"]
     for name, cost in costs.items():
-        lines.append(f'["{name}"]\nseconds = {cost.seconds:.2f}\nmegabytes = {cost.megabytes:.1f}\n')
+        lines.append(f'["{name}"]\nseconds = {float(f"{cost.seconds:.3g}")}\nmegabytes = {cost.megabytes:.1f}\n')
     TABLE.write_text("\n".join(lines), encoding="utf-8")
     begin, end = map(re.escape, MARKERS)
     quoted = MARKERS[0] + "\n" + rows(read_table()) + "\n" + MARKERS[1]
@@ -215,7 +213,7 @@ def main() -> None:
     arguments = parser.parse_args()
     table = read_table()
     names = arguments.steps or list(FIGURES)
-    costs = measure(names, {} if arguments.record else table)
+    costs = measure(names, {}, RECORDED) if arguments.record else measure(names, table, ATTEMPTS)
     print(rows(costs), end="")
     if arguments.record:
         write_table({name: cost for name, cost in {**table, **costs}.items() if name in FIGURES})

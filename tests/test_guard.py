@@ -37,7 +37,7 @@ def test_cost_beyond_the_margin_fails(
     cost = guard.Cost(2 * seconds, megabytes)
     monkeypatch.setattr(guard, "FIGURES", {"step": lambda _: cost})
     monkeypatch.setattr(guard, "prepare", lambda _: None)
-    monkeypatch.setattr(guard, "calibrate", lambda: 2.0)
+    monkeypatch.setattr(guard, "calibrate", lambda _: 2.0)
     monkeypatch.setattr(guard, "read_table", lambda: {"step": guard.Cost(1.0, 100)})
     monkeypatch.setattr(sys, "argv", ["guard.py"])
     if fails:
@@ -51,5 +51,5 @@ def test_least_of_several_measurements_counts(guard: ModuleType, monkeypatch: py
     costs = iter([guard.Cost(3.0, 90), guard.Cost(1.1, 110)])  # a third measurement would fail
     monkeypatch.setattr(guard, "FIGURES", {"step": lambda _: next(costs)})
     monkeypatch.setattr(guard, "prepare", lambda _: None)
-    monkeypatch.setattr(guard, "calibrate", lambda: 1.0)
-    assert guard.measure(["step"], {"step": guard.Cost(1.0, 100)}) == {"step": guard.Cost(1.1, 90)}
+    monkeypatch.setattr(guard, "calibrate", lambda _: 1.0)
+    assert guard.measure(["step"], {"step": guard.Cost(1.0, 100)}, 2) == {"step": guard.Cost(1.1, 90)}

@@ -377,9 +377,10 @@ def test_overflowing_weights_are_rejected(
 @pytest.mark.parametrize(
     "name", ["bert-tiny", *(pytest.param(name, marks=pytest.mark.slow) for name in ("gpt-tiny", "transformer-tiny"))]
 )
-def test_other_runtimes_are_compared_in_bfloat16(half_model: Callable[[str], Path], name: str) -> None:
+def test_other_runtimes_are_compared_in_bfloat16(exported_build: Exported, name: str) -> None:
     """The module itself passes; a single number off by more than rounding fails."""
-    stored = ModelDirectory.open(half_model(name))
+    gain = 1.0 if name == "transformer-tiny" else 3.0  # with more, rounding alone changes half of a number
+    stored = ModelDirectory.open(exported_build(name, dtype="bfloat16", noise=True, gain=gain))
 
     def open_runtime(weights: Any, *, wrong: float = 0.0) -> Any:
         model = persist.load_directory(stored)
