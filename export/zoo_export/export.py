@@ -150,7 +150,8 @@ def export_variant(
     stored = ModelDirectory.open(directory)
     export = Export(stored, recipe.variant)
     if recipe.variant_is_known and export.exists and not force:
-        raise UsageError(f"already exported as {recipe.variant}", directory, EXPORT_AGAIN)
+        file = next(iter(export.graph_files.values()))
+        raise UsageError(f"already exported as {recipe.variant}", stored.path / file, EXPORT_AGAIN)
     recipe.check(stored, comparison)
     with stored.adding(removed=recipe.replaced(export)) as stage:
         return _stage(stored, recipe, comparison, stage)

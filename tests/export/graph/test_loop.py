@@ -734,7 +734,7 @@ def test_command_writes_runs_and_verifies_a_loop(
     result = zoo("export", folder, "--onnx", "--generate")
     assert result.status == 0, result.err
     assert "generate.onnx verified on cpu" in result.out
-    zoo("export", folder, "--onnx", "--generate").failed(2, "already exported as generate", "--force")
+    zoo("export", folder, "--onnx", "--generate").failed(2, "generate.onnx", "--force")
     assert json.loads((folder / "parity.generate.json").read_text())["verified"] is True
     assert zoo("verify", folder, "--variant", "generate").status == 0
     texts = ("a prompt", "another, longer prompt")
