@@ -37,7 +37,8 @@ from zoo_export.opened import ModuleSession
 from zoo_export.scores import Scorer, scorer_of
 from zoo_runtime.onnx_runtime.adapters import ADAPTER_IDS
 from zoo_runtime.running.choosing import runner_class
-from zoo_runtime.running.session import Session, load_session
+from zoo_runtime.running.loading import load_session
+from zoo_runtime.running.session import Session
 
 __all__ = ["TORCH", "Evaluating", "Scores", "evaluate"]
 

@@ -11,8 +11,9 @@ if TYPE_CHECKING:
     from zoo_runtime.onnx_runtime.providers import open_session
     from zoo_runtime.plots import plot_answers
     from zoo_runtime.running.inputs import Answer, Pair
+    from zoo_runtime.running.loading import load_session
     from zoo_runtime.running.runner import Runner
-    from zoo_runtime.running.session import Session, load_session
+    from zoo_runtime.running.session import Session
     from zoo_runtime.running.text_runner import TextRunner, Tokens
 
 __all__ = [
@@ -41,7 +42,7 @@ _HOMES = {
     "Stepper": "zoo_runtime.generation.stepper",
     "TextRunner": "zoo_runtime.running.text_runner",
     "Tokens": "zoo_runtime.running.text_runner",
-    "load_session": "zoo_runtime.running.session",
+    "load_session": "zoo_runtime.running.loading",
     "open_session": "zoo_runtime.onnx_runtime.providers",
     "plot_answers": "zoo_runtime.plots",
     "search_vectors": "zoo_runtime.files.vector_search",

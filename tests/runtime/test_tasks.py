@@ -20,7 +20,8 @@ import zoo as library
 from tests.exported import LIVELY, run_model
 from zoo.classes import problem_of
 from zoo.errors import ArtifactError, UsageError
-from zoo_runtime.running.session import Session, load_session
+from zoo_runtime.running.loading import load_session
+from zoo_runtime.running.session import Session
 from zoo_runtime.tasks.classification import classify
 
 Exported = Callable[..., Path]

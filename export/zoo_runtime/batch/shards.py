@@ -24,8 +24,9 @@ from zoo_runtime.files.vector_search import source
 from zoo_runtime.onnx_runtime.adapters import number_of
 from zoo_runtime.running.choosing import find_export
 from zoo_runtime.running.inputs import Answer
+from zoo_runtime.running.loading import load_session
 from zoo_runtime.running.runner import Runner
-from zoo_runtime.running.session import Session, load_session
+from zoo_runtime.running.session import Session
 
 __all__ = ["answer_request", "model_digest", "run_shard"]
 

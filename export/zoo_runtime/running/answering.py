@@ -61,6 +61,17 @@ class Answering:
         self._report_truncated(runner)
         return self.steps(runner, "cannot generate", pieces)
 
+    def lead(self, runner: Runner[Any], text: str) -> str:
+        """Return the text to show before the pieces."""
+        with blame_runner(runner, "cannot generate"):
+            return str(runner.lead(text))
+
+    def show(self, runner: Runner[Any], answers: Sequence[Answer]) -> Iterator[str]:
+        """Yield human-readable lines for answers without errors."""
+        with blame_runner(runner, "cannot show answers"):
+            lines = iter(runner.show(answers))
+        yield from self.steps(runner, "cannot show answers", lines)
+
     def steps(self, runner: Runner[Any], what: str, steps: Iterator[Step]) -> Iterator[Step]:
         """Iterate over a runner's results, with each step under :func:`blame_runner`."""
         while True:

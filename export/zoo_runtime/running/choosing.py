@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from zoo import plugins
 from zoo.artifact import VARIANTS, Export, ModelDirectory, declared_graphs, find_exports, precisions
 from zoo.artifact.weights import dtype_name
-from zoo.errors import PluginError, UsageError, nearest
+from zoo.errors import ArtifactError, PluginError, UsageError, argument, nearest
 from zoo.plugins import Plugin, ZooWarning
 from zoo.registry import load_reference
 from zoo_runtime.arguments import check_text
-from zoo_runtime.onnx_runtime.providers import PROVIDERS, Provider, loading_problem
+from zoo_runtime.onnx_runtime.providers import PROVIDERS, Provider, check_dtype, loading_problem
+from zoo_runtime.running.context import Internals
 from zoo_runtime.running.runner import Runner
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["chosen_provider", "find_export", "runner_class"]
+__all__ = ["check_export", "chosen_provider", "create_runner", "find_export", "runner_class"]
 
 
 def chosen_provider(provider: Provider | Literal["auto"], directory: Path) -> Provider:
@@ -71,6 +73,14 @@ def _choose_export(stored: ModelDirectory, provider: Provider, dtype: str | None
     return (*verified, *reversed(exports), Export(stored))[0]
 
 
+def check_export(export: Export, provider: Provider, *, unverified: bool = False) -> None:
+    """Raise an error unless an export exists, is unaltered, runs on a provider and, by default, is verified."""
+    export.check()
+    check_dtype(export.dtype, provider, export.stored.path)
+    if not unverified:
+        export.check_verified()
+
+
 def runner_class(task: str, declared: str) -> tuple[Plugin, type[Runner[Any]]]:
     """Return the runner of ``task`` for models that declare the task ``declared``, with the plugin that provides it."""
     check_text("task", task)
@@ -81,3 +91,16 @@ def runner_class(task: str, declared: str) -> tuple[Plugin, type[Runner[Any]]]:
     with plugins.blame(plugin, f"cannot list the options of the task {task}"):
         cls.options.field_types()
     return plugin, cls
+
+
+def create_runner(session: Internals, task: str, options: Mapping[str, Any]) -> Runner[Any]:
+    """Create the runner of a task on a session, with the given options."""
+    plugin, cls = runner_class(task, session.stored.spec.task)
+    if session.chat is not None and not cls.chats:
+        raise UsageError(f"the task {task} does not read chats", session.path, argument("chat", text="leave out {}"))
+    with plugins.blame(plugin, f"cannot prepare the task {task}", fault=ArtifactError):
+        where = f"task {task}"
+        checked = {key: cls.options.check_field(key, value, where) for key, value in options.items()}
+        runner = cls(session, cls.options.from_dict({**cls.defaults(session, checked), **checked}, where))
+    runner.plugin = plugin
+    return runner

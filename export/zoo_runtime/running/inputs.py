@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import repeat
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from zoo.errors import ZooError
 
-__all__ = ["Answer", "Pair", "are_ids", "is_pair", "label", "texts_of"]
+__all__ = ["Answer", "Pair", "are_ids", "is_pair", "is_single", "label", "numbered", "result_of", "texts_of"]
 
 
 @dataclass
@@ -42,6 +43,33 @@ class Pair(NamedTuple):
     """A text, or all token ids before the second part, such as BERT's ``[CLS] first [SEP]``."""
     second: str | Sequence[int] | Sequence[str]
     """A text, or all remaining token ids; or a list of texts, for tasks that compare them with the first."""
+
+
+def is_single(inputs: object, *, chats: bool) -> bool:
+    """Whether the argument of :meth:`zoo_runtime.Session.run` is one input, not a list of them.
+
+    Args:
+        inputs: the argument.
+        chats: whether inputs are chats, lists of messages.
+    """
+    if not isinstance(inputs, list | tuple) or isinstance(inputs, Pair):
+        return True
+    parts = int | np.integer | Mapping if chats else int | np.integer
+    return bool(inputs) and isinstance(inputs[0], parts)
+
+
+def numbered(inputs: Iterable[Any], adapter: str | Iterable[str | None] | None) -> Iterator[Answer]:
+    """Return inputs that have no results yet, with the adapter of all of them, or one for each."""
+    adapters = repeat(adapter) if adapter is None or isinstance(adapter, str) else adapter
+    pairs = enumerate(zip(inputs, adapters, strict=False), 1)
+    return (Answer(number, value, adapter=name) for number, (value, name) in pairs)
+
+
+def result_of(answer: Answer) -> dict[str, Any]:
+    """Return the result of an input, or raise its error."""
+    if answer.error is not None:
+        raise answer.error
+    return answer.result
 
 
 def are_ids(value: object) -> bool:

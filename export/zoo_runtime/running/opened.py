@@ -9,15 +9,26 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 from weakref import WeakSet
 
+import numpy as np
+
+from zoo.arrays import Array
 from zoo.artifact import Export, ModelDirectory
+from zoo.contract import Graph
 from zoo.errors import UsageError
+from zoo.probe.dtypes import BFLOAT16, numpy_dtype
+from zoo.probe.inputs import empty_past
+from zoo.probe.pipeline import Arrays
+from zoo_runtime.arguments import check_seconds
+from zoo_runtime.onnx_runtime.executor import OnnxExecutor, check_feeds, check_finite
 from zoo_runtime.onnx_runtime.mapped_weights import MappedWeights
 from zoo_runtime.onnx_runtime.ort import ort
 from zoo_runtime.onnx_runtime.providers import Memory, Provider, open_session
 from zoo_runtime.onnx_runtime.stopping import Call
 from zoo_runtime.serving.capture import open_for_capture
+from zoo_runtime.serving.executor import ServingExecutor
 from zoo_runtime.serving.rows import Rows
 
 __all__ = ["OpenExport"]
@@ -73,6 +84,11 @@ class OpenExport:
                 self._sessions = {name: self.open_graph(name) for name in self.export.graph_files}
             return self._sessions
 
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The dtype of floating-point inputs and of caches."""
+        return numpy_dtype(self.export.dtype)
+
     @cached_property
     def adapters(self) -> tuple[str, ...]:
         """The names of the low-rank adapters in the variant ``adapters``; empty in others."""
@@ -105,6 +121,22 @@ class OpenExport:
     def check_weights(self) -> None:
         """Raise :class:`ArtifactError` if a file of the open weights has been truncated or altered."""
         self._weights.check()
+
+    def execute(self, graph: Graph, feeds: Mapping[str, Array], timeout: float | None) -> Arrays:
+        """Run one declared graph on arrays: see :meth:`zoo_runtime.Session.execute`."""
+        check_feeds(graph, feeds)
+        if self.export.is_verified():
+            kinds = self.export.evidence.get("grid", {}).get("non_finite", {})
+            check_finite(self.export.graphs, graph, feeds, {name for name, facts in kinds.items() if facts["equal"]})
+        if graph.pasts and graph.past_tensors()[0].name not in feeds:
+            rows = len(next(iter(feeds.values())))
+            feeds = {**feeds, **empty_past(graph, rows, self.dtype)}
+        with self.stoppable(check_seconds("timeout", timeout)):
+            if self.export.traits.interface == "rows":
+                outputs = ServingExecutor(self.sessions, self.dtype)(graph, feeds)
+            else:
+                outputs = OnnxExecutor(self.sessions, self.dtype, twice=False)(graph, feeds)
+        return {name: value.astype(np.float32) if value.dtype == BFLOAT16 else value for name, value in outputs.items()}
 
     @contextmanager
     def stoppable(self, seconds: float | None = None) -> Iterator[None]:

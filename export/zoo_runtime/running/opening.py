@@ -1,4 +1,4 @@
-"""Opening the decoder of a session, after running the graphs before it."""
+"""The decoder of a session, opened to be run token by token after the graphs before it, and its buffers and sizes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from zoo.arrays import Array
-from zoo.artifact import PREFILL
+from zoo.artifact import PREFILL, SERVING
 from zoo.errors import UsageError
 from zoo_runtime.generation.decoder import Decoder
 from zoo_runtime.generation.stepper import Stepper
@@ -16,10 +16,12 @@ from zoo_runtime.onnx_runtime.providers import device_of
 from zoo_runtime.onnx_runtime.stopping import running
 from zoo_runtime.onnx_runtime.values import run_session, to_value
 from zoo_runtime.running.context import Internals
+from zoo_runtime.serving.names import CAPACITY
 from zoo_runtime.serving.row_decoder import RowDecoder
+from zoo_runtime.serving.rows import Rows
 from zoo_runtime.serving.sizes import check_shapes, fit, sizes_of_session
 
-__all__ = ["encode_rows", "open_stepper", "serving_sizes"]
+__all__ = ["encode_rows", "input_limits", "open_rows", "open_stepper", "serving_sizes"]
 
 
 def open_stepper(session: Internals, feeds: Mapping[str, Array], rows: int | None = None) -> Stepper:
@@ -35,7 +37,7 @@ def open_stepper(session: Internals, feeds: Mapping[str, Array], rows: int | Non
         if len(array) != rows:
             raise UsageError(f"{name} has {len(array)} rows instead of {rows}", session.path)
     if sizes := serving_sizes(session):
-        return _open_rows(session, encode_rows(session, feeds, sizes), rows)
+        return _open_row_decoder(session, encode_rows(session, feeds, sizes), rows)
     values = {name: to_value(np.ascontiguousarray(array)) for name, array in feeds.items()}
     for encoder in encoders:
         if not {tensor.name for tensor in encoder.output_tensors()} <= values.keys():
@@ -49,7 +51,27 @@ def serving_sizes(session: Internals) -> Mapping[str, int]:
     return sizes_of_session(session.sessions[PREFILL]) if session.export.traits.interface == "rows" else {}
 
 
-def _open_rows(session: Internals, inputs: Mapping[str, Array], count: int) -> Stepper:
+def input_limits(session: Internals) -> Mapping[str, int]:
+    """Return the sizes that limit the tokens of an input: see :attr:`zoo_runtime.Session.input_limits`."""
+    sizes = serving_sizes(session)
+    if not sizes:
+        return {}
+    graph = session.graphs[0]
+    names = {CAPACITY} if graph.growing_pairs() else {str(tensor.dims[1]) for tensor in graph.input_tensors()}
+    return {name: sizes[name] for name in sorted(names - {"sequence"}) if name in sizes}
+
+
+def open_rows(session: Internals) -> Rows:
+    """Allocate the buffers of an export for serving: see :meth:`zoo_runtime.Session.open_rows`."""
+    if session.export.traits.interface != "rows":
+        problem = f"the variant {session.export.variant or 'that is open'} has no rows of its own"
+        raise UsageError(problem, session.path, f"open the variant {SERVING}")
+    graph = session.graphs[-1]
+    opened, prefill = session.sessions[graph.name], session.sessions[PREFILL]
+    return Rows(opened, prefill, graph, session.dtype, session.option("max_seq_len"))
+
+
+def _open_row_decoder(session: Internals, inputs: Mapping[str, Array], count: int) -> Stepper:
     """Open a stepper on buffers that no other uses."""
     try:
         rows = session.free_rows.pop()

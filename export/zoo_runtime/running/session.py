@@ -1,165 +1,45 @@
-"""Sessions: exported models opened for running, from Python or by ``zoo run``."""
+"""Sessions: exported models that run, from Python or by ``zoo run``."""
 
 from __future__ import annotations
 
 import os
 import warnings
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from itertools import repeat
 from pathlib import Path
 from types import MappingProxyType, TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Self, get_args, overload
+from typing import TYPE_CHECKING, Any, Self, overload
 
 import numpy as np
 
-from zoo import plugins, system
 from zoo.arrays import Array
-from zoo.artifact import PREFILL, SERVING, TOKENIZER, Export, ModelDirectory
+from zoo.artifact import TOKENIZER, Export, ModelDirectory
 from zoo.config import Settings
 from zoo.contract import Graph
-from zoo.errors import ArtifactError, UsageError, argument, nearest
+from zoo.errors import UsageError
 from zoo.plugins import ZooWarning
-from zoo.probe.dtypes import BFLOAT16, numpy_dtype
-from zoo.probe.inputs import empty_past
 from zoo.probe.pipeline import Arrays
 from zoo.tokenizers.inputs import TextInputs
 from zoo.tokenizers.truncation import text_limit
-from zoo_runtime.arguments import (
-    check_adapters,
-    check_count,
-    check_flag,
-    check_path,
-    check_seconds,
-    check_text,
-    check_texts,
-)
+from zoo_runtime.arguments import check_adapters, check_count, check_path, check_seconds
 from zoo_runtime.generation.stepper import Stepper
-from zoo_runtime.onnx_runtime.executor import OnnxExecutor, check_feeds, check_finite
 from zoo_runtime.onnx_runtime.ort import ort
-from zoo_runtime.onnx_runtime.placement import placement, unexpected_cpu_nodes
-from zoo_runtime.onnx_runtime.providers import Memory, Provider, check_dtype
-from zoo_runtime.running.answering import Answering, blame_runner, fixed_batch
-from zoo_runtime.running.choosing import chosen_provider, find_export, runner_class
-from zoo_runtime.running.inputs import Answer, Pair
+from zoo_runtime.onnx_runtime.placement import placement
+from zoo_runtime.onnx_runtime.providers import Memory, Provider
+from zoo_runtime.running.answering import Answering, fixed_batch
+from zoo_runtime.running.choosing import check_export, create_runner, find_export, runner_class
+from zoo_runtime.running.inputs import Answer, Pair, is_single, numbered, result_of
 from zoo_runtime.running.opened import OpenExport
-from zoo_runtime.running.opening import open_stepper
+from zoo_runtime.running.opening import input_limits, open_rows, open_stepper
+from zoo_runtime.running.provider_warnings import warn_of_provider
 from zoo_runtime.running.runner import Runner
-from zoo_runtime.serving.executor import ServingExecutor
-from zoo_runtime.serving.names import CAPACITY
 from zoo_runtime.serving.rows import Rows
-from zoo_runtime.serving.sizes import sizes_of_session
 
 if TYPE_CHECKING:
-    import torch
-
     from zoo.tokenizers.chat import ChatTemplate
     from zoo.tokenizers.tokenizer import Tokenizer
 
-__all__ = ["Session", "load_session"]
-
-
-def load_session(
-    directory: str | os.PathLike[str],
-    *,
-    provider: Provider | Literal["auto"] = "cpu",
-    dtype: str | torch.dtype | None = None,
-    variant: str | None = None,
-    task: str | None = None,
-    threads: int | None = None,
-    memory: Memory = "fast",
-    provider_options: Mapping[str, str] = MappingProxyType({}),
-    tokenizer: str | os.PathLike[str] | None = None,
-    special_tokens: bool = True,
-    truncate: bool | None = None,
-    chat: bool = False,
-    unverified: bool = False,
-) -> Session:
-    """Open an exported model.
-
-    Args:
-        directory: a model directory with an export.
-        provider: ``cpu``, ``cuda``, or ``auto``: CUDA if it loads, else the CPU with a warning.
-        dtype: ``float32``, ``float16``, ``bfloat16``, ``int8`` or ``int4``, or a torch dtype; by default the model's
-            own.
-        variant: the export to open. By default the provider-specific one if it exists and is verified, else the
-            portable one.
-        task: the task to run instead of the model's own. If it requires a certain variant, that one is opened, unless
-            ``variant`` or ``dtype`` is given.
-        threads: number of threads per operator; the number of cores by default.
-        memory: ``fast`` or ``mapped``: see :func:`zoo_runtime.open_session`.
-        provider_options: options of ONNX Runtime for the provider. Exports are verified without them.
-        tokenizer: a tokenizer file to use instead of the model's own.
-        special_tokens: whether the tokenizer puts its special tokens, such as [CLS] and [SEP], around texts.
-        truncate: truncate long texts, with a warning, to the length with which zoo trained the model, else to
-            ``max_seq_length`` of a sentence encoder, else to ``model_max_length`` of the tokenizer, and at most to the
-            positions; otherwise texts longer than the positions are errors. By default only for models that zoo
-            trained on truncated texts, and for sentence encoders with sentence_bert_config.json.
-        chat: inputs are chats, lists of messages with ``role`` and ``content`` or texts of the user, which the
-            model's chat template turns into prompts. The template writes the special tokens itself.
-        unverified: allow an export that has not been verified with the current weights.
-
-    Raises:
-        UsageError: the dtype or variant does not exist, or the provider does not load, does not support the dtype or
-            refuses an option. There is no fallback to another provider.
-        ArtifactError: the model is not exported, or has been altered.
-        ParityError: the export is not verified.
-    """
-    directory = check_path("directory", directory)
-    threads = check_count("threads", threads, system.MAX_THREADS)
-    check_texts("provider_options", provider_options)
-    special_tokens = check_flag("special_tokens", special_tokens)
-    chat = check_flag("chat", chat)
-    unverified = check_flag("unverified", unverified)
-    for name, value in {"provider": provider, "variant": variant, "task": task, "memory": memory}.items():
-        check_text(name, value)
-    stored = ModelDirectory.open(directory)
-    provider = chosen_provider(provider, directory)
-    if memory not in get_args(Memory):
-        raise UsageError(f"unknown memory {memory!r}", None, nearest(str(memory), get_args(Memory)))
-    export = find_export(stored, provider=provider, dtype=dtype, variant=variant, task=task)
-    export.check()
-    check_dtype(export.dtype, provider, directory)
-    if not unverified:
-        export.check_verified()
-    session = Session(
-        stored,
-        export,
-        provider,
-        threads,
-        memory,
-        provider_options,
-        None if tokenizer is None else check_path("tokenizer", tokenizer),
-        task=task,
-        special_tokens=special_tokens,
-        truncate=text_limit(stored, truncate),
-        chat=_chat_template(directory) if chat else None,
-    )
-    compared = export.evidence.get("provider")
-    if not unverified and compared not in (None, provider):
-        remedy = f"verify it there with zoo verify {directory} --provider {provider}"
-        problem = f"verified on {compared}, but running on {provider}"
-        warnings.warn(f"{problem}: {directory}: {remedy}", ZooWarning, stacklevel=2)
-    if provider == "cuda":
-        _report_cpu_nodes(session)
-    return session
-
-
-def _chat_template(directory: Path) -> ChatTemplate:
-    from zoo.tokenizers.chat import read_chat_template
-
-    return read_chat_template(directory)
-
-
-def _report_cpu_nodes(session: Session) -> None:
-    """Warn of operators that a CUDA session runs on the CPU."""
-    for name, opened in session.sessions.items():
-        path = session.path / session.export.graph_files[name]
-        counts = Counter(node.operator for node in unexpected_cpu_nodes(opened))
-        if counts:
-            operators = ", ".join(f"{count} x {operator}" for operator, count in sorted(counts.items()))
-            warnings.warn(f"running partly on the CPU ({operators}): {path}", ZooWarning, stacklevel=3)
+__all__ = ["Session"]
 
 
 class Session:
@@ -234,7 +114,7 @@ class Session:
     @property
     def dtype(self) -> np.dtype[Any]:
         """The dtype of floating-point inputs and of caches; for bfloat16 the one of ``ml_dtypes``."""
-        return numpy_dtype(self.export.dtype)
+        return self._opened.dtype
 
     @cached_property
     def tokenizer(self) -> Tokenizer | None:
@@ -253,12 +133,7 @@ class Session:
     @cached_property
     def input_limits(self) -> Mapping[str, int]:
         """Sizes of an export for serving that limit the tokens of an input, by dimension; empty for other exports."""
-        if self.export.traits.interface != "rows":
-            return {}
-        graph = self.graphs[0]
-        sizes = sizes_of_session(self.sessions[PREFILL])
-        names = {CAPACITY} if graph.growing_pairs() else {str(tensor.dims[1]) for tensor in graph.input_tensors()}
-        return {name: sizes[name] for name in sorted(names - {"sequence"}) if name in sizes}
+        return input_limits(self)
 
     def warn(self, message: str) -> None:
         """Issue a warning once per session."""
@@ -339,18 +214,13 @@ class Session:
             ArtifactError: an input is empty, too long, or has tokens outside the vocabulary.
             StoppedError: the time is over, or another thread has called :meth:`interrupt`.
         """
-        several = isinstance(inputs, list | tuple) and not isinstance(inputs, Pair)
-        parts = int | np.integer if self.chat is None else int | np.integer | Mapping
-        single = not several or (bool(inputs) and isinstance(inputs[0], parts))
-        answers: list[dict[str, Any]] = []
+        single = is_single(inputs, chats=self.chat is not None)
         listed = [inputs] if single else inputs
         check_adapters(adapter, len(listed))
         with self._opened.stoppable(check_seconds("timeout", timeout)):
-            for answer in self.map(listed, task=task, batch_size=batch_size, adapter=adapter, **options):
-                if answer.error is not None:
-                    raise answer.error
-                answers.append(answer.result)
-        return answers[0] if single else answers
+            answers = self.map(listed, task=task, batch_size=batch_size, adapter=adapter, **options)
+            results = [result_of(answer) for answer in answers]
+        return results[0] if single else results
 
     def map(
         self,
@@ -366,10 +236,7 @@ class Session:
         Inputs are read in windows of 1024, and batched by length within a window to minimise padding, so the first
         answer comes once a window is read. An input that fails has its ``error`` set and does not affect the others.
         """
-        runner = self.runner(task, **options)
-        names = repeat(adapter) if adapter is None or isinstance(adapter, str) else adapter
-        pairs = enumerate(zip(inputs, names, strict=False), 1)
-        return self.answer(runner, (Answer(n, value, adapter=name) for n, (value, name) in pairs), batch_size)
+        return self.answer(self.runner(task, **options), numbered(inputs, adapter), batch_size)
 
     def example(self, runner: Runner[Any]) -> dict[str, Any]:
         """Return a result of a runner, for one of the samples of its task; an empty one if none can be read."""
@@ -401,14 +268,11 @@ class Session:
 
     def lead(self, runner: Runner[Any], text: str) -> str:
         """Return the text to show before the streamed pieces."""
-        with blame_runner(runner, "cannot generate"):
-            return str(runner.lead(text))
+        return self._answering.lead(runner, text)
 
     def show(self, runner: Runner[Any], answers: Sequence[Answer]) -> Iterator[str]:
         """Yield human-readable lines for answers without errors. Some tasks compare the answers with each other."""
-        with blame_runner(runner, "cannot show answers"):
-            lines = iter(runner.show(answers))
-        yield from self._answering.steps(runner, "cannot show answers", lines)
+        return self._answering.show(runner, answers)
 
     def runner(self, task: str | None = None, **options: Any) -> Runner[Any]:
         """Create the runner of a task with the given options."""
@@ -417,16 +281,7 @@ class Session:
     def runner_with(self, task: str | None, options: Mapping[str, Any]) -> Runner[Any]:
         """Like :meth:`runner`, with options of any names, which another program has chosen."""
         self._opened.check_open()
-        name = task or self.task
-        plugin, cls = runner_class(name, self.stored.spec.task)
-        if self.chat is not None and not cls.chats:
-            raise UsageError(f"the task {name} does not read chats", self.path, argument("chat", text="leave out {}"))
-        with plugins.blame(plugin, f"cannot prepare the task {name}", fault=ArtifactError):
-            where = f"task {name}"
-            checked = {key: cls.options.check_field(key, value, where) for key, value in options.items()}
-            runner = cls(self, cls.options.from_dict({**cls.defaults(self, checked), **checked}, where))
-        runner.plugin = plugin
-        return runner
+        return create_runner(self, task or self.task, options)
 
     def options(self, task: str | None = None) -> type[Settings]:
         """Return the options class of a task."""
@@ -452,19 +307,7 @@ class Session:
             UsageError: an input is missing.
             StoppedError: the time is over, or another thread has called :meth:`interrupt`.
         """
-        check_feeds(graph, feeds)
-        if self.export.is_verified():
-            kinds = self.export.evidence.get("grid", {}).get("non_finite", {})
-            check_finite(self.graphs, graph, feeds, {name for name, facts in kinds.items() if facts["equal"]})
-        if graph.pasts and graph.past_tensors()[0].name not in feeds:
-            rows = len(next(iter(feeds.values())))
-            feeds = {**feeds, **empty_past(graph, rows, self.dtype)}
-        with self._opened.stoppable(check_seconds("timeout", timeout)):
-            if self.export.traits.interface == "rows":
-                outputs = ServingExecutor(self.sessions, self.dtype)(graph, feeds)
-            else:
-                outputs = OnnxExecutor(self.sessions, self.dtype, twice=False)(graph, feeds)
-        return {name: value.astype(np.float32) if value.dtype == BFLOAT16 else value for name, value in outputs.items()}
+        return self._opened.execute(graph, feeds, timeout)
 
     def interrupt(self) -> None:
         """Stop calls of this session that run in other threads. They raise :class:`zoo.StoppedError`.
@@ -502,11 +345,7 @@ class Session:
 
         Raises :class:`UsageError` for other exports.
         """
-        if self.export.traits.interface != "rows":
-            problem = f"the variant {self.export.variant or 'that is open'} has no rows of its own"
-            raise UsageError(problem, self.path, f"open the variant {SERVING}")
-        graph = self.graphs[-1]
-        return Rows(self.sessions[graph.name], self.sessions[PREFILL], graph, self.dtype, self.option("max_seq_len"))
+        return open_rows(self)
 
     def draft(self, directory: str | os.PathLike[str]) -> Session:
         """Open another exported model, which drafts tokens for this one. It closes with this session."""
@@ -514,14 +353,22 @@ class Session:
         with self._opened.lock:
             self._opened.check_open()
             if path not in self._drafts:
-                self._drafts[path] = load_session(
-                    path,
-                    provider=self.provider,
-                    threads=self.threads,
-                    memory=self.memory,
-                    provider_options=self.provider_options,
+                stored = ModelDirectory.open(path)
+                export = find_export(stored, provider=self.provider)
+                check_export(export, self.provider)
+                draft = Session(
+                    stored,
+                    export,
+                    self.provider,
+                    self.threads,
+                    self.memory,
+                    self.provider_options,
+                    None,
                     special_tokens=self.special_tokens,
+                    truncate=text_limit(stored, None),
                 )
+                warn_of_provider(draft)
+                self._drafts[path] = draft
             return self._drafts[path]
 
     # Lifetime.

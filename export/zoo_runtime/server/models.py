@@ -17,8 +17,9 @@ from zoo.reading import read_bytes
 from zoo.tokenizers.chat import ChatTemplate, read_chat_template
 from zoo.tokenizers.inputs import TextInputs
 from zoo.tokenizers.tokenizer import model_tokenizer
+from zoo_runtime.running.loading import load_session
 from zoo_runtime.running.runner import Runner
-from zoo_runtime.running.session import Session, load_session
+from zoo_runtime.running.session import Session
 from zoo_runtime.server.engines.continuous import RowEngine, batches_rows
 from zoo_runtime.server.engines.prefixes import PrefixCache
 from zoo_runtime.server.engines.queued import QueueEngine

@@ -17,8 +17,9 @@ from zoo.arrays import Array
 from zoo.errors import UsageError, ZooError
 from zoo.images import white_of
 from zoo_runtime.running.inputs import Pair
+from zoo_runtime.running.loading import load_session
 from zoo_runtime.running.runner import Runner
-from zoo_runtime.running.session import Session, load_session
+from zoo_runtime.running.session import Session
 from zoo_runtime.running.text_runner import Tokens
 from zoo_runtime.tasks.attention.weights import Attentions, ImageAttentions
 

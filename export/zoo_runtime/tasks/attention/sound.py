@@ -22,8 +22,8 @@ from zoo.errors import ArtifactError, UsageError
 from zoo.probe.pipeline import decoder_inputs
 from zoo_runtime.running.context import Context
 from zoo_runtime.running.inputs import Answer, Pair, are_ids
+from zoo_runtime.running.loading import load_session
 from zoo_runtime.running.runner import Runner
-from zoo_runtime.running.session import load_session
 from zoo_runtime.tasks.attention.record import CANDIDATES, attention_maps, only_answer, step_of
 from zoo_runtime.tasks.attention.weights import AttentionOptions, ChosenAttentions, checked, strongest
 from zoo_runtime.tasks.speech.recognition import Sound, SpeechOptions, SpeechRecognition
