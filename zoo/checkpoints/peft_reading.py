@@ -48,7 +48,7 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
 
 
 @dataclass
-class _Contents:
+class _AdapterTensors:
     """The tensors of an adapter by their role and their names in the base model's files."""
 
     factors: dict[str, dict[str, Tensor]] = field(default_factory=dict)
@@ -64,7 +64,7 @@ class _Contents:
     problems: list[str] = field(default_factory=list)
 
     @classmethod
-    def sort(cls, tensors: Mapping[str, Tensor]) -> _Contents:
+    def sort(cls, tensors: Mapping[str, Tensor]) -> _AdapterTensors:
         contents = cls()
         for key, value in tensors.items():
             name = key.removeprefix(PREFIX)
@@ -97,7 +97,7 @@ def read_adapter(directory: Path, names: AdapterNames) -> AdapterChanges:
         UsageError: the adapter is of a kind that zoo does not read.
     """
     config = _read_config(directory / ADAPTER_CONFIG)
-    contents = _Contents.sort(_read_tensors(directory / ADAPTER))
+    contents = _AdapterTensors.sort(_read_tensors(directory / ADAPTER))
     problems = contents.problems
     places = names.find(
         [

@@ -30,7 +30,7 @@ _LOAD = "load"
 
 
 @dataclass(frozen=True)
-class _Row:
+class _CheckRow:
     """The result of one check of a model or of the plugin."""
 
     plugin: Plugin
@@ -59,7 +59,7 @@ class _Row:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Model:
+class _CheckedModel:
     """A model to check."""
 
     name: str
@@ -74,7 +74,7 @@ class _Described:
 
     reason: str | None
     """Why the plugin did not load, or None."""
-    models: tuple[_Model, ...] = ()
+    models: tuple[_CheckedModel, ...] = ()
     expected_failures: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -145,7 +145,7 @@ def _find(name: str) -> list[Plugin]:
     return matches
 
 
-def _check(plugin: Plugin, models: tuple[str, ...], seconds: float) -> Iterator[_Row]:
+def _check(plugin: Plugin, models: tuple[str, ...], seconds: float) -> Iterator[_CheckRow]:
     """List the models and checks in a subprocess, then run the checks."""
     from zoo.testing import Result, all_checks
 
@@ -162,9 +162,9 @@ def _check(plugin: Plugin, models: tuple[str, ...], seconds: float) -> Iterator[
         result = Result(
             check=_LOAD, status="failed", seconds=loaded.seconds, expected="the plugin loads", happened=reason
         )
-        yield _Row(plugin, None, result, loaded.output)
+        yield _CheckRow(plugin, None, result, loaded.output)
         return
-    yield _Row(plugin, None, Result(check=_LOAD, status="passed", seconds=loaded.seconds))
+    yield _CheckRow(plugin, None, Result(check=_LOAD, status="passed", seconds=loaded.seconds))
     asked: dict[str, tuple[Check, str | None, str | None]] = {}
     jobs = {}
     for model in (None, *loaded.value.models):
@@ -195,10 +195,10 @@ def _check(plugin: Plugin, models: tuple[str, ...], seconds: float) -> Iterator[
                 happened=outcome.failure,
                 reason=expected_failure or "",
             )
-        yield _Row(plugin, title, result, outcome.output)
+        yield _CheckRow(plugin, title, result, outcome.output)
 
 
-def _print(rows: list[_Row]) -> None:
+def _print(rows: list[_CheckRow]) -> None:
     """Print a table of results, then the failures."""
     columns(
         [

@@ -92,7 +92,7 @@ def dissect(spec: ModelSpec) -> list[Anatomy]:
     seen: set[int] = set()
     parts: list[Anatomy] = []
     for graph, (first, second) in zip(spec.graphs, calls, strict=True):
-        names = _Names(graph, pair)
+        names = _DimensionNames(graph, pair)
         nodes = {"": _Node("", model)}
         for path, (shape, count) in first.items():
             other_shape, other_count = second.get(path, (None, 0))
@@ -151,7 +151,7 @@ def _shape(value: Any) -> tuple[int, ...] | None:
     return next((shape for shape in map(_shape, inner) if shape is not None), None)
 
 
-class _Names:
+class _DimensionNames:
     """Names of a graph's free dimensions, looked up by their sizes in both calls."""
 
     def __init__(self, graph: Graph, pair: Sequence[Sequence[int]]) -> None:

@@ -15,7 +15,7 @@ from zoo.nn.recording import AttentionScores, recorded_attentions, recorded_scor
 __all__ = ["GraphModule", "call_graph"]
 
 
-class _Names:
+class _TensorNames:
     """The names of the tensors of a graph's items. ``torch.compile`` cannot trace the parser of their dimensions."""
 
     def __init__(self, graph: Graph) -> None:
@@ -38,11 +38,11 @@ def call_graph(
     Raises :class:`ValueError` when the model records a different number of attention weights than the graph declares,
     or stores other states.
     """
-    return _call(model, graph, feeds, _Names(graph), hooks=hooks)
+    return _call(model, graph, feeds, _TensorNames(graph), hooks=hooks)
 
 
 def _call(
-    model: nn.Module, graph: Graph, feeds: Mapping[str, Tensor], names: _Names, *, hooks: bool = False
+    model: nn.Module, graph: Graph, feeds: Mapping[str, Tensor], names: _TensorNames, *, hooks: bool = False
 ) -> dict[str, Tensor]:
     length = _past_length(graph, feeds) if graph.has_windows else None
     arguments = {item.name: _gather(item, feeds, names) for item in graph.inputs}
@@ -100,7 +100,7 @@ def _past_length(graph: Graph, feeds: Mapping[str, Tensor]) -> int:
 
 
 def _gather(
-    item: TensorSpec | KeyValues | States, feeds: Mapping[str, Tensor], names: _Names, length: int | None = None
+    item: TensorSpec | KeyValues | States, feeds: Mapping[str, Tensor], names: _TensorNames, length: int | None = None
 ) -> Any:
     """Return the argument for an input: a tensor, a cache after ``length`` tokens, or the states of every layer."""
     if isinstance(item, TensorSpec):
@@ -136,7 +136,7 @@ class GraphModule(nn.Module):
         super().__init__()
         self.model = model
         self.graph = graph
-        self._names = _Names(graph)
+        self._names = _TensorNames(graph)
         self._inputs = [tensor.name for tensor in graph.input_tensors()]
         self._outputs = [tensor.name for tensor in graph.output_tensors()]
 

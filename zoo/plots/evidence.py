@@ -47,7 +47,7 @@ _COLUMNS = 26
 
 
 @dataclass(frozen=True)
-class _Row:
+class _ErrorRow:
     """Errors of one output, or the worst of several layers."""
 
     label: str
@@ -100,7 +100,7 @@ def draw_parity(evidence: Mapping[str, Any], name: str) -> Plot:
     return Plot(title, figure)
 
 
-def _draw_errors(axes: Any, rows: Sequence[_Row], levels: Sequence[str], key: str, limit: str) -> None:
+def _draw_errors(axes: Any, rows: Sequence[_ErrorRow], levels: Sequence[str], key: str, limit: str) -> None:
     """Draw a line for each row and level, from the error to the allowed error. Zeros lie on a dotted line."""
     values = [errors[name] for row in rows for errors in row.errors.values() for name in (key, limit) if name in errors]
     zero = min((value for value in values if value > 0), default=1e-12) / 4
@@ -211,7 +211,7 @@ def _draw_outcomes(axes: Any, parts: Mapping[str, tuple[int, int, int, Sequence[
                       textcoords="offset points", va="top", annotation_clip=False)  # fmt: skip
 
 
-def _rows(evidence: Mapping[str, Any]) -> list[_Row]:
+def _rows(evidence: Mapping[str, Any]) -> list[_ErrorRow]:
     """Return the rows of a parity plot; those of equally named outputs of several layers are one if there are many."""
     graphs = evidence.get("graphs")
     if not isinstance(graphs, Mapping) or not graphs:
@@ -222,22 +222,24 @@ def _rows(evidence: Mapping[str, Any]) -> list[_Row]:
         raise ArtifactError("the evidence has no errors of outputs", None, "verify the export again") from error
     if len(rows) <= _MANY:
         return rows
-    groups: dict[str, list[_Row]] = {}
+    groups: dict[str, list[_ErrorRow]] = {}
     for row in rows:
         groups.setdefault(layer_of(row.label)[0], []).append(row)
     return [
-        items[0] if len(items) == 1 else _Row(f"{label}\nworst of {len(items)}", _worst([row.errors for row in items]))
+        items[0]
+        if len(items) == 1
+        else _ErrorRow(f"{label}\nworst of {len(items)}", _worst([row.errors for row in items]))
         for label, items in groups.items()
     ]
 
 
-def _each_output(graphs: Mapping[str, Any]) -> Iterator[_Row]:
+def _each_output(graphs: Mapping[str, Any]) -> Iterator[_ErrorRow]:
     for graph, part in graphs.items():
         for output, levels in part["outputs"].items():
             for errors in levels.values():
                 if not all(math.isfinite(errors[key]) for key in ("max_abs_error", "limit")):
                     raise ValueError("not finite")
-            yield _Row(output if len(graphs) == 1 else f"{graph} {output}", levels)
+            yield _ErrorRow(output if len(graphs) == 1 else f"{graph} {output}", levels)
 
 
 def _worst(several: Sequence[Mapping[str, Mapping[str, Any]]]) -> dict[str, dict[str, Any]]:

@@ -12,7 +12,7 @@ from zoo.errors import UsageError, nearest
 from zoo.plugins.presets import preset_layers, read_tables
 from zoo.registry.spec import Assignment
 
-__all__ = ["Recipe", "find_recipe", "recipe_names"]
+__all__ = ["TrainingRecipe", "find_recipe", "recipe_names"]
 
 _TABLES = ("settings", "options", "config", "columns", "lora")
 _KEYS: Mapping[str, type] = {
@@ -22,7 +22,7 @@ _KEYS: Mapping[str, type] = {
 
 
 @dataclass(frozen=True)
-class Recipe:
+class TrainingRecipe:
     """A recipe after inheritance and overrides. Values are as written: their users check them."""
 
     name: str
@@ -67,7 +67,7 @@ def recipe_names() -> dict[str, str]:
     return dict(sorted(descriptions.items()))
 
 
-def find_recipe(name: str) -> Recipe:
+def find_recipe(name: str) -> TrainingRecipe:
     """Return a recipe: its base's values, overridden by its own, by file in increasing precedence.
 
     Raises :class:`UsageError` for an unknown name, a malformed table, or recipes that inherit in a cycle.
@@ -93,7 +93,7 @@ def find_recipe(name: str) -> Recipe:
             flat = {f"{key}.{inner}": item for inner, item in value.items()} if key in _TABLES else {key: value}
             for full, item in flat.items():
                 origins.setdefault(full, []).append(Assignment(item, where))
-    return Recipe(name, origins)
+    return TrainingRecipe(name, origins)
 
 
 def _check(table: Mapping[str, Any], where: str) -> None:

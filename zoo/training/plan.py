@@ -17,7 +17,7 @@ from zoo.config import Settings
 from zoo.errors import ArtifactError, UsageError, argument, nearest
 from zoo.plugins.plain import read_plain
 from zoo.registry import load_reference, registry
-from zoo.registry.recipes import Recipe
+from zoo.registry.recipes import TrainingRecipe
 from zoo.terminal import is_unicode
 from zoo.training.defaults import preset_defaults
 from zoo.training.progress import Progress
@@ -132,7 +132,7 @@ class TrainingPlan:
 def make_plan(
     model: str,
     *,
-    recipe: Recipe | None = None,
+    recipe: TrainingRecipe | None = None,
     texts: Sequence[str] = (),
     settings: Mapping[str, Any],
     options: Mapping[str, Any] = MappingProxyType({}),
@@ -169,7 +169,7 @@ def make_plan(
     Raises:
         UsageError: a name, key or value is unknown, there is no data, or adapters are wanted for a preset.
     """
-    recipe = recipe or Recipe("", {})
+    recipe = recipe or TrainingRecipe("", {})
     is_directory = Path(model).is_dir()
     spec = ModelDirectory.open(model, weights=False).spec if is_directory else registry().resolve(model)
     task = task or recipe.get("task")
@@ -219,7 +219,7 @@ def make_plan(
     )
 
 
-def as_trained(plan: TrainingPlan, recipe: Recipe | None) -> TrainingPlan:
+def as_trained(plan: TrainingPlan, recipe: TrainingRecipe | None) -> TrainingPlan:
     """Return a plan with the options, the batch size and the length of its model's own training.
 
     Those that a recipe gives stand. The length is that of blocks and of parts of texts; the origin of the model records
@@ -232,7 +232,7 @@ def as_trained(plan: TrainingPlan, recipe: Recipe | None) -> TrainingPlan:
         return plan
     content = load_json(stored.file(PLAN))
     recorded = content.get("plan", content)  # the plan of an unfinished run, or the record of a finished one
-    recipe = recipe or Recipe("", {})
+    recipe = recipe or TrainingRecipe("", {})
     try:
         if recorded["objective"] != plan.objective:
             return plan
@@ -254,6 +254,6 @@ def as_trained(plan: TrainingPlan, recipe: Recipe | None) -> TrainingPlan:
         raise ArtifactError(f"not the record of a training run ({error})", stored.path / PLAN) from error
 
 
-def _recipe_adapters(recipe: Recipe) -> LowRankSettings | None:
+def _recipe_adapters(recipe: TrainingRecipe) -> LowRankSettings | None:
     table = recipe.table("lora")
     return LowRankSettings.from_dict(table, "lora") if table else None

@@ -21,17 +21,17 @@ from zoo_runtime.generation.decoder import Decoder
 from zoo_runtime.onnx_runtime.providers import device_of
 from zoo_runtime.onnx_runtime.values import to_value
 
-__all__ = ["Backend", "Call", "Case", "CompileError", "OnnxBackend", "check_declared", "feeds_of", "make_cases"]
+__all__ = ["Backend", "BenchCase", "Call", "CompileError", "OnnxBackend", "check_declared", "feeds_of", "make_cases"]
 
 _LENGTH = 128
 _SEED = 0
 
 Call = Callable[[], Sequence[Any]]
-"""Runs the case once. Returns the outputs named by :attr:`Case.compared`, in that order, on the host."""
+"""Runs the case once. Returns the outputs named by :attr:`BenchCase.compared`, in that order, on the host."""
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class BenchCase:
     """A graph, a phase and a size: a prompt of N tokens, the token after N, or an input of N."""
 
     graph: Graph
@@ -39,7 +39,7 @@ class Case:
     batch: int
     length: int
 
-    def of_model(self) -> Case:
+    def of_model(self) -> BenchCase:
         """Return the case for the model itself, whose keys and values have its dtype."""
         return replace(self, graph=self.graph.without_int8_cache())
 
@@ -62,7 +62,7 @@ class Case:
         return ["logits"] if self.graph.pasts else [tensor.name for tensor in self.graph.output_tensors()]
 
 
-Backend = Callable[[Case, Arrays], Call]
+Backend = Callable[[BenchCase, Arrays], Call]
 """Prepares a call for a case and its inputs, which have N tokens, or N + 1 if any graph has a cache."""
 
 
@@ -70,7 +70,7 @@ class CompileError(Exception):
     """A backend cannot compile a case. The message is the reason."""
 
 
-def make_cases(session: Session, batches: Sequence[int], lengths: Sequence[int] | None) -> list[Case]:
+def make_cases(session: Session, batches: Sequence[int], lengths: Sequence[int] | None) -> list[BenchCase]:
     """Return a case for every graph, phase, batch size and length."""
     graphs, where = session.graphs, session.path
     if session.adapters:
@@ -92,7 +92,7 @@ def make_cases(session: Session, batches: Sequence[int], lengths: Sequence[int] 
             problem = f"the model has {positions} positions{more}"
             raise UsageError(problem, f"length {length}", f"choose at most {longest}")
     return [
-        Case(graph, phase, batch, length)
+        BenchCase(graph, phase, batch, length)
         for graph in graphs
         for batch in batches
         for length in lengths
@@ -111,7 +111,7 @@ def _phases(graph: Graph) -> tuple[Literal["encode", "prefill", "decode"], ...]:
     return ("prefill", "decode") if graph.pasts else ("encode",)
 
 
-def feeds_of(session: Session, case: Case) -> Arrays:
+def feeds_of(session: Session, case: BenchCase) -> Arrays:
     """Return the inputs of a case's graph, running the preceding graphs whose outputs it needs."""
     graphs = session.graphs
     point = Point(case.batch, case.length, int(any(graph.pasts for graph in graphs)), "none")
@@ -131,7 +131,7 @@ class OnnxBackend:
     def __init__(self, session: Session) -> None:
         self.session = session
 
-    def __call__(self, case: Case, feeds: Arrays) -> Call:
+    def __call__(self, case: BenchCase, feeds: Arrays) -> Call:
         session, graph = self.session, case.graph
         if not graph.pasts:
 

@@ -16,7 +16,7 @@ import numpy as np
 from zoo.contract import standard_fields
 from zoo.probe.pipeline import Arrays
 from zoo.registry import ModelSpec
-from zoo_export.bench.cases import Call, Case
+from zoo_export.bench.cases import BenchCase, Call
 from zoo_export.graph.file import load
 from zoo_runtime import Session
 from zoo_runtime.generation.memory import past_bytes
@@ -32,7 +32,7 @@ _GEMM = {"cpu": 1024, "cuda": 8192}
 _ROWS = 256
 """Rows of the matrix that is read to measure bandwidth."""
 _LOOKUPS = ("Gather", "GatherBlockQuantized")
-Count = Callable[[ModelSpec, Case], int | None]
+Count = Callable[[ModelSpec, BenchCase], int | None]
 """Returns the FLOPs of a case, or None if unknown."""
 
 
@@ -48,7 +48,7 @@ class Limits:
         count: counts its FLOPs.
     """
 
-    def __init__(self, session: Session, case: Case, feeds: Arrays, count: Count) -> None:
+    def __init__(self, session: Session, case: BenchCase, feeds: Arrays, count: Count) -> None:
         self.bytes = bytes_read(session, case, feeds)
         self.flops = necessary_flops(session, case, count)
         self.known = self.flops is not None or case.phase == "decode"
@@ -133,7 +133,7 @@ def _call(
     return call
 
 
-def bytes_read(session: Session, case: Case, feeds: Arrays) -> int:
+def bytes_read(session: Session, case: BenchCase, feeds: Arrays) -> int:
     """Return the minimum bytes that a call reads: weights, caches and encoder outputs."""
     graph = case.graph
     past = case.batch * past_bytes(graph, session.dtype, case.past)
@@ -155,7 +155,7 @@ def weight_bytes(graph: bytes) -> int:
     )
 
 
-def necessary_flops(session: Session, case: Case, count: Count) -> int | None:
+def necessary_flops(session: Session, case: BenchCase, count: Count) -> int | None:
     """Count the FLOPs of a case, leaving out logits that the graph does not compute (all but the last position)."""
     spec = session.stored.spec
     total = count(spec, case)
@@ -172,7 +172,7 @@ def necessary_flops(session: Session, case: Case, count: Count) -> int | None:
     return None if twice is None else total - (twice - total) * (case.new - 1) // case.new
 
 
-def closed_form(spec: ModelSpec, case: Case) -> int | None:
+def closed_form(spec: ModelSpec, case: BenchCase) -> int | None:
     """Return the FLOPs declared by the architecture, which are available only for models with a single graph."""
     if len(spec.graphs) > 1 or standard_fields(spec.config).max_seq_len is None:
         return None

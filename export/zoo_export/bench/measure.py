@@ -17,7 +17,7 @@ from zoo.arrays import Array
 from zoo.errors import ParityError
 from zoo.exporters import Progress
 from zoo.probe.pipeline import Arrays
-from zoo_export.bench.cases import Backend, Call, Case, CompileError, OnnxBackend, feeds_of, make_cases
+from zoo_export.bench.cases import Backend, BenchCase, Call, CompileError, OnnxBackend, feeds_of, make_cases
 from zoo_export.bench.limits import Count, Limits, closed_form
 from zoo_export.parity.evidence import versions
 from zoo_runtime import Session, load_session
@@ -119,7 +119,7 @@ def bench_model(
 
 
 def _prepare(
-    session: Session, case: Case, feeds: Arrays, backends: dict[str, Backend], left_out: dict[str, str]
+    session: Session, case: BenchCase, feeds: Arrays, backends: dict[str, Backend], left_out: dict[str, str]
 ) -> dict[str, Call]:
     """Prepare a case on all backends and compare outputs. Backends that fail to compile move to ``left_out``."""
     calls: dict[str, Call] = {}
@@ -151,7 +151,7 @@ def check_outputs(what: str, found: Sequence[Array], wanted: Sequence[Array], to
 
 
 def _measure(
-    session: Session, case: Case, feeds: Arrays, calls: Mapping[str, Call], count: Count, seconds: float
+    session: Session, case: BenchCase, feeds: Arrays, calls: Mapping[str, Call], count: Count, seconds: float
 ) -> dict[str, Any]:
     """Time the calls of a case and its limits in interleaved rounds."""
     limits = Limits(session, case, feeds, count)

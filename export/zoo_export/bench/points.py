@@ -18,7 +18,7 @@ import numpy as np
 
 from zoo import plugins
 from zoo.plugins import isolation
-from zoo_export.bench.cases import Call, Case, OnnxBackend, feeds_of
+from zoo_export.bench.cases import BenchCase, Call, OnnxBackend, feeds_of
 from zoo_export.bench.measure import thread_times
 from zoo_runtime import Session, load_session
 
@@ -106,7 +106,7 @@ def _measure(call: Call, seconds: float) -> dict[str, Any]:
 def _text(session: Session, length: int) -> Call:
     """Return a pass over one text through each graph in turn."""
     backend = OnnxBackend(session)
-    cases = [Case(graph, "prefill" if graph.pasts else "encode", 1, length) for graph in session.graphs]
+    cases = [BenchCase(graph, "prefill" if graph.pasts else "encode", 1, length) for graph in session.graphs]
     calls = [backend(case, feeds_of(session, case)) for case in cases]
 
     def call() -> list[Any]:

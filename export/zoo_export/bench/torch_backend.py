@@ -22,7 +22,7 @@ from zoo.probe.inputs import empty_past, next_past, slice_feeds
 from zoo.probe.module import as_array, as_tensor
 from zoo.probe.pipeline import Arrays
 from zoo.registry import ModelSpec
-from zoo_export.bench.cases import Call, Case, CompileError
+from zoo_export.bench.cases import BenchCase, Call, CompileError
 from zoo_runtime.onnx_runtime.providers import Provider, allowed_cores
 
 __all__ = ["TorchBackend", "count_flops", "device_problem", "limited_threads"]
@@ -51,12 +51,12 @@ class TorchBackend:
         self.model = load_directory(stored).to(device)
         self.device, self.real = device, next(self.model.parameters()).dtype
 
-    def __call__(self, case: Case, feeds: Arrays) -> Call:
+    def __call__(self, case: BenchCase, feeds: Arrays) -> Call:
         """Prepare an eager call."""
         case = case.of_model()
         return _call(GraphModule(self.model, case.graph), case, self._inputs(case, feeds))
 
-    def compiled(self, case: Case, feeds: Arrays) -> Call:
+    def compiled(self, case: BenchCase, feeds: Arrays) -> Call:
         """Prepare a call compiled for the shapes of this case, without graph breaks, and run it once.
 
         Raises :class:`zoo_export.bench.cases.CompileError`.
@@ -72,7 +72,7 @@ class TorchBackend:
             raise CompileError(f"{type(error).__name__}: {reason}") from error
         return call
 
-    def _inputs(self, case: Case, feeds: Arrays) -> list[Tensor]:
+    def _inputs(self, case: BenchCase, feeds: Arrays) -> list[Tensor]:
         """Return the inputs of the call, in declaration order."""
         graph, tensors = case.graph, self._tensors(feeds)
         if graph.pasts:
@@ -97,7 +97,7 @@ class TorchBackend:
         }
 
 
-def _call(module: Any, case: Case, inputs: list[Tensor]) -> Call:
+def _call(module: Any, case: BenchCase, inputs: list[Tensor]) -> Call:
     names = [tensor.name for tensor in case.graph.output_tensors()]
 
     def call() -> list[Any]:
@@ -110,7 +110,7 @@ def _call(module: Any, case: Case, inputs: list[Tensor]) -> Call:
     return call
 
 
-def count_flops(spec: ModelSpec, case: Case) -> int:
+def count_flops(spec: ModelSpec, case: BenchCase) -> int:
     """Count the FLOPs of a case's matrix products with torch's counter, on the meta device."""
     graph = case.of_model().graph
     sizes = dict.fromkeys(graph.dim_names(), case.length) | row_sizes([graph], case.batch) | {"sequence": case.new}

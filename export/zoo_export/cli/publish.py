@@ -21,7 +21,7 @@ Result = tuple[dict[str, Any], list[str]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
+class PublishJob:
     """The arguments of the command."""
 
     directory: Path
@@ -88,7 +88,7 @@ def command(
     ):
         if value is not None and layout not in layouts:
             raise UsageError(f"{name} is for --layout {', '.join(layouts)}", f"--layout {layout}", "leave it out")
-    job = Job(
+    job = PublishJob(
         directory=directory, target=target, model_type=model_type, max_shard_size=max_shard_size, variant=variant,
         storage_uri=storage_uri, force=force,
     )  # fmt: skip
@@ -100,7 +100,7 @@ def command(
         say(line)
 
 
-def _hub(job: Job) -> Result:
+def _hub(job: PublishJob) -> Result:
     from zoo.checkpoints import export_checkpoint
 
     made = export_checkpoint(
@@ -114,14 +114,14 @@ def _hub(job: Job) -> Result:
     return facts, [f"{job.target}: {made.model_type} checkpoint, {', '.join(made.files)}", str(made.comparison)]
 
 
-def _standalone(job: Job) -> Result:
+def _standalone(job: PublishJob) -> Result:
     from zoo_export.publish.standalone import write_standalone
 
     files = write_standalone(job.directory, job.target, force=job.force)
     return {"files": files}, [f"{job.target}: {', '.join(files)}"]
 
 
-def _transformers_js(job: Job) -> Result:
+def _transformers_js(job: PublishJob) -> Result:
     from zoo_export.publish.transformers_js import write_transformers_js
 
     sleep_when_idle()
@@ -132,7 +132,7 @@ def _transformers_js(job: Job) -> Result:
     return asdict(made), [f"{job.target}: {made.model_type}, dtype {' or '.join(made.dtypes)}"]
 
 
-def _web(job: Job) -> Result:
+def _web(job: PublishJob) -> Result:
     from zoo_export.publish.web import write_web
 
     page = write_web(
@@ -145,7 +145,7 @@ def _web(job: Job) -> Result:
     return {"files": page.files, "doubts": dict(page.doubts)}, lines
 
 
-def _genai(job: Job) -> Result:
+def _genai(job: PublishJob) -> Result:
     from zoo_export.publish.genai import write_genai
 
     sleep_when_idle()
@@ -157,7 +157,7 @@ def _genai(job: Job) -> Result:
     return asdict(made), lines
 
 
-def _triton(job: Job) -> Result:
+def _triton(job: PublishJob) -> Result:
     from zoo_export.publish.triton import write_triton
 
     sleep_when_idle()
@@ -166,7 +166,7 @@ def _triton(job: Job) -> Result:
     return asdict(made), [f"{job.target}: {', '.join(made.models)}"]
 
 
-def _kserve(job: Job) -> Result:
+def _kserve(job: PublishJob) -> Result:
     from zoo_export.publish.kserve import write_kserve
 
     if job.storage_uri is None:
@@ -181,7 +181,7 @@ def _kserve(job: Job) -> Result:
     return asdict(made), lines
 
 
-_LAYOUTS: dict[str, Callable[[Job], Result]] = {
+_LAYOUTS: dict[str, Callable[[PublishJob], Result]] = {
     "hub": _hub,
     "standalone": _standalone,
     "transformers-js": _transformers_js,

@@ -55,7 +55,7 @@ Outcome = tuple[int, str, str]
 
 
 @dataclass(frozen=True)
-class _Part:
+class _CountingSession:
     """A session that counts the outcomes of some conditions."""
 
     conditions: Sequence[tuple[int, Condition]]
@@ -116,7 +116,7 @@ class Conditions:
         self.heavy = {number for number, (_, counts) in enumerate(tapped) if _computes_activations(counts)}
         self.closed: set[int] = set()
         """Numbers of the conditions that cannot be evaluated."""
-        self._parts = []
+        self._sessions = []
         for chosen in (set(range(len(tapped))) - self.heavy, self.heavy):
             if not chosen:
                 continue
@@ -127,7 +127,7 @@ class Conditions:
                 self.closed |= chosen
                 continue
             conditions = [(number, self.found[number]) for number in sorted(chosen)]
-            self._parts.append(_Part(conditions, session, chosen is self.heavy))
+            self._sessions.append(_CountingSession(conditions, session, chosen is self.heavy))
 
     @property
     def round_sizes(self) -> bool:
@@ -148,13 +148,13 @@ class Conditions:
         """
         call = "" if not self.graph.pasts else _kind_of_call(point)
         seen: set[Outcome] = set()
-        for part in self._parts:
-            if part.is_heavy and not cheap:
+        for counting in self._sessions:
+            if counting.is_heavy and not cheap:
                 continue
-            names = {item.name for item in part.session.get_inputs()}
+            names = {item.name for item in counting.session.get_inputs()}
             try:
                 for inputs in self._calls(names, feeds, point, dtype):
-                    seen |= {(number, word, call) for number, word in part.outcomes(inputs)}
+                    seen |= {(number, word, call) for number, word in counting.outcomes(inputs)}
             except StoppedError:
                 raise
             except Exception:  # the runtime raises a dozen classes without a common base

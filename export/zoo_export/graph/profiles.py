@@ -17,7 +17,7 @@ from zoo.contract import Graph
 from zoo_export.graph.flatten import flatten
 from zoo_export.graph.inference import infer_types
 from zoo_export.graph.metadata import contract
-from zoo_export.graph.rewriting import Tape, replace
+from zoo_export.graph.rewriting import MisfitError, Tape, replace
 from zoo_runtime.onnx_runtime.buffers import PAST_LENGTH
 from zoo_runtime.onnx_runtime.executor import LOGITS_TO_KEEP
 
@@ -27,10 +27,6 @@ CAPACITY, KEPT = "capacity", "kept"
 """Dynamic dimensions: the length of the buffers, and the number of positions with logits."""
 _POINTWISE = {"Add", "Mul", "Div", "Sub", "Tanh", "Cast"}
 """Operators allowed between the last product of a head and the logits."""
-
-
-class _MisfitError(Exception):
-    """The graph does not match the pattern of a rewrite."""
 
 
 def specialise(model: ir.Model, declared: Graph, profile: str) -> ir.Model:
@@ -48,7 +44,7 @@ def specialise(model: ir.Model, declared: Graph, profile: str) -> ir.Model:
             changed = model.clone()  # a misfit is found in the middle of a rewrite
             try:
                 rewrite(changed, declared)
-            except _MisfitError as misfit:
+            except MisfitError as misfit:
                 notes[key] = f"as traced: {misfit}"
             else:
                 model = changed
@@ -62,7 +58,7 @@ def _write_in_place(model: ir.Model, declared: Graph) -> None:
     """Write new keys and values into the buffers of the past, after ``past_length`` positions."""
     pairs = declared.growing_pairs()
     if not pairs:
-        raise _MisfitError("the past has no keys and values")
+        raise MisfitError("the past has no keys and values")
     specs = [spec for spec, _ in pairs]
     named = {value.name: value for value in (*model.graph.inputs, *model.graph.outputs)}
     buffers = [named[spec.name] for spec in specs]
@@ -76,13 +72,13 @@ def _write_in_place(model: ir.Model, declared: Graph) -> None:
             elif node.op_type == "Concat":
                 caches.write(node, buffer)
             else:
-                raise _MisfitError(f"{buffer.name} is read by {node.op_type}")
+                raise MisfitError(f"{buffer.name} is read by {node.op_type}")
     outputs = {value.name: value for value in model.graph.outputs}
     for (spec, present), buffer in zip(pairs, buffers, strict=True):
         written = outputs[present.name]
         maker = written.producer()
         if maker is None or maker.op_type != "TensorScatter" or maker.inputs[0] is not buffer:
-            raise _MisfitError(f"{present.name} does not extend {spec.name}")
+            raise MisfitError(f"{present.name} does not extend {spec.name}")
         buffer.shape = ir.Shape(CAPACITY if place == axis else dim for place, dim in enumerate(spec.dims))
         written.shape = buffer.shape
 
@@ -110,13 +106,13 @@ class _Caches:
         if (start, end) == (self.axis, self.axis + 1):
             replace(node, length)
         elif start <= self.axis < end:
-            raise _MisfitError("the length of the past is read together with other sizes")
+            raise MisfitError("the length of the past is read together with other sizes")
 
     def write(self, node: ir.Node, buffer: ir.Value) -> None:
         """Replace the concatenation of past and present by a node that writes the present after the past."""
         axis = node.attributes.get_int("axis", 0)
         if axis % self.rank != self.axis or len(node.inputs) != 2 or node.inputs[0] is not buffer:
-            raise _MisfitError(f"{buffer.name} is not concatenated with one new tensor")
+            raise MisfitError(f"{buffer.name} is not concatenated with one new tensor")
         new, joined = node.inputs[1], node.outputs[0]
         assert new is not None
         for reader, place in tuple(joined.uses()):
@@ -127,7 +123,7 @@ class _Caches:
             elif reader.op_type == "Attention" and place in (1, 2):
                 self._mask_unused(reader)
             else:
-                raise _MisfitError(f"keys or values are read by {reader.op_type}")
+                raise MisfitError(f"keys or values are read by {reader.op_type}")
         tape = Tape(node, after=False)
         replace(node, tape.op("TensorScatter", buffer, new, self.places, axis=self.axis, mode="linear"))
 
@@ -135,7 +131,7 @@ class _Caches:
         """Pad the mask of an attention to hide the unused end of the buffers."""
         mask = node.inputs[3] if len(node.inputs) > 3 else None
         if mask is None or node.attributes.get_int("is_causal", 0) == 1:
-            raise _MisfitError("attention over the past has no mask")
+            raise MisfitError("attention over the past has no mask")
         if mask in self.masks.values():
             return
         if mask not in self.masks:
@@ -153,11 +149,11 @@ def _keep_logits(model: ir.Model, declared: Graph) -> None:
     logits = next((value for value in model.graph.outputs if value.name == "logits"), None)
     spec = next((tensor for tensor in declared.output_tensors() if tensor.name == "logits"), None)
     if logits is None or spec is None or spec.dims[:2] != ("batch", "sequence"):
-        raise _MisfitError("there are no logits per token")
+        raise MisfitError("there are no logits per token")
     head = _head_input(logits)
     maker = head.producer()
     if maker is None:
-        raise _MisfitError("the head reads an input of the graph")
+        raise MisfitError("the head reads an input of the graph")
     number = _number(LOGITS_TO_KEEP)
     model.graph.inputs.append(number)
     readers = tuple(head.uses())
@@ -177,13 +173,13 @@ def _head_input(logits: ir.Value) -> ir.Value:
         node = value.producer()
         data = [] if node is None else [item for item in node.inputs if item is not None and _is_computed(item)]
         if node is None or not data:
-            raise _MisfitError("the logits are not a matrix product")
+            raise MisfitError("the logits are not a matrix product")
         if node.op_type in ("Gemm", "MatMul"):
             flat = data[0].producer()
             assert flat is not None
             return flat.inputs[0] or data[0] if flat.op_type == "Reshape" else data[0]
         if node.op_type != "Reshape" and (node.op_type not in _POINTWISE or len(data) > 1):
-            raise _MisfitError(f"{node.op_type} comes before the logits")
+            raise MisfitError(f"{node.op_type} comes before the logits")
         value = data[0]
 
 

@@ -10,10 +10,14 @@ import onnx_ir as ir
 from onnx_ir.passes import common as passes
 from onnxscript.optimizer import fold_constants_ir
 
-__all__ = ["Tape", "replace", "replace_value", "simplify"]
+__all__ = ["MisfitError", "Tape", "replace", "replace_value", "simplify"]
 
 _SMALL = 1024
 """Maximum number of elements of constants to fold."""
+
+
+class MisfitError(Exception):
+    """The graph does not match the pattern of a rewrite."""
 
 
 def replace(node: ir.Node, value: ir.Value) -> None:

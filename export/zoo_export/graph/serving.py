@@ -29,16 +29,12 @@ from zoo.errors import UsageError, argument
 from zoo.probe.pipeline import token_input
 from zoo_export.graph.inference import infer_types
 from zoo_export.graph.metadata import MODULE_KEY, contract, metadata
-from zoo_export.graph.rewriting import Tape, replace
+from zoo_export.graph.rewriting import MisfitError, Tape, replace
 from zoo_export.graph.sizes import dynamic_node, fold_sizes
 from zoo_export.graph.static import fix
 from zoo_runtime.serving.names import CAPACITY, NEW_LENGTHS, PAST_LENGTHS, SIZES_KEY, read_sizes
 
 __all__ = ["graph_sizes", "serve"]
-
-
-class _MisfitError(Exception):
-    """The graph does not match the pattern of the rewrite."""
 
 
 def serve(model: ir.Model, declared: Graph, sizes: Mapping[str, int], own: Mapping[str, int]) -> ir.Model:
@@ -65,7 +61,7 @@ def serve(model: ir.Model, declared: Graph, sizes: Mapping[str, int], own: Mappi
         else:
             built = fix(model, {name: fixed[name] for name in declared.dim_names() if name in fixed})
         _finish(built, sizes)
-    except _MisfitError as misfit:
+    except MisfitError as misfit:
         problem = f"graph {declared.name!r} cannot be exported for serving: {misfit}"
         raise UsageError(problem, argument("profile", SERVING), "export another profile") from misfit
     return built
@@ -126,10 +122,10 @@ class _Serving:
         spec = next((tensor for tensor in declared.input_tensors() if _covers_tokens(tensor, declared)), None)
         mask = next((value for value in graph.inputs if spec is not None and value.name == spec.name), None)
         if spec is not None and spec.padding == "right":
-            raise _MisfitError(f"{spec.name} allows padding on the right only")
+            raise MisfitError(f"{spec.name} allows padding on the right only")
         for tensor in declared.input_tensors():
             if "sequence" in tensor.dims and tensor not in (spec, _token_ids(declared)):
-                raise _MisfitError(f"{tensor.name} has entries for each token, beside the token ids")
+                raise MisfitError(f"{tensor.name} has entries for each token, beside the token ids")
         lengths = {
             name: ir.Value(name=name, type=ir.TensorType(ir.DataType.INT64), shape=ir.Shape(["batch"]))
             for name in (PAST_LENGTHS, NEW_LENGTHS)
@@ -140,7 +136,7 @@ class _Serving:
             mask.replace_all_uses_with(tape.op("Cast", self._tokens(tape, past, new), to=ir.DataType.INT64))
             graph.inputs.remove(mask)
         elif self.extended:
-            raise _MisfitError("without a padding mask, all rows have pasts of one length")
+            raise MisfitError("without a padding mask, all rows have pasts of one length")
         graph.inputs.extend(lengths.values())
 
     def _tokens(self, tape: Tape, past: ir.Value, new: ir.Value) -> ir.Value:
@@ -205,7 +201,7 @@ class _Serving:
             new, joined = node.inputs[1], node.outputs[0]
             assert new is not None
             if self.outputs[present.name] is not joined:
-                raise _MisfitError(f"{present.name} does not extend {spec.name}")
+                raise MisfitError(f"{present.name} does not extend {spec.name}")
             tape = Tape(node, after=False)
             last = tape.op(
                 "Slice", buffer, tape.integers(self.before), tape.integers(self.capacity), tape.integers(axis)
@@ -267,7 +263,7 @@ class _Serving:
 def _token_ids(declared: Graph) -> TensorSpec:
     name = token_input(declared)
     if name is None:
-        raise _MisfitError("it reads no token ids")
+        raise MisfitError("it reads no token ids")
     return next(tensor for tensor in declared.input_tensors() if tensor.name == name)
 
 
@@ -280,11 +276,11 @@ def _extension(buffer: ir.Value, axis: int) -> ir.Node:
     readers = [node for node, _ in buffer.uses()]
     if len(readers) != 1 or readers[0].op_type != "Concat":
         names = ", ".join(sorted({node.op_type for node in readers})) or "no node"
-        raise _MisfitError(f"{buffer.name} is read by {names}, which does not only append tokens to it")
+        raise MisfitError(f"{buffer.name} is read by {names}, which does not only append tokens to it")
     (node,) = readers
     place = node.attributes.get_int("axis", 0) % len(buffer.shape or ())
     if place != axis or len(node.inputs) != 2 or node.inputs[0] is not buffer:
-        raise _MisfitError(f"{buffer.name} is not followed by the new tokens alone")
+        raise MisfitError(f"{buffer.name} is not followed by the new tokens alone")
     return node
 
 
@@ -301,7 +297,7 @@ def _finish(model: ir.Model, sizes: Mapping[str, int]) -> None:
     node = dynamic_node(model)
     if node is not None:
         module = node.metadata_props.get(MODULE_KEY)
-        raise _MisfitError(f"{node.op_type} of {module or 'the model'} has a size that is not fixed")
+        raise MisfitError(f"{node.op_type} of {module or 'the model'} has a size that is not fixed")
     entries = {"zoo.profile": SERVING, "zoo.contract": contract(model), SIZES_KEY: json.dumps(dict(sizes))}
     model.metadata_props.pop("zoo.fixed", None)
     model.metadata_props.update(entries)

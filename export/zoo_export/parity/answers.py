@@ -105,7 +105,7 @@ _Known = dict[tuple[object, ...], Arrays]
 """Outputs of the models on the stored weights, by model and inputs. Tasks read the same few short inputs."""
 
 
-class _Model:
+class _WholePass:
     """The outputs of all graphs, in one pass without a cache, as float64. Those in ``seen`` are not computed again."""
 
     def __init__(self, executor: Executor, graphs: Sequence[Graph], seen: _Known) -> None:
@@ -129,7 +129,7 @@ class _Model:
 
 
 @dataclass
-class _Part:
+class _AnswerErrors:
     """The errors of one part of the answers, over all samples."""
 
     graphs: float = 0.0
@@ -154,7 +154,7 @@ class _Comparison:
     def __init__(self, subject: Subject, runtime: Executor, plugin: Plugin, task: Task, known: _Known) -> None:
         self.subject, self.plugin, self.task, self.known = subject, plugin, task, known
         self.ulp = max(epsilon(subject.models.yardstick.dtype), epsilon(np.dtype(np.float32)))  # answers are float32
-        self.parts: dict[str, _Part] = {}
+        self.parts: dict[str, _AnswerErrors] = {}
         assert task.formula is not None
         self.formula: Formula = load_reference(task.formula, plugin)
         self.runner = self._runner(runtime)
@@ -214,7 +214,7 @@ class _Comparison:
             exact.append((expected, same))
         for (_, mine, _), (expected, wanted_too) in zip(self.cases, exact, strict=True):
             for name, value in expected.items():
-                part = self.parts.setdefault(name, _Part())
+                part = self.parts.setdefault(name, _AnswerErrors())
                 error = _error(value)
                 if not error <= part.graphs:
                     part.graphs, part.worst = error, mine.input
@@ -242,7 +242,7 @@ class _Comparison:
         models = self.subject.models
         seen = self.known if executor in (models.reference, models.yardstick) else {}  # others have nudged weights
         with plugins.blame(self.plugin, f"cannot evaluate {self.task.formula}"):
-            return self.formula(self.runner, item, answer.result, _Model(executor, self.subject.graphs, seen))
+            return self.formula(self.runner, item, answer.result, _WholePass(executor, self.subject.graphs, seen))
 
     def evidence(self) -> dict[str, Any]:
         if not self.cases and not self.failures:

@@ -11,7 +11,7 @@ from zoo.errors import ParityError
 from zoo.probe.grid import CHEAP, at_non_finite, at_powers
 from zoo.probe.inputs import Point
 from zoo_export.coverage.outcomes import Conditions, Coverage, candidates, many_lengths, turning_points
-from zoo_export.parity.evaluation import Evaluation
+from zoo_export.parity.evaluation import Evaluator
 from zoo_export.parity.memory import fits
 from zoo_export.parity.points import smallest_points
 
@@ -26,7 +26,7 @@ _ROWS = 9
 
 
 def cover(
-    evaluation: Evaluation, points: Sequence[Point], *, full_grid: bool = False
+    evaluator: Evaluator, points: Sequence[Point], *, full_grid: bool = False
 ) -> tuple[list[Point], dict[str, Any] | None]:
     """Return more points, at which conditions of the graphs have outcomes that they have at none of the points.
 
@@ -38,24 +38,24 @@ def cover(
     Raises:
         ParityError: all points together show too few outcomes.
     """
-    subject = evaluation.subject
+    subject = evaluator.subject
     graphs = subject.graphs
     conditions = subject.conditions()
-    lengths = _lengths(evaluation, conditions)
+    lengths = _lengths(evaluator, conditions)
     if subject.fixed:
         return lengths, None
     if not conditions:
-        return _many_rows(evaluation, points), None
+        return _many_rows(evaluator, points), None
     constants = sorted({number for item in conditions for number in item.constants})
-    evaluation.special = sorted({*evaluation.special, *constants})
-    coverage = Coverage(conditions, evaluation.feeds, subject.models.yardstick.dtype, evaluation.parameters)
+    evaluator.special = sorted({*evaluator.special, *constants})
+    coverage = Coverage(conditions, evaluator.feeds, subject.models.yardstick.dtype, evaluator.parameters)
     coverage.add(points)
     coverage.add(at_non_finite(graphs, smallest_points(points)[0], subject.fixed), failures=False)
-    turning = turning_points(graphs, evaluation.longest, constants)
-    tried = candidates(graphs, evaluation.longest, constants[:_CONSTANTS])
+    turning = turning_points(graphs, evaluator.longest, constants)
+    tried = candidates(graphs, evaluator.longest, constants[:_CONSTANTS])
     if not full_grid:
         turning, tried = (
-            [point for point in some if point.tokens * evaluation.parameters <= CHEAP] for some in (turning, tried)
+            [point for point in some if point.tokens * evaluator.parameters <= CHEAP] for some in (turning, tried)
         )
         tried = tried[:: -(-len(tried) // _CANDIDATES) or 1]
     added = list(coverage.extend(point for point in (*turning, *tried) if point not in points))
@@ -64,26 +64,26 @@ def cover(
         remedy = "try more inputs with --grid full, or remove conditions that no input meets"
         raise ParityError(failure, subject.stored.path, remedy)
     computed = {name for item in conditions for name in item.computed}
-    powers = [point for point in at_powers(graphs, computed, evaluation.longest) if fits(graphs, point)]
+    powers = [point for point in at_powers(graphs, computed, evaluator.longest) if fits(graphs, point)]
     others = [point for point in lengths if point not in (*points, *added)]
     return [*added, *powers, *others], coverage.facts()
 
 
-def _many_rows(evaluation: Evaluation, points: Sequence[Point]) -> list[Point]:
+def _many_rows(evaluator: Evaluator, points: Sequence[Point]) -> list[Point]:
     """Return a point of more rows than the grid has, for graphs whose conditions are not covered."""
     return [
         point
         for point in (replace(point, batch=_ROWS) for point in smallest_points(points)[:1])
-        if point.tokens * evaluation.parameters <= CHEAP and fits(evaluation.subject.graphs, point)
+        if point.tokens * evaluator.parameters <= CHEAP and fits(evaluator.subject.graphs, point)
     ]
 
 
-def _lengths(evaluation: Evaluation, conditions: Sequence[Conditions]) -> list[Point]:
+def _lengths(evaluator: Evaluator, conditions: Sequence[Conditions]) -> list[Point]:
     """Return points of many lengths if a graph rounds numbers that it computes from sizes."""
-    graphs = evaluation.subject.graphs
-    fixed = evaluation.subject.fixed
+    graphs = evaluator.subject.graphs
+    fixed = evaluator.subject.fixed
     if not set(fixed) <= {*rows_of(graphs)} or not any(item.round_sizes for item in conditions):
         return []
     batch = fixed.get(rows_of(graphs)[0], 1)
-    points = many_lengths(graphs, evaluation.longest, evaluation.parameters, batch=batch)
+    points = many_lengths(graphs, evaluator.longest, evaluator.parameters, batch=batch)
     return [point for point in points if fits(graphs, point)]

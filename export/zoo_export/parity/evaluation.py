@@ -23,7 +23,7 @@ from zoo_export.parity.references import References
 from zoo_export.parity.running import running
 from zoo_export.parity.subject import Subject
 
-__all__ = ["Allowed", "Evaluation"]
+__all__ = ["Allowed", "Evaluator"]
 
 Allowed = tuple[Sequence[str], Results]
 """Levels, and the outputs by their yardstick."""
@@ -31,7 +31,7 @@ _LARGE = 2**26
 """Bytes of outputs from which freed memory, most of which is fragmented, is returned to the system between two runs."""
 
 
-class Evaluation:
+class Evaluator:
     """Runs a subject's graphs and its models at points.
 
     Args:

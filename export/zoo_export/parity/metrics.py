@@ -10,7 +10,7 @@ import numpy as np
 from zoo.arrays import Array
 from zoo_runtime.generation.choices import log_softmax
 
-__all__ = ["Distribution", "divergences", "sampled", "sampled_rows"]
+__all__ = ["TokenDivergence", "divergences", "sampled", "sampled_rows"]
 
 TOP = 10
 _MAX_ROWS = 128
@@ -23,7 +23,7 @@ _FLOOR_ULPS = 16.0
 
 
 @dataclass
-class Distribution:
+class TokenDivergence:
     """Distance of the next-token distributions of a graph from those of the model.
 
     Args:

@@ -148,7 +148,7 @@ def module_outputs(
 
         return hook
 
-    class Watched(TorchExecutor):
+    class WatchedExecutor(TorchExecutor):
         def __call__(self, graph: Graph, feeds: Feeds) -> Arrays:
             handles = [
                 module.register_forward_hook(keep(path))
@@ -161,5 +161,5 @@ def module_outputs(
                 for handle in handles:
                     handle.remove()
 
-    run_pipeline(Watched(executor.model), upto, feeds, point, split=True)
+    run_pipeline(WatchedExecutor(executor.model), upto, feeds, point, split=True)
     return outputs

@@ -17,7 +17,7 @@ from zoo.probe.inputs import Feeds, Point
 from zoo.probe.jumps import JumpErrors
 from zoo.probe.pipeline import Arrays
 from zoo.probe.positions import check_shape, kept_positions, valid_positions
-from zoo_export.parity.metrics import Distribution, sampled_rows
+from zoo_export.parity.metrics import TokenDivergence, sampled_rows
 
 __all__ = ["RULE", "WIDE", "Findings", "Judges", "Key"]
 
@@ -32,7 +32,7 @@ WIDE = 2
 of a graph, so that rows at which the graph alone jumps are rare."""
 Key = tuple[str, str, str]
 """Level, graph and output."""
-Judges = Mapping[Key, Errors] | Mapping[Key, Distribution]
+Judges = Mapping[Key, Errors] | Mapping[Key, TokenDivergence]
 
 
 class Findings:
@@ -65,7 +65,7 @@ class Findings:
             for tensor in graph.output_tensors()
         }
         self.distributions = {
-            key: Distribution(epsilon, judged=key[0] not in coarse) for key in self.errors if key[2] == "logits"
+            key: TokenDivergence(epsilon, judged=key[0] not in coarse) for key in self.errors if key[2] == "logits"
         }
         self.greedy: dict[str, dict[str, Any]] = {}
         """Agreement of greedily decoded text, by level."""
@@ -177,7 +177,7 @@ class Findings:
                     (exact, allowed), valid = _rows(graph, tensor, results, feeds, point)
                 for key in keys:
                     judge = judges[key]
-                    if isinstance(judge, Distribution):
+                    if isinstance(judge, TokenDivergence):
                         judge.allow(exact, allowed, self.errors[key].judged_rows(valid))
                     else:
                         judge.allow(exact, allowed, valid, bits=bits)

@@ -9,7 +9,7 @@ import numpy as np
 from zoo.probe.inputs import Feeds, Point
 from zoo.probe.pipeline import Executor
 from zoo_export.parity.ahead import Results
-from zoo_export.parity.evaluation import Evaluation
+from zoo_export.parity.evaluation import Evaluator
 from zoo_export.parity.reference import SEED
 from zoo_export.parity.rule import Findings, Judges
 
@@ -20,12 +20,12 @@ class Settling:
     """Settles doubtful results of a subject.
 
     Args:
-        evaluation: runs the subject.
+        evaluator: runs the subject.
     """
 
-    def __init__(self, evaluation: Evaluation) -> None:
-        self.evaluation = evaluation
-        self.subject = evaluation.subject
+    def __init__(self, evaluator: Evaluator) -> None:
+        self.evaluator = evaluator
+        self.subject = evaluator.subject
 
     def by_rounding(
         self,
@@ -43,7 +43,7 @@ class Settling:
         generator = np.random.default_rng(SEED)
         for other in self.subject.nudged(bits) if doubtful else ():
             nudged = self._nudged(feeds, bits, generator)
-            results = exact, self.evaluation.run_one(other, nudged, point)
+            results = exact, self.evaluator.run_one(other, nudged, point)
             findings.allow(doubtful, judges, results, feeds, point, bits=bits)
 
     def _nudged(self, feeds: Feeds, bits: int, generator: np.random.Generator) -> Feeds:
@@ -68,8 +68,8 @@ class Settling:
             doubtful = findings.doubtful(judges, {level})
             first = None
             for executor in self.subject.moved() if doubtful else ():
-                first = first or self.evaluation.run_one(runtime, feeds, point)
-                other = self.evaluation.run_one(executor, feeds, point)
+                first = first or self.evaluator.run_one(runtime, feeds, point)
+                other = self.evaluator.run_one(executor, feeds, point)
                 shifted = {
                     graph: {
                         name: values + (other[graph][name] - first[graph][name]) for name, values in outputs.items()

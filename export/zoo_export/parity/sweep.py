@@ -19,7 +19,7 @@ from zoo.system import release_large_blocks, release_memory
 from zoo_export.comparison import Comparison
 from zoo_export.parity.ahead import Results, size_of
 from zoo_export.parity.covering import cover
-from zoo_export.parity.evaluation import Allowed, Evaluation
+from zoo_export.parity.evaluation import Allowed, Evaluator
 from zoo_export.parity.greedy import greedy_agreement, greedy_tokens
 from zoo_export.parity.laws import special_ids
 from zoo_export.parity.magnitudes import Magnitude
@@ -54,8 +54,8 @@ class Sweep:
         self.longest = longest_input(subject.stored.spec.config, subject.graphs, longest)
         self.parameters = create.count_parameters(subject.models.yardstick.model)
         special = special_ids(subject.stored.spec, fixed_values(subject.models.yardstick.model))
-        self.evaluation = Evaluation(subject, self.longest, self.parameters, special)
-        self._settling = Settling(self.evaluation)
+        self.evaluator = Evaluator(subject, self.longest, self.parameters, special)
+        self._settling = Settling(self.evaluator)
         self.runtimes: Mapping[str, Executor] = subject.open()
         self._all_levels = list(self.runtimes)
         self.findings = self._new_findings()
@@ -123,13 +123,13 @@ class Sweep:
         )
         points = [point for point in grid if fits(graphs, point) and self.subject.compares(point)]
         self.left_out += len(grid) - len(points)
-        self.added, self.coverage = cover(self.evaluation, points, full_grid=full_grid)
+        self.added, self.coverage = cover(self.evaluator, points, full_grid=full_grid)
         points += self.added
         self._planned = points
         self.graph_facts = {graph.name: self.subject.graph_facts(graph, self.runtimes) for graph in graphs}
         long = self._long(points, full_grid)
         short = in_order(point for point in points if point not in long)
-        apart = self.evaluation.ahead.apart(self.runtimes)
+        apart = self.evaluator.ahead.apart(self.runtimes)
         smallest = smallest_points(points)[0]
         others = [*at_magnitudes(graphs, smallest), *at_non_finite(graphs, smallest, self.subject.fixed)]
         with suppress(Exception):  # they are compared again, and fail there
@@ -138,7 +138,7 @@ class Sweep:
                 for level, runtime in apart.items()
                 if (tokens := greedy_tokens(runtime, graphs, self.longest, self.subject.fixed)) is not None
             }
-        self.evaluation.run_ahead(self.runtimes, [*(others if apart else ()), *short])
+        self.evaluator.run_ahead(self.runtimes, [*(others if apart else ()), *short])
 
     def _long(self, points: Sequence[Point], full_grid: bool) -> list[Point]:
         return [] if full_grid else [point for point in points if is_long(point, self.parameters)]
@@ -150,8 +150,8 @@ class Sweep:
         """
         waiting = in_order(points)
         while waiting:
-            number = self.evaluation.run_ahead(self.runtimes, waiting)
-            for point in self.evaluation.refer(waiting[:number]):
+            number = self.evaluator.run_ahead(self.runtimes, waiting)
+            for point in self.evaluator.refer(waiting[:number]):
                 if progress is not None:
                     progress(len(self.points) + 1, total or len(points))
                 self.compare_at(point, self.runtimes)
@@ -179,7 +179,7 @@ class Sweep:
         large = [point for point in smallest_points(points)[1:] if point.tokens * self.parameters > CHEAP]
         others = [point for point in large if point not in self.added]
         for runtimes in self.subject.open_perturbed():
-            for point in self.evaluation.refer(
+            for point in self.evaluator.refer(
                 [point for point in selected if FAINT not in runtimes or point not in others]
             ):
                 self.compare_at(point, runtimes)
@@ -200,17 +200,17 @@ class Sweep:
         """
         for point in at_magnitudes(self.subject.graphs, smallest_points(points)[0]):
             magnitude = self.magnitudes.setdefault(point, Magnitude(self._new_findings()))
-            feeds = self.evaluation.feeds(point)
+            feeds = self.evaluator.feeds(point)
             try:
-                exact = self.evaluation.run_reference(feeds, point)
-                allowed = self.evaluation.run_yardsticks(runtimes, feeds, point)
+                exact = self.evaluator.run_reference(feeds, point)
+                allowed = self.evaluator.run_yardsticks(runtimes, feeds, point)
             except Exception as error:  # a model may raise any at numbers that it does not expect
                 magnitude.left_out |= dict.fromkeys(runtimes, f"PyTorch fails ({error})")
                 continue
             magnitude.left_out |= self._unstable(feeds, exact, allowed, point)
             stable = {level: runtimes[level] for level in runtimes if level not in magnitude.left_out}
             self._judge(
-                magnitude.findings, point, stable, feeds, self.evaluation.run(stable, feeds, point), exact, allowed
+                magnitude.findings, point, stable, feeds, self.evaluator.run(stable, feeds, point), exact, allowed
             )
 
     def compare_non_finite(self, points: Sequence[Point]) -> None:
@@ -218,19 +218,19 @@ class Sweep:
         for point in at_non_finite(self.subject.graphs, smallest_points(points)[0], self.subject.fixed):
             if fits(self.subject.graphs, point):
                 self.non_finite[point] = self._compare_non_finite(point)
-                self.evaluation.agreed = None
+                self.evaluator.agreed = None
 
     def _compare_non_finite(self, point: Point) -> NonFinite:
-        feeds = self.evaluation.feeds(point)
+        feeds = self.evaluator.feeds(point)
         finite = replace(point, values="finite")
         findings = self._new_findings()
         reference = self.subject.models.reference
         try:
             with Asking() as usual:
-                self.evaluation.run_one(reference, self.evaluation.feeds(finite), finite)
+                self.evaluator.run_one(reference, self.evaluator.feeds(finite), finite)
             with Asking() as asking:
-                exact = self.evaluation.run_one(reference, feeds, point)
-            allowed = self.evaluation.run_yardsticks(self.runtimes, feeds, point)
+                exact = self.evaluator.run_one(reference, feeds, point)
+            allowed = self.evaluator.run_yardsticks(self.runtimes, feeds, point)
         except Exception as error:  # a model may raise any at numbers that it does not expect
             return NonFinite(f"PyTorch fails ({error})")
         is_expected = asking.count > usual.count
@@ -240,10 +240,10 @@ class Sweep:
         if unstable := self._unstable(feeds, judged, allowed_judged, point):
             return NonFinite(next(iter(unstable.values())))
         try:
-            found = self.evaluation.run(self.runtimes, feeds, point)
+            found = self.evaluator.run(self.runtimes, feeds, point)
             if difference := self._other_kind(exact, found, agreed, finite=True):
                 return NonFinite(f"{difference}, at {point}", is_expected)
-            self.evaluation.agreed = agreed  # from here on, results have no others
+            self.evaluator.agreed = agreed  # from here on, results have no others
             rest = {level: without(results, agreed) for level, results in found.items()}
             self._judge(findings, point, self.runtimes, feeds, rest, judged, allowed_judged)
         except IncomparableError:
@@ -268,16 +268,16 @@ class Sweep:
         The graphs are first, because their sessions need most memory, and the yardstick last, because its outputs are
         smaller than those of the reference. An error of PyTorch is reported all the same: it is the model's.
         """
-        feeds = self.evaluation.feeds(point)
+        feeds = self.evaluator.feeds(point)
         where = self.subject.stored.path
         failure = None
         try:
-            results = self.evaluation.run(runtimes, feeds, point)
+            results = self.evaluator.run(runtimes, feeds, point)
         except ParityError as error:
             failure = error
         with running(f"at {point}", where):
-            exact = self.evaluation.run_reference(feeds, point)
-            allowed = self.evaluation.run_yardsticks(runtimes, feeds, point)
+            exact = self.evaluator.run_reference(feeds, point)
+            allowed = self.evaluator.run_yardsticks(runtimes, feeds, point)
         if failure is not None:
             raise failure
         self._judge(self.findings, point, runtimes, feeds, results, exact, allowed)
@@ -334,7 +334,7 @@ class Sweep:
         """Evidence about the points at which levels, or positions of large outputs, were left out."""
         entries = []
         for point in self.points:
-            feeds = self.evaluation.feeds(point)
+            feeds = self.evaluator.feeds(point)
             facts: dict[str, Any] = {}
             if self.levels[point] != self._all_levels:
                 facts["levels"] = self.levels[point]
@@ -373,7 +373,7 @@ class Sweep:
             # A small point may hide where an error begins: with one token, only what reads the past is wrong.
             for point in (replace(typical, mean=worst.mean, deviation=worst.deviation), worst):
                 try:
-                    feeds = self.evaluation.feeds(point)
+                    feeds = self.evaluator.feeds(point)
                     modules = self.subject.module_errors(level, graph, feeds, point)
                 except Exception as problem:  # the comparison has failed in any case
                     return f"a module that cannot be named ({problem})"

@@ -20,7 +20,7 @@ from zoo.contract import Graph, KeyValues
 from zoo.errors import UsageError
 from zoo.exporters import Progress
 from zoo.probe.pipeline import decoder_inputs
-from zoo_export.publish.genai_check import NAME, Comparison, compare_tokens
+from zoo_export.publish.genai_check import NAME, GenaiComparison, compare_tokens
 from zoo_export.publish.graphs import declared_inputs
 from zoo_export.publish.standalone import copy_graphs
 from zoo_runtime import Session, load_session
@@ -47,7 +47,7 @@ class GenaiModel:
     """The files of a published model, and its comparison with onnxruntime-genai."""
 
     files: list[str]
-    comparison: Comparison
+    comparison: GenaiComparison
 
 
 def write_genai(

@@ -21,7 +21,7 @@ from zoo_export.publish.description import SAMPLES
 from zoo_runtime.onnx_runtime.executor import OnnxExecutor
 from zoo_runtime.onnx_runtime.providers import open_session
 
-__all__ = ["NAME", "Comparison", "compare_tokens"]
+__all__ = ["NAME", "GenaiComparison", "compare_tokens"]
 
 NAME = "onnxruntime-genai"
 _PROMPTS = (1, 5, 40)
@@ -33,7 +33,7 @@ _PLAIN = {
 
 
 @dataclass(frozen=True)
-class Comparison:
+class GenaiComparison:
     """The result of a comparison with onnxruntime-genai, or the reason why there is none."""
 
     reason: str | None = None
@@ -51,7 +51,7 @@ class Comparison:
         return f"compared with {NAME} {self.version}: same {self.tokens} tokens after {self.prompts} prompts"
 
 
-def compare_tokens(folder: Path, graph: Graph, dtype: str, evidence: Mapping[str, Any]) -> Comparison:
+def compare_tokens(folder: Path, graph: Graph, dtype: str, evidence: Mapping[str, Any]) -> GenaiComparison:
     """Load a model with onnxruntime-genai, if it is installed, and compare greedy tokens and the tokenizer.
 
     Args:
@@ -67,7 +67,7 @@ def compare_tokens(folder: Path, graph: Graph, dtype: str, evidence: Mapping[str
         import onnxruntime_genai as genai
     except ImportError as error:
         missing = isinstance(error, ModuleNotFoundError) and error.name == "onnxruntime_genai"
-        return Comparison("it is not installed" if missing else f"it does not load: {error}")
+        return GenaiComparison("it is not installed" if missing else f"it does not load: {error}")
     genai.disable_telemetry_events()
     config = load_json(folder / "genai_config.json")["model"]
     session = open_session(folder / config["decoder"]["filename"], provider="cpu", spin=False)
@@ -85,7 +85,7 @@ def compare_tokens(folder: Path, graph: Graph, dtype: str, evidence: Mapping[str
         problem = _tokenizer_problem(genai, model, folder)
     except (RuntimeError, ValueError) as error:
         raise ParityError(f"{NAME} {genai.__version__} cannot run the model ({error})", folder.name) from error
-    return Comparison(None, genai.__version__, prompts, compared, problem)
+    return GenaiComparison(None, genai.__version__, prompts, compared, problem)
 
 
 def _generate(genai: Any, model: Any, prompt: Sequence[int], new: int) -> list[int]:

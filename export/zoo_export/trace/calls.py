@@ -15,14 +15,14 @@ from torch import Tensor, nn
 
 from zoo.nn import LayerCache, LayerStates
 
-__all__ = ["Call", "UnfitError"]
+__all__ = ["ModuleCall", "UnfitError"]
 
 
 class UnfitError(Exception):
     """A module is unsuitable as a function."""
 
 
-class Call:
+class ModuleCall:
     """The arguments of a module call: named tensors, caches, and other values."""
 
     def __init__(self, module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:

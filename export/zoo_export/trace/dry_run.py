@@ -11,7 +11,7 @@ from torch.overrides import TorchFunctionMode
 
 from zoo.nn import GraphModule
 from zoo_export.trace.blocks import Block, CallOutput, CallSite, GraphInput, Outside, patched
-from zoo_export.trace.calls import Call, UnfitError
+from zoo_export.trace.calls import ModuleCall, UnfitError
 
 __all__ = ["DryRun"]
 
@@ -83,7 +83,7 @@ class DryRun:
         def run(*arguments: Any, **named: Any) -> Any:
             self._active.append(path)
             try:
-                call = Call(module, arguments, named)
+                call = ModuleCall(module, arguments, named)
                 self.signatures.setdefault(path, call.signature)
                 sources = [self._source(tensor) for tensor in call.tensors]
                 if block.first is None:
@@ -104,7 +104,7 @@ class DryRun:
 
         return run
 
-    def _lead(self, block: Block, path: str, call: Call, forward: Callable[..., Any]) -> None:
+    def _lead(self, block: Block, path: str, call: ModuleCall, forward: Callable[..., Any]) -> None:
         versions = [tensor._version for tensor in call.tensors]
         block.result = call.run(forward, call.tensors)
         if [tensor._version for tensor in call.tensors] != versions:

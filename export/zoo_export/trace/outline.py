@@ -33,7 +33,7 @@ from zoo_export.trace.blocks import (
     Outside,
     patched,
 )
-from zoo_export.trace.calls import Call
+from zoo_export.trace.calls import ModuleCall
 from zoo_export.trace.dry_run import DryRun
 from zoo_export.trace.structure import named_tensors, structure
 
@@ -182,7 +182,7 @@ class _Traced(GraphModule):
         def trace(*arguments: Any, **named: Any) -> Any:
             number, self._number = self._number, self._number + 1
             site = self._outline.calls[number]
-            call = Call(module, arguments, named)
+            call = ModuleCall(module, arguments, named)
             if site.path != path:
                 raise RuntimeError(f"{path} is called where the dry run called {site.path}")
             if number == block.first:

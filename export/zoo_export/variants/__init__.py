@@ -26,7 +26,7 @@ RECIPES: Mapping[str, str] = MappingProxyType(
         "web": _TRACED,
         "serving": "zoo_export.variants.serving.recipe:Serving",
         "generate": "zoo_export.variants.loop.recipe:Loop",
-        "adapters": "zoo_export.variants.adapters.recipe:Adapters",
+        "adapters": "zoo_export.variants.adapters.recipe:WithAdapters",
         "float16": _HALF,
         "bfloat16": _HALF,
         "int8": _QUANTIZED,

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 
 from zoo.artifact import ModelDirectory
 from zoo_export.export import export_variant
-from zoo_export.variants.adapters.recipe import Adapters
+from zoo_export.variants.adapters.recipe import WithAdapters
 
 SETTINGS = ("hidden_size=16", "num_heads=2", "num_layers=2", "max_seq_len=16")
 
@@ -51,7 +51,7 @@ def adapted_model(exported_build: Callable[..., Path]) -> Path:
     first = write_peft(base.parent / "first", base, every, rank=3, alpha=13, seed=1)
     few = ["blocks.0.mlp.up", "blocks.1.attention.query", "blocks.1.mlp.down"]
     second = write_peft(base.parent / "second", base, few, rank=5, alpha=31, seed=2)
-    export_variant(base, Adapters(adapters={"first": first, "second": second}, lora_files=True))
+    export_variant(base, WithAdapters(adapters={"first": first, "second": second}, lora_files=True))
     return base
 
 

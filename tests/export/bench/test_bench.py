@@ -23,7 +23,7 @@ from zoo.models import persist
 from zoo.probe.inputs import empty_past
 from zoo.registry import registry
 from zoo_export.bench import bench_model, torch_backend
-from zoo_export.bench.cases import Case, OnnxBackend, feeds_of, make_cases
+from zoo_export.bench.cases import BenchCase, OnnxBackend, feeds_of, make_cases
 from zoo_export.bench.limits import Reading, bytes_read, closed_form, necessary_flops, weight_bytes
 from zoo_export.bench.measure import check_outputs, in_turns
 from zoo_export.bench.plot import plot_bench
@@ -138,7 +138,7 @@ def test_outputs_are_compared_by_size_shape_and_finiteness() -> None:
 def test_repeated_decode_calls_use_the_same_token(exported_model: Exported) -> None:
     """Its logits equal those of one pass over all tokens by the session's executor."""
     with load_session(exported_model("gpt-tiny")) as session:
-        case = Case(session.graphs[0], "decode", 2, 6)
+        case = BenchCase(session.graphs[0], "decode", 2, 6)
         feeds = feeds_of(session, case)
         assert {name: value.shape for name, value in feeds.items()} == {"input_ids": (2, 7), "attention_mask": (2, 7)}
         call = OnnxBackend(session)(case, feeds)
@@ -168,12 +168,12 @@ def test_flops_equal_the_closed_form(settings: list[str]) -> None:
     """A model of several graphs has a closed form only for their sum."""
     gpt = registry().resolve("gpt-tiny", settings)
     for phase, batch, length in (("prefill", 1, 9), ("prefill", 3, 1), ("decode", 2, 30)):
-        case = Case(gpt.graphs[0], phase, batch, length)
+        case = BenchCase(gpt.graphs[0], phase, batch, length)
         assert closed_form(gpt, case) == torch_backend.count_flops(gpt, case)
     pair = registry().resolve("transformer-tiny")
     assert pair.cost is not None
     length = pair.config.max_seq_len
-    cases = [Case(pair.graphs[0], "encode", 1, length), Case(pair.graphs[1], "prefill", 1, length)]
+    cases = [BenchCase(pair.graphs[0], "encode", 1, length), BenchCase(pair.graphs[1], "prefill", 1, length)]
     assert closed_form(pair, cases[0]) is None
     # The encoder also projects the keys and values that the decoder attends to: each is counted once.
     assert sum(torch_backend.count_flops(pair, case) for case in cases) == length * pair.cost.flops
@@ -187,7 +187,7 @@ def test_unused_logits_are_not_counted(count: Any, batch: int) -> None:
     session: Any = SimpleNamespace(
         stored=SimpleNamespace(spec=gpt), sessions={"model": SimpleNamespace(get_inputs=lambda: inputs)}
     )
-    case = Case(gpt.graphs[0], "prefill", batch, 9)
+    case = BenchCase(gpt.graphs[0], "prefill", batch, 9)
     logits = 2 * gpt.config.hidden_size * gpt.config.vocab_size
     assert necessary_flops(session, case, count) == count(gpt, case) - batch * 8 * logits
     del inputs[1]
@@ -201,7 +201,7 @@ def test_logits_use_the_target_vocabulary() -> None:
     session: Any = SimpleNamespace(
         stored=SimpleNamespace(spec=pair), sessions={"decoder": SimpleNamespace(get_inputs=lambda: inputs)}
     )
-    case, count = Case(pair.graphs[1], "prefill", 1, 9), torch_backend.count_flops
+    case, count = BenchCase(pair.graphs[1], "prefill", 1, 9), torch_backend.count_flops
     logits = 2 * pair.config.hidden_size * 300
     assert necessary_flops(session, case, count) == count(pair, case) - 8 * logits
 
@@ -217,7 +217,7 @@ def test_bytes_count_weights_and_caches(exported_model: Exported) -> None:
         sizes = {
             length: bytes_read(session, case, feeds_of(session, case))
             for length in (3, 9)
-            for case in [Case(graph, "decode", 2, length)]
+            for case in [BenchCase(graph, "decode", 2, length)]
         }
     config = registry().resolve("gpt-tiny").config
     assert sizes[9] - sizes[3] == 2 * 6 * config.num_layers * 2 * config.hidden_size * 4

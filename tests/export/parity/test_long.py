@@ -76,7 +76,7 @@ def test_fault_at_a_long_input(large: Large) -> None:
     graph = subject.graphs[0]
     point = Point(1, subject.stored.spec.config.max_seq_len - 3, 3, "none")
     sweep = Sweep(subject)
-    kept = kept_positions(graph, graph.output_tensors()[0], sweep.evaluation.feeds(point), point)
+    kept = kept_positions(graph, graph.output_tensors()[0], sweep.evaluator.feeds(point), point)
     assert kept is not None
     places = kept.places.tolist()
     dropped = next(place for place in range(point.length) if place not in places)

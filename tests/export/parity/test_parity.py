@@ -28,7 +28,7 @@ from zoo.probe.inputs import Point, make_feeds
 from zoo.probe.module import TorchExecutor
 from zoo_export.parity.compare import compare
 from zoo_export.parity.greedy import greedy_agreement
-from zoo_export.parity.metrics import Distribution, sampled
+from zoo_export.parity.metrics import TokenDivergence, sampled
 from zoo_export.parity.report import Report
 
 Graph = onnx.GraphProto
@@ -692,7 +692,7 @@ def test_distributions() -> None:
     wanted = torch.randn(40, 30, generator=generator, dtype=torch.float64)
     found = wanted + 0.1 * torch.randn(40, 30, generator=generator, dtype=torch.float64)
     margin = 0.15
-    item = Distribution(EPSILON)
+    item = TokenDivergence(EPSILON)
     item.add(wanted.numpy(), wanted.float().numpy(), found.numpy(), margin)
     divergence = torch.nn.functional.kl_div(
         found.log_softmax(-1), wanted.log_softmax(-1), reduction="none", log_target=True
@@ -719,23 +719,23 @@ def test_better_token_among_the_ten_best_is_missed() -> None:
     logits = np.arange(20.0)[None]
     found = logits.copy()
     found[0, 12] = 0
-    item = Distribution(EPSILON)
+    item = TokenDivergence(EPSILON)
     item.add(logits, logits, found, 0.1)
     assert "ranks 1 of the ten best" in (item.failure() or "")
-    item = Distribution(EPSILON)
+    item = TokenDivergence(EPSILON)
     item.add(logits, logits, found, 3.0)
     assert item.missing == 0
 
 
 def test_divergence_that_is_not_a_number_fails() -> None:
     logits = np.zeros((1, 20))
-    item = Distribution(EPSILON)
+    item = TokenDivergence(EPSILON)
     item.add(logits, logits, np.full((1, 20), np.nan), 0.1)
     assert item.failure() is not None
 
 
 def test_other_token_without_a_near_tie_is_a_disagreement() -> None:
-    item = Distribution(EPSILON)
+    item = TokenDivergence(EPSILON)
     logits = np.array([[3.0, 2.0, 0.0], [3.0, 2.99, 0.0]])
     item.add(logits, logits, logits[:, [1, 0, 2]], 0.1)
     assert (item.disagreements, item.near_ties, item.overlap) == (1, 1, 1.0)

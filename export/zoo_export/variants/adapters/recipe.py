@@ -16,10 +16,10 @@ from zoo_export.variants.adapters.stack import FILE, Adapter, read_adapters, rea
 from zoo_export.variants.adapters.subject import AdaptedGraphs, compare_adapters
 from zoo_export.variants.base import Recipe
 
-__all__ = ["Adapters"]
+__all__ = ["WithAdapters"]
 
 
-class Adapters(Recipe[AdaptedGraphs]):
+class WithAdapters(Recipe[AdaptedGraphs]):
     """A model with low-rank adapters.
 
     Args:

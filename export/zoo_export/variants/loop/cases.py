@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from zoo.arrays import Array
 from zoo.probe.inputs import Padding
 
-__all__ = ["CASES", "Case", "GeneratedRow", "ModelRow"]
+__all__ = ["CASES", "GeneratedRow", "LoopCase", "ModelRow"]
 
 
 @dataclass(frozen=True)
-class Case:
+class LoopCase:
     """One call of the loop."""
 
     batch: int
@@ -28,14 +28,14 @@ class Case:
 
 
 CASES = (
-    Case(1, 7, "none"),
-    Case(2, 1, "none"),
-    Case(3, 7, "left"),
-    Case(3, 7, "right"),
-    Case(1, 5, "left", 1.0),
-    Case(3, 7, "left", 0.8),
-    Case(3, 7, "right", 1.5, 5),
-    Case(2, 4, "none", 1.0, 20, shared_noise=True),
+    LoopCase(1, 7, "none"),
+    LoopCase(2, 1, "none"),
+    LoopCase(3, 7, "left"),
+    LoopCase(3, 7, "right"),
+    LoopCase(1, 5, "left", 1.0),
+    LoopCase(3, 7, "left", 0.8),
+    LoopCase(3, 7, "right", 1.5, 5),
+    LoopCase(2, 4, "none", 1.0, 20, shared_noise=True),
 )
 
 
@@ -55,7 +55,7 @@ class GeneratedRow:
     where: str
     tokens: Array
     row: ModelRow
-    case: Case
+    case: LoopCase
     noise: Array | None
     python: Array | None
     """Tokens of the Python loop, where it was run."""

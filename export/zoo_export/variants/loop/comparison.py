@@ -39,7 +39,7 @@ from zoo_export.parity.greedy import greedy
 from zoo_export.parity.reference import SEED, Models
 from zoo_export.parity.report import Report
 from zoo_export.parity.subject import LEVELS
-from zoo_export.variants.loop.cases import CASES, Case, GeneratedRow, ModelRow
+from zoo_export.variants.loop.cases import CASES, GeneratedRow, LoopCase, ModelRow
 from zoo_export.variants.loop.judging import ended, judge_token
 from zoo_runtime.generation.loop import LOOP_OUTPUT, NO_END, SETTINGS, plan_loop, run_loop
 from zoo_runtime.onnx_runtime.executor import OnnxExecutor
@@ -165,7 +165,7 @@ class _LoopComparison:
 
     # Running.
 
-    def _feeds(self, case: Case) -> Arrays:
+    def _feeds(self, case: LoopCase) -> Arrays:
         """Return the loop's inputs that are inputs of the model."""
         length = max(1, min(case.length, self.longest - self.new))
         feeds = make_feeds(self.graphs, Point(case.batch, length, 0, case.padding), SEED, self.longest)
@@ -175,14 +175,14 @@ class _LoopComparison:
             for name in self.plan.inputs
         }
 
-    def _noise(self, case: Case) -> Array | None:
+    def _noise(self, case: LoopCase) -> Array | None:
         if not case.temperature:
             return None
         rng = np.random.default_rng([SEED, case.batch, case.length, case.top_k])
         return rng.random((1 if case.shared_noise else case.batch, self.new), np.float32)
 
     def _run_case(
-        self, session: ort.InferenceSession, case: Case, where: str, rows: dict[Any, ModelRow]
+        self, session: ort.InferenceSession, case: LoopCase, where: str, rows: dict[Any, ModelRow]
     ) -> Iterator[GeneratedRow]:
         feeds, noise = self._feeds(case), self._noise(case)
         generated = run_loop(
@@ -313,7 +313,7 @@ class _LoopComparison:
             return
         self.limit = self.longest
         length = self.longest - 2 if self.plan.start is None else 1
-        feeds = self._feeds(Case(1, 1, "none"))
+        feeds = self._feeds(LoopCase(1, 1, "none"))
         if self.plan.start is None:
             feeds |= {name: np.ones((1, length), np.int64) for name in (self.plan.ids, self.plan.mask) if name}
         generated = run_loop(session, feeds, self.longest + NEW, eos_token_id=NO_END)

@@ -46,7 +46,7 @@ from zoo.contract import Graph, TensorSpec
 from zoo.registry import ModelSpec
 from zoo_export.graph.metadata import EVIDENCE_KEY
 from zoo_export.graph.nodes import Nodes
-from zoo_export.variants.loop.parts import Parts
+from zoo_export.variants.loop.parts import GraphParts
 from zoo_export.variants.loop.sampling import choose_token, last_row
 from zoo_runtime.generation.loop import LOOP_OUTPUT, LoopPlan, plan_loop
 
@@ -75,7 +75,7 @@ class _Loop:
 
     def __init__(self, plan: LoopPlan, graphs: Mapping[str, ir.Model]) -> None:
         self.plan = plan
-        self.parts = Parts({graph.name: graphs[graph.name] for graph in (*plan.earlier, plan.decoder)})
+        self.parts = GraphParts({graph.name: graphs[graph.name] for graph in (*plan.earlier, plan.decoder)})
         self.inputs: dict[str, ir.Value] = {}
         self.values: dict[str, ir.Value] = {}
         """Values available in the main graph, by declared name."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from zoo.arrays import Array
-from zoo_export.variants.loop.cases import Case
+from zoo_export.variants.loop.cases import LoopCase
 from zoo_runtime.generation.loop import LARGEST_NOISE
 
 __all__ = ["ended", "judge_token"]
@@ -21,7 +21,7 @@ def ended(free: Array, end: int | Sequence[int]) -> Array:
     return filled[:, : int((~past).sum(1).max(initial=0))]
 
 
-def judge_token(logits: Array, token: int, noise: float | None, case: Case, reach: float) -> tuple[bool, bool]:
+def judge_token(logits: Array, token: int, noise: float | None, case: LoopCase, reach: float) -> tuple[bool, bool]:
     """Whether a token is a correct choice, and whether it is the only one, if each logit may move by ``reach``."""
     order = np.sort(logits)[::-1]
     if noise is None:

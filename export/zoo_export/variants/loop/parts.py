@@ -9,10 +9,10 @@ import onnx_ir as ir
 
 from zoo.contract import Graph
 
-__all__ = ["Parts"]
+__all__ = ["GraphParts"]
 
 
-class Parts:
+class GraphParts:
     """Copies of exported graphs, from which nodes are taken, and what these nodes need.
 
     Args:
