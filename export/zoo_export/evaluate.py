@@ -22,8 +22,8 @@ from zoo.contract import Graph, standard_fields
 from zoo.errors import ArtifactError, UsageError, ZooError, ZooWarning
 from zoo.models import persist
 from zoo.probe.inputs import empty_past
-from zoo.tokenizers.truncation import text_limit, trained_length
-from zoo.tokenizers.windows import LONGEST_WINDOW
+from zoo.tokenizers.long_texts.truncation import text_limit, trained_length
+from zoo.tokenizers.long_texts.windows import LONGEST_WINDOW
 from zoo.training.batches import evaluation_batches
 from zoo.training.cache import Facts
 from zoo.training.criterion import Criterion, Row, Sums

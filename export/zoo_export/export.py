@@ -214,7 +214,7 @@ def export_preset(spec: ModelSpec, directory: Path, *, options: Options = Option
         evidence = unverified("exported without weights", options) | attention_facts(spec, dtype, options)
         stage_graphs(stage, files, evidence_file, evidence)
         if spec.tokenizer is not None:
-            from zoo.tokenizers.given import write_given
+            from zoo.tokenizers.files.given import write_given
 
             write_given(spec.tokenizer, stage / TOKENIZER, standard_fields(spec.config).vocab_size)
         (stage / CARD).write_text(model_card(spec, dtype, None, parameter_count(spec)), encoding="utf-8")

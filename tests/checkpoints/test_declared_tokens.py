@@ -20,9 +20,9 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 import zoo as library
 from zoo.checkpoints.configuration import find_layout
 from zoo.errors import UsageError, ZooError
-from zoo.tokenizers.given import given_tokenizer, write_given
-from zoo.tokenizers.load import parse_tokenizer, read_tokenizer, tokenizer_json
-from zoo.tokenizers.settings import SettledTokenizer, settle
+from zoo.tokenizers.files.given import given_tokenizer, write_given
+from zoo.tokenizers.files.load import parse_tokenizer, read_tokenizer, tokenizer_json
+from zoo.tokenizers.files.settings import SettledTokenizer, settle
 from zoo.tokenizers.tokenizer import open_tokenizer
 
 SPACE = "\u2581"

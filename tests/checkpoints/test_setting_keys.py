@@ -17,9 +17,9 @@ from transformers.models.auto import tokenization_auto
 from tests.conftest import ROOT
 from zoo import plugins
 from zoo.checkpoints.configuration import find_layout
-from zoo.tokenizers.classes import CLASSES, GENERIC, class_of
-from zoo.tokenizers.declared import ROLES
-from zoo.tokenizers.keys import SETTINGS
+from zoo.tokenizers.files.classes import CLASSES, GENERIC, class_of
+from zoo.tokenizers.files.declared import ROLES
+from zoo.tokenizers.files.keys import SETTINGS
 
 LIBRARY = Path(transformers.__file__).parent
 SOURCES = ("tokenization_utils_base.py", "tokenization_utils_tokenizers.py", "models/auto/tokenization_auto.py")

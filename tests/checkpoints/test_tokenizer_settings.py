@@ -16,8 +16,8 @@ from tests.checkpoints.test_pieces import FIRST, SIZES, checkpoint
 from tests.tokenizers.test_tokenizer import SENTENCES, bert_files
 from zoo.checkpoints import export_checkpoint, import_checkpoint
 from zoo.errors import ArtifactError, UsageError
-from zoo.tokenizers.classes import CLASSES, GENERIC
-from zoo.tokenizers.segments import SEGMENTED, without_segments
+from zoo.tokenizers.files.classes import CLASSES, GENERIC
+from zoo.tokenizers.files.segments import SEGMENTED, without_segments
 
 TEXTS = [*SENTENCES, "Time Flies", "caf\u00e9 Caf\u00e9", "\u65e5\u672c", "a  time"]
 SPECIAL = ["<s>", "<pad>", "</s>", "<unk>", "<mask>", "<|endoftext|>"]

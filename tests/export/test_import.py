@@ -457,7 +457,7 @@ def test_minilm_configuration(exported_minilm: Path) -> None:
 
 @pytest.mark.slow
 def test_minilm_tokenizer_equals_bert(exported_minilm: Path) -> None:
-    from zoo.tokenizers.load import read_tokenizer
+    from zoo.tokenizers.files.load import read_tokenizer
 
     tokenizer = read_tokenizer(exported_minilm / "tokenizer.json")
     assert tokenizer.encode(SENTENCES[0], add_special_tokens=False).ids == [2051, 10029, 2066, 2019, 8612]

@@ -15,7 +15,7 @@ from tests.conftest import Result
 from tests.exported import sign_export
 from zoo.artifact import ModelDirectory
 from zoo.errors import ZooWarning
-from zoo.tokenizers.truncation import text_limit
+from zoo.tokenizers.long_texts.truncation import text_limit
 from zoo_runtime import load_session
 
 Zoo = Callable[..., Result]

@@ -14,7 +14,7 @@ from torch import Tensor
 
 import zoo as library
 from tests.conftest import Result
-from zoo.tokenizers.load import read_tokenizer
+from zoo.tokenizers.files.load import read_tokenizer
 from zoo_export.cli.evaluate import METRICS
 from zoo_export.scores import exact_match, token_f1
 

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from zoo.errors import ArtifactError
-from zoo.tokenizers.growth import _growth
+from zoo.tokenizers.files.growth import _growth
+from zoo.tokenizers.files.load import byte_tokenizer
 from zoo.tokenizers.library import guarded
-from zoo.tokenizers.load import byte_tokenizer
 from zoo.tokenizers.tokenizer import Tokenizer, open_tokenizer
 
 

@@ -17,7 +17,7 @@ from tokenizers import decoders, models
 
 from tests.runtime.test_speculation import opened
 from zoo.errors import MissingPackageError, UsageError
-from zoo.tokenizers.load import byte_tokenizer
+from zoo.tokenizers.files.load import byte_tokenizer
 from zoo.tokenizers.tokenizer import Tokenizer
 from zoo_runtime import Session
 from zoo_runtime.generation.constraints import Constraint

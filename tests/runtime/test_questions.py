@@ -20,7 +20,7 @@ from tests.conftest import ROOT
 from tests.exported import sign_export
 from zoo.checkpoints import import_checkpoint
 from zoo.errors import ArtifactError, UsageError
-from zoo.tokenizers.windows import windows
+from zoo.tokenizers.long_texts.windows import windows
 from zoo_runtime import Pair, Session, load_session
 from zoo_runtime.tasks.spans import best_spans
 

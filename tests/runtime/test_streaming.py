@@ -19,7 +19,7 @@ from tokenizers import Tokenizer, decoders, models
 from tests.exported import LIVELY
 from zoo.errors import UsageError
 from zoo.terminal import printable
-from zoo.tokenizers.load import byte_tokenizer
+from zoo.tokenizers.files.load import byte_tokenizer
 from zoo.tokenizers.stream import continuation
 from zoo_runtime import load_session
 from zoo_runtime.generation.text import GrowingText

@@ -18,7 +18,7 @@ from zoo import UsageError, load_tokenizer
 from zoo.artifact.provenance import Origin
 from zoo.checkpoints.importing import import_checkpoint
 from zoo.errors import ZooWarning
-from zoo.tokenizers.truncation import text_limit
+from zoo.tokenizers.long_texts.truncation import text_limit
 from zoo_runtime import Pair, load_session
 from zoo_runtime.running.text_runner import TextRunner
 

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers, trainers
 
-from zoo.tokenizers.bounds import longest_token
-from zoo.tokenizers.load import byte_level_tokenizer, byte_tokenizer
+from zoo.tokenizers.files.load import byte_level_tokenizer, byte_tokenizer
+from zoo.tokenizers.long_texts.bounds import longest_token
 
 
 def trained() -> Tokenizer:

@@ -13,9 +13,8 @@ import pytest
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from zoo.errors import ArtifactError
-from zoo.tokenizers import rendering
-from zoo.tokenizers.chat import ChatTemplate, read_chat_template
-from zoo.tokenizers.load import byte_tokenizer
+from zoo.tokenizers.chat import ChatTemplate, read_chat_template, rendering
+from zoo.tokenizers.files.load import byte_tokenizer
 
 TEMPLATES = {
     "header for each role": """\

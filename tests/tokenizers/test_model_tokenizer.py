@@ -23,8 +23,8 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 import zoo
 from zoo.checkpoints.importing import import_checkpoint
 from zoo.errors import ArtifactError, UsageError, ZooWarning
+from zoo.tokenizers.files.load import byte_tokenizer
 from zoo.tokenizers.inputs import TextInputs
-from zoo.tokenizers.load import byte_tokenizer
 from zoo_plugins.bert.config import BERTConfig
 from zoo_plugins.gpt.config import GPTConfig
 

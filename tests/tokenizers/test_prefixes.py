@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from zoo.tokenizers.load import bert_tokenizer, byte_level_tokenizer, byte_tokenizer
-from zoo.tokenizers.prefixes import TextPrefixes
+from zoo.tokenizers.files.load import bert_tokenizer, byte_level_tokenizer, byte_tokenizer
+from zoo.tokenizers.long_texts.prefixes import TextPrefixes
 from zoo.tokenizers.tokenizer import Tokenizer as ModelTokenizer
 
 TEXTS = ["the rain in Spain stays mainly in the plain, 1234 times.\n\n", "été 雨が降る 🙂🙂 don't", "     x  y  "] * 20

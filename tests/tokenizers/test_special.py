@@ -15,7 +15,7 @@ from tests.conftest import Result
 from zoo.artifact import ModelDirectory
 from zoo.errors import UsageError
 from zoo.registry import registry
-from zoo.tokenizers.load import read_tokenizer
+from zoo.tokenizers.files.load import read_tokenizer
 from zoo.tokenizers.special import fit, special_ids
 
 Zoo = Callable[..., Result]

@@ -19,7 +19,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from tokenizers.implementations import ByteLevelBPETokenizer
 
 from zoo import ArtifactError, UsageError
-from zoo.tokenizers.load import byte_tokenizer, find_tokenizer, read_tokenizer, write_tokenizer
+from zoo.tokenizers.files.load import byte_tokenizer, find_tokenizer, read_tokenizer, write_tokenizer
 
 SPECIAL = {"<pad>": 256, "<bos>": 257, "<eos>": 258, "<mask>": 259}
 BYTES = byte_tokenizer()

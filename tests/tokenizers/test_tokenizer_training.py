@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from zoo import ArtifactError, UsageError
-from zoo.tokenizers.load import tokenizer_json
+from zoo.tokenizers.files.load import tokenizer_json
 from zoo.tokenizers.train import KINDS, TextLines, special_tokens, train_tokenizer
 
 SYLLABLES = (["be", "ko", "Li", "du"], ["nu", "to", "xa", "ri"], ["m", "sa", "ped", "lo"], ["", "ng", "k", "va"])
@@ -54,7 +54,7 @@ def kind(request: pytest.FixtureRequest) -> str:
 SCRIPT = """
 import sys
 from pathlib import Path
-from zoo.tokenizers.load import tokenizer_json
+from zoo.tokenizers.files.load import tokenizer_json
 from zoo.tokenizers.train import TextLines, train_tokenizer
 lines = TextLines([Path(name) for name in sys.argv[3:]])
 tokenizer = train_tokenizer(lines, kind=sys.argv[1], vocab_size=int(sys.argv[2]))

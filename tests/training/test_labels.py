@@ -22,7 +22,7 @@ from zoo import plugins
 from zoo.config import Settings
 from zoo.errors import UsageError
 from zoo.registry import registry
-from zoo.tokenizers.load import byte_tokenizer
+from zoo.tokenizers.files.load import byte_tokenizer
 from zoo.tokenizers.tokenizer import Tokenizer as Reader
 from zoo.training.cache import Data, prepare
 from zoo.training.criterion import Criterion

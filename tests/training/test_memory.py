@@ -13,7 +13,7 @@ import pytest
 from tests.training.objectives.common import LENGTH, tokenizer
 from zoo import Tokenizer, create_model
 from zoo.config import Settings
-from zoo.tokenizers.load import read_tokenizer
+from zoo.tokenizers.files.load import read_tokenizer
 from zoo.training.objectives.causal import CausalLM
 from zoo.training.objectives.classification import TextClassification
 

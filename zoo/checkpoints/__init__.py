@@ -8,7 +8,7 @@ from zoo.checkpoints.layout import ACTIVATIONS, REQUIRED, Field, Layout
 from zoo.checkpoints.original import Comparison
 from zoo.checkpoints.rules import Rule
 from zoo.checkpoints.source import Checkpoint, SourceModule, SourceTensor
-from zoo.tokenizers.pieces import FAIRSEQ_TOKENS, PieceTokens
+from zoo.tokenizers.files.pieces import FAIRSEQ_TOKENS, PieceTokens
 
 __all__ = [
     "ACTIVATIONS",

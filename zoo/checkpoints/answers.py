@@ -29,10 +29,10 @@ from zoo.config import Config
 from zoo.contract import standard_fields
 from zoo.errors import ArtifactError, ParityError, UsageError
 from zoo.registry import ModelSpec
+from zoo.tokenizers.files.load import read_tokenizer
 from zoo.tokenizers.inputs import TextInputs
-from zoo.tokenizers.load import read_tokenizer
+from zoo.tokenizers.long_texts.truncation import text_limit
 from zoo.tokenizers.tokenizer import Tokenizer
-from zoo.tokenizers.truncation import text_limit
 
 __all__ = ["AnswerComparison", "ComparedAnswers"]
 

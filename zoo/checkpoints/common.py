@@ -15,7 +15,7 @@ from zoo.classes import ImageConfig
 from zoo.config import Config
 from zoo.contract import standard_fields
 from zoo.errors import ArtifactError, UsageError
-from zoo.tokenizers.load import read_tokenizer
+from zoo.tokenizers.files.load import read_tokenizer
 
 __all__ = [
     "RESAMPLING",

@@ -21,9 +21,9 @@ from zoo.checkpoints.tokens import CheckpointTokenizer
 from zoo.contract import standard_fields
 from zoo.reading import read_bytes
 from zoo.registry import ModelSpec
+from zoo.tokenizers.files.load import write_tokenizer
+from zoo.tokenizers.files.sentencepiece import MARIAN
 from zoo.tokenizers.inputs import segments_of
-from zoo.tokenizers.load import write_tokenizer
-from zoo.tokenizers.sentencepiece import MARIAN
 from zoo.tokenizers.surplus import Surplus, without_tokens
 
 __all__ = ["write_companions"]

@@ -20,7 +20,7 @@ from zoo.errors import UsageError, Wording
 
 if TYPE_CHECKING:
     from zoo.checkpoints.source import Checkpoint
-    from zoo.tokenizers.pieces import PieceTokens
+    from zoo.tokenizers.files.pieces import PieceTokens
 
 __all__ = ["ACTIVATIONS", "REQUIRED", "Field", "Layout"]
 

@@ -30,7 +30,7 @@ from zoo.artifact.weights import (
 from zoo.errors import ArtifactError
 from zoo.models.dtypes import STORED_DTYPES
 from zoo.reading import read_bytes
-from zoo.tokenizers.load import read_tokenizer
+from zoo.tokenizers.files.load import read_tokenizer
 
 __all__ = ["Checkpoint", "SourceModule", "SourceTensor", "source_tensors"]
 

@@ -13,11 +13,11 @@ from zoo.checkpoints.layout import Layout
 from zoo.checkpoints.sentences import lowers_texts
 from zoo.checkpoints.source import Checkpoint
 from zoo.errors import ArtifactError, UsageError, argument
-from zoo.tokenizers.load import find_tokenizer, read_tokenizer, tokenizer_json, write_tokenizer
-from zoo.tokenizers.pieces import pieces_tokenizer
-from zoo.tokenizers.segments import passes_segments, without_segments
-from zoo.tokenizers.sentencepiece import M2M100
-from zoo.tokenizers.settings import SettledTokenizer, settle
+from zoo.tokenizers.files.load import find_tokenizer, read_tokenizer, tokenizer_json, write_tokenizer
+from zoo.tokenizers.files.pieces import pieces_tokenizer
+from zoo.tokenizers.files.segments import passes_segments, without_segments
+from zoo.tokenizers.files.sentencepiece import M2M100
+from zoo.tokenizers.files.settings import SettledTokenizer, settle
 from zoo.tokenizers.surplus import Surplus, drop_surplus, find_surplus
 
 __all__ = ["CheckpointTokenizer"]

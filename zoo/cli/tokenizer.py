@@ -77,7 +77,7 @@ def train(
 ) -> None:
     """Train a tokenizer on the UTF-8 text of FILES. The same text gives the same file."""
     from zoo import storage
-    from zoo.tokenizers.load import tokenizer_json
+    from zoo.tokenizers.files.load import tokenizer_json
     from zoo.tokenizers.train import TextLines, special_tokens, train_tokenizer
 
     _check_output(output, files, force=force)
@@ -109,7 +109,7 @@ def _check_output(output: Path, inputs: tuple[Path, ...], *, force: bool) -> Non
     """Raise :class:`UsageError` unless ``output`` is free, or a tokenizer outside model directories and ``force``."""
     from zoo import storage
     from zoo.artifact.directory import listed_files
-    from zoo.tokenizers.load import is_tokenizer_json
+    from zoo.tokenizers.files.load import is_tokenizer_json
 
     if any(storage.is_same_file(path, output) for path in inputs):
         raise UsageError("input and output are the same file", f"--output {output}", "choose another name")
@@ -133,8 +133,8 @@ def encode(source: str, texts: tuple[str, ...], no_special: bool, as_json: bool)
     SOURCE is a model directory, a tokenizer file, its directory, or 'bytes'. The tokens are those that the model would
     read: texts for a sentence encoder are truncated to its maximum length.
     """
+    from zoo.tokenizers.long_texts.truncation import truncated_texts
     from zoo.tokenizers.tokenizer import open_tokenizer
-    from zoo.tokenizers.truncation import truncated_texts
 
     tokenizer = open_tokenizer(source, special_tokens=not no_special)
     encoded = [tokenizer.encode(text, where=f"text {number}") for number, text in enumerate(texts, 1)]

@@ -132,7 +132,7 @@ def adapt_directory(
         else:
             config = type(old.config).from_dict(before | new_values, source)
     if TOKENIZER in stored.files:
-        from zoo.tokenizers.load import read_tokenizer
+        from zoo.tokenizers.files.load import read_tokenizer
         from zoo.tokenizers.special import check_ids
 
         check_ids(config, read_tokenizer(stored.file(TOKENIZER)), stored.file(TOKENIZER), new_values)

@@ -175,8 +175,8 @@ def write_companions(
         if tokenizer is None or file not in TOKENIZER_FILES:
             (stage / file).write_bytes(content)
     if tokenizer is not None:
-        from zoo.tokenizers.given import write_given
-        from zoo.tokenizers.load import read_tokenizer
+        from zoo.tokenizers.files.given import write_given
+        from zoo.tokenizers.files.load import read_tokenizer
         from zoo.tokenizers.special import check_ids
 
         write_given(tokenizer, stage / TOKENIZER, standard_fields(spec.config).vocab_size)

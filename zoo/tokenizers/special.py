@@ -20,8 +20,8 @@ from zoo.artifact.weights import load_json
 from zoo.config import Config
 from zoo.errors import UsageError
 from zoo.registry import ModelSpec
-from zoo.tokenizers.given import given_tokenizer
-from zoo.tokenizers.load import require_ids, token_count
+from zoo.tokenizers.files.given import given_tokenizer
+from zoo.tokenizers.files.load import require_ids, token_count
 
 __all__ = ["Fit", "check_ids", "fit", "special_ids"]
 
@@ -63,7 +63,7 @@ def special_ids(backend: Tokenizer, settings: Mapping[str, Any] | None = None) -
         backend: the tokenizer.
         settings: the content of tokenizer_config.json, whose ``mask_token`` and so on take precedence.
 
-    >>> from zoo.tokenizers.load import byte_tokenizer
+    >>> from zoo.tokenizers.files.load import byte_tokenizer
     >>> special_ids(byte_tokenizer())
     {'mask': 259, 'eos': 258, 'bos': 257, 'pad': 256}
     """

@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from zoo.tokenizers.files.load import byte_tokenizer
 from zoo.tokenizers.library import description, guarded
-from zoo.tokenizers.load import byte_tokenizer
 
 __all__ = ["TokenBytes"]
 

@@ -18,17 +18,17 @@ from zoo.artifact import MANIFEST, TARGET_TOKENIZER, TOKENIZER, ModelDirectory
 from zoo.errors import ArtifactError, UsageError, Wording, ZooWarning
 from zoo.limits import TEXT_CHARACTERS
 from zoo.terminal import is_unicode
-from zoo.tokenizers.bounds import longest_token
 from zoo.tokenizers.chat import ChatTemplate, read_chat_template
-from zoo.tokenizers.given import given_tokenizer
+from zoo.tokenizers.files.given import given_tokenizer
+from zoo.tokenizers.files.load import read_tokenizer
 from zoo.tokenizers.inputs import Side, TextInputs, padded, require_tokens
 from zoo.tokenizers.library import description, guarded
-from zoo.tokenizers.load import read_tokenizer
-from zoo.tokenizers.prefixes import TextPrefixes
+from zoo.tokenizers.long_texts.bounds import longest_token
+from zoo.tokenizers.long_texts.prefixes import TextPrefixes
+from zoo.tokenizers.long_texts.truncation import text_limit, truncated_texts
+from zoo.tokenizers.long_texts.windows import token_windows
 from zoo.tokenizers.stream import TextStream, continuation
 from zoo.tokenizers.token_bytes import TokenBytes
-from zoo.tokenizers.truncation import text_limit, truncated_texts
-from zoo.tokenizers.windows import token_windows
 
 if TYPE_CHECKING:
     import tokenizers

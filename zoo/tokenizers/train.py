@@ -20,8 +20,8 @@ from zoo.limits import WORD_CHARACTERS
 from zoo.reading import lines
 from zoo.system import interruptible
 from zoo.terminal import is_unicode
-from zoo.tokenizers.load import END, bert_tokenizer, byte_level_tokenizer
-from zoo.tokenizers.sentencepiece import sentencepiece_proto, sentencepiece_tokenizer
+from zoo.tokenizers.files.load import END, bert_tokenizer, byte_level_tokenizer
+from zoo.tokenizers.files.sentencepiece import sentencepiece_proto, sentencepiece_tokenizer
 
 __all__ = ["KINDS", "TextLines", "special_tokens", "train_tokenizer"]
 

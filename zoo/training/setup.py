@@ -20,9 +20,9 @@ from zoo.models import create, persist
 from zoo.models.attachments import attachments
 from zoo.plugins import Plugin
 from zoo.registry import ModelSpec, load_reference, registry
-from zoo.tokenizers.given import given_tokenizer
+from zoo.tokenizers.files.given import given_tokenizer
+from zoo.tokenizers.files.load import parse_tokenizer, require_ids
 from zoo.tokenizers.library import guarded
-from zoo.tokenizers.load import parse_tokenizer, require_ids
 from zoo.tokenizers.special import Fit, fit
 from zoo.tokenizers.tokenizer import Tokenizer
 from zoo.training.cache import SHORTER, Data, Progress, prepare

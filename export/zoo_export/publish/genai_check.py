@@ -15,7 +15,7 @@ from zoo.artifact.weights import load_json
 from zoo.contract import Graph
 from zoo.errors import ParityError
 from zoo.probe.dtypes import numpy_dtype
-from zoo.tokenizers.load import read_tokenizer
+from zoo.tokenizers.files.load import read_tokenizer
 from zoo_export.parity.greedy import greedy
 from zoo_export.publish.description import SAMPLES
 from zoo_runtime.onnx_runtime.executor import OnnxExecutor

@@ -19,7 +19,7 @@ from zoo.contract import Graph, TensorSpec, dim_names, dim_size
 from zoo.errors import UsageError
 from zoo.exporters import Progress
 from zoo.tokenizers.inputs import TextInputs
-from zoo.tokenizers.truncation import text_limit
+from zoo.tokenizers.long_texts.truncation import text_limit
 from zoo_export.graph.static import fixed_sizes
 from zoo_export.publish.graphs import declared_inputs
 from zoo_export.publish.pbtxt import Block, Word, to_pbtxt

@@ -13,7 +13,7 @@ from zoo.artifact import PREFILL
 from zoo.contract import Graph
 from zoo.errors import ArtifactError, PluginError, UsageError, ZooError
 from zoo.plugins import ZooWarning
-from zoo.tokenizers.truncation import trained_length
+from zoo.tokenizers.long_texts.truncation import trained_length
 from zoo_runtime.onnx_runtime.adapters import number_of
 from zoo_runtime.running.batching import batches
 from zoo_runtime.running.context import Internals

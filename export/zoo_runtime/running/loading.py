@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 from zoo import system
 from zoo.artifact import ModelDirectory
 from zoo.errors import UsageError, nearest
-from zoo.tokenizers.truncation import text_limit
+from zoo.tokenizers.long_texts.truncation import text_limit
 from zoo_runtime.arguments import check_count, check_flag, check_path, check_text, check_texts
 from zoo_runtime.onnx_runtime.providers import Memory, Provider
 from zoo_runtime.running.choosing import check_export, chosen_provider, find_export

@@ -20,7 +20,7 @@ from zoo.errors import UsageError
 from zoo.plugins import ZooWarning
 from zoo.probe.pipeline import Arrays
 from zoo.tokenizers.inputs import TextInputs
-from zoo.tokenizers.truncation import text_limit
+from zoo.tokenizers.long_texts.truncation import text_limit
 from zoo_runtime.arguments import check_adapters, check_count, check_path, check_seconds
 from zoo_runtime.generation.stepper import Stepper
 from zoo_runtime.onnx_runtime.ort import ort

@@ -11,7 +11,7 @@ import numpy as np
 from zoo.contract import Graph, TensorSpec
 from zoo.errors import ArtifactError, UsageError, Wording
 from zoo.tokenizers.inputs import LongInputError, Side, TextInputs, require_tokens
-from zoo.tokenizers.truncation import trained_length, truncated_texts
+from zoo.tokenizers.long_texts.truncation import trained_length, truncated_texts
 from zoo_runtime.onnx_runtime.adapters import ADAPTER_IDS
 from zoo_runtime.running.context import Context, internals
 from zoo_runtime.running.inputs import Pair, are_ids, is_pair

@@ -13,8 +13,8 @@ import numpy as np
 from zoo.config import Settings
 from zoo.errors import ArtifactError, UsageError
 from zoo.tokenizers.inputs import LongInputError, require_tokens
-from zoo.tokenizers.truncation import trained_length
-from zoo.tokenizers.windows import LONGEST_WINDOW, token_windows
+from zoo.tokenizers.long_texts.truncation import trained_length
+from zoo.tokenizers.long_texts.windows import LONGEST_WINDOW, token_windows
 from zoo_runtime.running.context import Context
 from zoo_runtime.running.inputs import Answer, Pair, texts_of
 from zoo_runtime.running.text_runner import Tokens

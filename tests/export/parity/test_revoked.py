@@ -17,7 +17,7 @@ from zoo.contract import Graph
 from zoo.errors import IncomparableError, ParityError
 from zoo.probe.inputs import Feeds
 from zoo.probe.pipeline import Arrays
-from zoo.tokenizers import load
+from zoo.tokenizers.files import load
 from zoo_export.comparison import Comparison
 from zoo_export.variants.traced import Traced
 from zoo_export.verify import verify_model

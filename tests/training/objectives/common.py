@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 import zoo
 from tests.architectures.test_bert import make, transformers_twin
 from zoo.config import Settings
-from zoo.tokenizers.load import bert_tokenizer
+from zoo.tokenizers.files.load import bert_tokenizer
 from zoo.training.criterion import Batch, Criterion, Loss
 from zoo.training.data.examples import Example
 from zoo.training.data.order import generator

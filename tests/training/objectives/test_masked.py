@@ -30,7 +30,7 @@ from tests.training.objectives.common import (
     with_twin,
 )
 from zoo.checkpoints import import_checkpoint
-from zoo.tokenizers.load import byte_tokenizer
+from zoo.tokenizers.files.load import byte_tokenizer
 from zoo.training.data.order import generator
 from zoo.training.objectives.masked import MaskedLM, Pretraining
 from zoo.training.objectives.replaced import ReplacedTokenDetection

@@ -21,7 +21,7 @@ from tests.training.objectives.common import (
     trainer_of,
     with_twin,
 )
-from zoo.tokenizers.load import byte_tokenizer
+from zoo.tokenizers.files.load import byte_tokenizer
 from zoo.training.objectives.tokens import TokenClassification
 from zoo.training.options import TokenClassificationOptions
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from zoo.tokenizers.windows import token_windows
+from zoo.tokenizers.long_texts.windows import token_windows
 from zoo.training.criterion import Batch, Criterion, Loss, Row, is_list, wide
 from zoo.training.data.examples import Example
 

@@ -11,7 +11,7 @@ from tokenizers import AddedToken, Tokenizer, processors
 
 from zoo.errors import ArtifactError
 from zoo.reading import read_bytes
-from zoo.tokenizers.sentencepiece import convert, piece_scores, sentencepiece_proto
+from zoo.tokenizers.files.sentencepiece import convert, piece_scores, sentencepiece_proto
 
 __all__ = ["FAIRSEQ_TOKENS", "PieceTokens", "pieces_tokenizer"]
 

@@ -18,9 +18,16 @@ from zoo.artifact import MANIFEST, TOKENIZER, ModelDirectory
 from zoo.artifact.weights import load_json
 from zoo.errors import ArtifactError, UnreadableError, UsageError, ZooError
 from zoo.reading import check_plain, read_text
-from zoo.tokenizers.growth import check_growth
+from zoo.tokenizers.files.growth import check_growth
+from zoo.tokenizers.files.sentencepiece import (
+    KNOWN,
+    M2M100,
+    MARIAN,
+    m2m100_tokenizer,
+    marian_tokenizer,
+    sentencepiece_file,
+)
 from zoo.tokenizers.library import description, guarded
-from zoo.tokenizers.sentencepiece import KNOWN, M2M100, MARIAN, m2m100_tokenizer, marian_tokenizer, sentencepiece_file
 
 __all__ = [
     "BYTES",
@@ -122,7 +129,7 @@ def read_tokenizer(source: str | Path) -> Tokenizer:
     """Read a tokenizer.json, or convert a vocabulary; ``source`` is the file or its directory, or ``bytes``.
 
     Padding and truncation settings in the file are ignored: zoo pads and checks lengths itself. The files beside a
-    tokenizer.json are not read: see :func:`zoo.tokenizers.given.given_tokenizer`.
+    tokenizer.json are not read: see :func:`zoo.tokenizers.files.given.given_tokenizer`.
 
     Raises:
         ArtifactError: the tokenizer is missing, broken, or in an unknown format.

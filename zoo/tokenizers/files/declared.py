@@ -9,7 +9,7 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer
 
 from zoo.errors import ArtifactError
-from zoo.tokenizers.classes import TokenizerClass
+from zoo.tokenizers.files.classes import TokenizerClass
 
 __all__ = ["ROLES", "DeclaredTokens", "add_tokens", "read_declared"]
 

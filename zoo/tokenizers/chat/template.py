@@ -13,8 +13,8 @@ from zoo.artifact import CHAT_TEMPLATE, MANIFEST, TOKENIZER_CONFIG, ModelDirecto
 from zoo.artifact.weights import load_json
 from zoo.errors import ArtifactError, MissingPackageError
 from zoo.reading import read_text
-from zoo.tokenizers.declared import read_declared
-from zoo.tokenizers.rendering import TemplateFailure, render
+from zoo.tokenizers.chat.rendering import TemplateFailure, render
+from zoo.tokenizers.files.declared import read_declared
 
 __all__ = ["ChatTemplate", "read_chat_template"]
 

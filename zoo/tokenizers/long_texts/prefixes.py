@@ -10,8 +10,8 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from zoo.tokenizers.bounds import longest_token
 from zoo.tokenizers.library import description, guarded
+from zoo.tokenizers.long_texts.bounds import longest_token
 
 __all__ = ["TextPrefixes"]
 

@@ -13,12 +13,12 @@ from tokenizers import AddedToken, Tokenizer
 from zoo.artifact import TOKENIZER
 from zoo.artifact.weights import load_json
 from zoo.errors import ArtifactError, UsageError
-from zoo.tokenizers.classes import CLASSES, GENERIC, TokenizerClass, class_of, rebuilt
 from zoo.tokenizers.cleaning import remove_spaces
-from zoo.tokenizers.declared import DeclaredTokens, add_tokens, read_declared
-from zoo.tokenizers.keys import SETTINGS, check_keys
+from zoo.tokenizers.files.classes import CLASSES, GENERIC, TokenizerClass, class_of, rebuilt
+from zoo.tokenizers.files.declared import DeclaredTokens, add_tokens, read_declared
+from zoo.tokenizers.files.keys import SETTINGS, check_keys
+from zoo.tokenizers.files.load import read_tokenizer
 from zoo.tokenizers.library import description, guarded
-from zoo.tokenizers.load import read_tokenizer
 
 __all__ = ["BESIDE", "SettledTokenizer", "read_beside", "settle"]
 

@@ -1,4 +1,4 @@
-"""Chat templates rendered in a process of their own, which :mod:`zoo.tokenizers.sandbox` describes."""
+"""Chat templates rendered in a process of their own, which :mod:`zoo.tokenizers.chat.sandbox` describes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from zoo import system
 
 __all__ = ["TemplateFailure", "render"]
 
-_START = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); import zoo.tokenizers.sandbox as s; s.serve()"
+_START = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); import zoo.tokenizers.chat.sandbox as s; s.serve()"
 _SECONDS = 5.0
 """Limit on the processor time of a request. A published template takes a millisecond."""
 _PATIENCE = 60.0

@@ -11,9 +11,9 @@ from tokenizers import Tokenizer
 from zoo.artifact import CONFIG, MANIFEST, TOKENIZER
 from zoo.artifact.weights import load_json
 from zoo.errors import UsageError
-from zoo.tokenizers.declared import read_declared
-from zoo.tokenizers.load import BYTES, VOCABULARIES, find_tokenizer, read_tokenizer, write_tokenizer
-from zoo.tokenizers.settings import BESIDE, SettledTokenizer, read_beside, settle
+from zoo.tokenizers.files.declared import read_declared
+from zoo.tokenizers.files.load import BYTES, VOCABULARIES, find_tokenizer, read_tokenizer, write_tokenizer
+from zoo.tokenizers.files.settings import BESIDE, SettledTokenizer, read_beside, settle
 
 __all__ = ["given_tokenizer", "write_given"]
 

@@ -1,0 +1,1 @@
+"""Reading tokenizers: tokenizer.json, models of SentencePiece, and the settings in the files of a checkpoint."""

@@ -1,0 +1,1 @@
+"""Long texts: counted without encoding all of them, truncated, or divided into windows."""
