@@ -1,15 +1,14 @@
-"""Coverage of the conditions in a graph by the inputs at which it is compared.
+"""The outcomes of the conditions in a graph at the inputs of a point.
 
-A comparison shows nothing about a branch that no input takes. The runtime evaluates the conditions without the rest of
-the graph, so that many inputs can be tried to find some for every outcome. Floating-point inputs, such as a past, are
-random numbers.
+The runtime evaluates the conditions without the rest of the graph, so that many inputs can be tried to find some for
+every outcome. Floating-point inputs, such as a past, are random numbers.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +17,10 @@ import onnx_ir as ir
 from onnx_ir.passes import common as passes
 
 from zoo.arrays import Array
-from zoo.artifact import abridged
-from zoo.contract import Graph, Size, row_sizes, sizes_of
+from zoo.contract import Graph, row_sizes
 from zoo.errors import ArtifactError, StoppedError
 from zoo.probe.dtypes import dtype_of
-from zoo.probe.grid import CHEAP, ODD, PAST, WORK
-from zoo.probe.inputs import Feeds, Padding, Point, slice_feeds
+from zoo.probe.inputs import Feeds, Point, slice_feeds
 from zoo_export.coverage.bounds import Bounds
 from zoo_export.coverage.conditions import Condition, subgraphs, tap
 from zoo_export.graph.file import dump, load
@@ -34,16 +31,8 @@ from zoo_runtime.onnx_runtime.ort import ort
 from zoo_runtime.onnx_runtime.providers import open_session
 from zoo_runtime.onnx_runtime.values import run_session
 
-__all__ = ["FLOOR", "LARGEST_BATCH", "Conditions", "Coverage", "candidates", "many_lengths", "turning_points"]
+__all__ = ["Conditions", "Outcome"]
 
-FLOOR = 2 / 3
-"""Least share of the possible outcomes that must be seen, of conditions on ids, masks, positions and sizes."""
-_TOLERATED = 2
-"""Number of unseen outcomes that do not fail an export, however few others there are: a guard or two."""
-LARGEST_BATCH = 9
-"""Batches are tried up to this size: one more than a batch that special code for a few rows may expect."""
-_ALL_LENGTHS, _SPREAD = 64, 32
-"""Length up to which all lengths are compared where sizes are rounded, and number of longer ones."""
 _ROUNDING = {"Cast", "Ceil", "Floor", "Round"}
 _INDEXED = {"Gather", "GatherElements", "GatherND", "ScatterElements", "ScatterND"}
 _FEW = 4
@@ -203,140 +192,6 @@ def _kind_of_call(point: Point) -> str:
     if not point.past:
         return "first"
     return "step" if point.length == 1 else "later"
-
-
-class Coverage:
-    """The outcomes of all conditions that the compared points show.
-
-    Args:
-        conditions: the conditions of each graph.
-        feeds: makes the inputs of a point.
-        dtype: the dtype of floating-point inputs.
-        parameters: number of parameters, which tells at which points activations are cheap to compute.
-    """
-
-    def __init__(
-        self,
-        conditions: Sequence[Conditions],
-        feeds: Callable[[Point], Feeds],
-        dtype: np.dtype[Any],
-        parameters: int,
-    ) -> None:
-        self._conditions, self._feeds, self._dtype, self._parameters = conditions, feeds, dtype, parameters
-        self.seen: set[tuple[str, Outcome]] = set()
-
-    def at(self, point: Point) -> set[tuple[str, Outcome]]:
-        """Return the outcomes at a point."""
-        feeds, cheap = self._feeds(point), point.tokens * self._parameters <= CHEAP
-        return {
-            (item.graph.name, outcome)
-            for item in self._conditions
-            for outcome in item.outcomes(feeds, point, self._dtype, cheap=cheap)
-        }
-
-    def add(self, points: Iterable[Point], *, failures: bool = True) -> None:
-        """Add compared points, with or without failures of the graphs."""
-        for point in points:
-            self.seen |= {item for item in self.at(point) if failures or item[1][0] >= 0}
-
-    def extend(self, more: Iterable[Point]) -> Iterator[Point]:
-        """Yield those of the given points that show an outcome not seen before, and add them."""
-        for point in more:
-            new = self.at(point) - self.seen
-            if new:
-                self.seen |= new
-                yield point
-
-    def facts(self) -> dict[str, Any]:
-        """The entry for parity.json: the numbers of conditions and outcomes, and the outcomes that no input shows."""
-        facts: dict[str, Any] = {}
-        for item in self._conditions:
-            unseen = self._unseen(item, item.possible)
-            facts[item.graph.name] = {
-                "conditions": len(item.found),
-                "outcomes": len(item.possible),
-                "impossible": sum(len(condition.outcomes) for condition in item.found) - len(item.possible),
-                "unseen": unseen,
-            }
-        return facts
-
-    def failure(self) -> str | None:
-        """Return why the points show too few outcomes that depend on ids, masks, positions and sizes, or None."""
-        failed = {graph for graph, (number, _, _) in self.seen if number < 0}
-        for item in self._conditions:
-            if item.graph.name in failed:
-                continue  # the comparison tells why
-            steered = [(number, word) for number, word in item.possible if number not in item.heavy | item.closed]
-            unseen = self._unseen(item, steered)
-            if len(unseen) > max(_TOLERATED, len(steered) * (1 - FLOOR)):
-                return (
-                    f"the inputs of the comparison show only {len(steered) - len(unseen)} of {len(steered)} outcomes "
-                    f"of conditions in the graph {item.graph.name}, not {abridged(unseen)}"
-                )
-        return None
-
-    def _unseen(self, item: Conditions, outcomes: Iterable[tuple[int, str]]) -> list[str]:
-        seen = {(number, word) for graph, (number, word, _) in self.seen if graph == item.graph.name}
-        return [f"{item.found[number]}: {word}" for number, word in outcomes if (number, word) not in seen]
-
-
-def turning_points(graphs: Sequence[Graph], longest: int, constants: Iterable[int]) -> list[Point]:
-    """Return points at which a length or a past is a constant of the graphs or next to one, small ones first.
-
-    All batches up to ``LARGEST_BATCH`` are tried.
-    """
-    near = sorted({value + change for value in constants for change in (-1, 0, 1)})
-    few, has_past = min(ODD, longest), any(graph.pasts for graph in graphs)
-    points = [Point(batch, few, 0, "none") for batch in range(1, LARGEST_BATCH + 1)]
-    points += [Point(2, length, 0, "none") for length in near if 1 <= length <= longest]
-    if has_past:
-        past = min(PAST, longest - 1)
-        points += [Point(batch, min(2, longest - past), past, "none") for batch in range(1, LARGEST_BATCH + 1)]
-        points += [
-            Point(2, min(length, longest - past), past, "none")
-            for past in near
-            if 1 <= past < longest
-            for length in (1, 2)
-        ]
-    allowed = sizes_of(graphs).get("sequence", Size())
-    points = [replace(point, length=allowed.nearest(point.length)) for point in points]
-    return sorted(dict.fromkeys(points), key=lambda point: point.tokens)
-
-
-def candidates(graphs: Sequence[Graph], longest: int, constants: Iterable[int]) -> list[Point]:
-    """Return points of many sizes, cheap ones first: around the constants of the graphs and up to the longest input."""
-    near = {value + change for value in constants for change in (0, 1) if value < longest}
-    lengths = sorted(size for size in {1, 2, 3, 17, longest // 2, longest - 1, longest, *near} if 1 <= size <= longest)
-    allowed = sizes_of(graphs).get("sequence", Size())
-    lengths = sorted({allowed.nearest(size) for size in lengths})
-    has_mask = any(tensor.is_mask for graph in graphs for tensor in graph.input_tensors())
-    pasts = sorted({0, 1, *(size for size in lengths if size < longest)}) if any(g.pasts for g in graphs) else [0]
-    paddings: tuple[Padding, ...] = ("none", "left", "right") if has_mask else ("none",)
-    points = [
-        Point(batch, length, past, padding)
-        for batch in (1, 2, 7)
-        for length in lengths
-        for past in pasts
-        if length + past <= longest and (past == 0 or length <= 3)
-        for padding in paddings
-    ]
-    return sorted(points, key=lambda point: point.tokens)
-
-
-def many_lengths(graphs: Sequence[Graph], longest: int, parameters: int, *, batch: int = 1) -> list[Point]:
-    """Return points of all lengths up to 64 and of others up to the longest, short ones first, as far as ``WORK``.
-
-    Graphs with a past read the same number of tokens in two calls, too, of which the second has one token.
-    """
-    allowed = sizes_of(graphs).get("sequence", Size())
-    spread = np.linspace(_ALL_LENGTHS, longest, _SPREAD + 1).astype(int).tolist()
-    lengths = {allowed.nearest(min(size, longest)) for size in (*range(1, _ALL_LENGTHS + 1), *spread)}
-    points = [Point(batch, length, 0, "none") for length in sorted(lengths)]
-    if any(graph.pasts for graph in graphs):
-        points += [Point(batch, 1, length - 1, "none") for length in sorted(lengths) if length > 1]
-    points.sort(key=lambda point: point.tokens)
-    work = np.cumsum([point.tokens * parameters for point in points])
-    return [point for point, total in zip(points, work, strict=True) if total <= WORK]
 
 
 def _becomes_float(graph: ir.Graph, name: str) -> bool:

@@ -10,7 +10,9 @@ from zoo.contract import rows_of
 from zoo.errors import ParityError
 from zoo.probe.grid import CHEAP, at_non_finite, at_powers
 from zoo.probe.inputs import Point
-from zoo_export.coverage.outcomes import Conditions, Coverage, candidates, many_lengths, turning_points
+from zoo_export.coverage.coverage import Coverage
+from zoo_export.coverage.outcomes import Conditions
+from zoo_export.coverage.points import candidates, many_lengths, turning_points
 from zoo_export.parity.evaluation import Evaluator
 from zoo_export.parity.memory import fits
 from zoo_export.parity.points import smallest_points

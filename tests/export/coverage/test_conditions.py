@@ -11,7 +11,8 @@ import pytest
 
 from zoo import Graph, StoppedError, floats, token_ids
 from zoo.probe.inputs import Point
-from zoo_export.coverage.outcomes import Conditions, Coverage
+from zoo_export.coverage.coverage import Coverage
+from zoo_export.coverage.outcomes import Conditions
 from zoo_runtime.onnx_runtime.stopping import Call
 
 DECLARED = Graph(inputs=(token_ids("input_ids", 100),), outputs=(floats("y", "batch", "sequence"),))

@@ -18,7 +18,8 @@ from zoo.artifact.card import model_card
 from zoo.errors import ArtifactError
 from zoo.probe.grid import make_grid
 from zoo.probe.inputs import Point, make_feeds
-from zoo_export.coverage.outcomes import LARGEST_BATCH, Conditions, turning_points
+from zoo_export.coverage.outcomes import Conditions
+from zoo_export.coverage.points import LARGEST_BATCH, turning_points
 from zoo_export.graph.file import parse, serialize
 from zoo_export.parity.subject import OnnxSubject
 from zoo_export.parity.sweep import Sweep

@@ -15,7 +15,7 @@ from zoo.contract import Graph, floats, mask, token_ids
 from zoo.probe.grid import MAGNITUDES, at_magnitudes
 from zoo.probe.inputs import Point, make_feeds
 from zoo.registry import registry
-from zoo_export.coverage.outcomes import many_lengths
+from zoo_export.coverage.points import many_lengths
 
 LEVELS = {"off", "all", "perturbed"}
 FEATURES = Graph(
