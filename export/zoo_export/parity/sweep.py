@@ -2,40 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from zoo.errors import IncomparableError, ParityError
 from zoo.exporters import Progress
 from zoo.models import create
 from zoo.probe.grid import CHEAP, at_magnitudes, at_non_finite, is_long, make_grid
-from zoo.probe.inputs import Feeds, Point
+from zoo.probe.inputs import Point
 from zoo.probe.module import fixed_values
 from zoo.probe.pipeline import Executor
 from zoo.probe.positions import kept_positions
 from zoo.system import release_large_blocks, release_memory
 from zoo_export.comparison import Comparison
-from zoo_export.parity.ahead import Results, size_of
 from zoo_export.parity.covering import cover
-from zoo_export.parity.evaluation import Allowed, Evaluator
+from zoo_export.parity.evaluation import Evaluator
 from zoo_export.parity.greedy import greedy_agreement, greedy_tokens
+from zoo_export.parity.judging import Judging
 from zoo_export.parity.laws import special_ids
 from zoo_export.parity.magnitudes import Magnitude
 from zoo_export.parity.memory import fits, longest_input
-from zoo_export.parity.nonfinite import Agreed, Asking, NonFinite, masks, other_kind, without
+from zoo_export.parity.nonfinite import NonFinite
 from zoo_export.parity.points import in_order, longer_points, smallest_points, typical_point
 from zoo_export.parity.reference import SEED
-from zoo_export.parity.rule import WIDE, Findings
+from zoo_export.parity.rule import Findings
 from zoo_export.parity.running import running
-from zoo_export.parity.settle import Settling
 from zoo_export.parity.subject import FAINT, Subject
 
 __all__ = ["Sweep"]
-
-_FRAGMENTS = 2**22
-"""Bytes of outputs from which freed memory is returned to the system between two points."""
 
 
 class Sweep:
@@ -55,10 +50,10 @@ class Sweep:
         self.parameters = create.count_parameters(subject.models.yardstick.model)
         special = special_ids(subject.stored.spec, fixed_values(subject.models.yardstick.model))
         self.evaluator = Evaluator(subject, self.longest, self.parameters, special)
-        self._settling = Settling(self.evaluator)
+        self._judging = Judging(self.evaluator)
         self.runtimes: Mapping[str, Executor] = subject.open()
         self._all_levels = list(self.runtimes)
-        self.findings = self._new_findings()
+        self.findings = self._judging.new_findings()
         self.magnitudes: dict[Point, Magnitude] = {}
         """Comparisons with floating-point inputs of other magnitudes."""
         self.non_finite: dict[Point, NonFinite] = {}
@@ -76,16 +71,6 @@ class Sweep:
         """Evidence about each graph, apart from its errors."""
         self.left_out = 0
         """Number of points of the grid that were not compared."""
-
-    def _new_findings(self) -> Findings:
-        subject = self.subject
-        return Findings(
-            subject.graphs,
-            subject.labels,
-            subject.models.epsilon,
-            subject.coarse,
-            discontinuous=bool(subject.stored.spec.architecture.discontinuous),
-        )
 
     def run(self, comparison: Comparison = Comparison()) -> None:
         """Compare at every point of the grid and at magnitudes, then greedily decoded text and perturbed weights.
@@ -199,128 +184,18 @@ class Sweep:
         Levels at which PyTorch itself fails or is inaccurate are left out.
         """
         for point in at_magnitudes(self.subject.graphs, smallest_points(points)[0]):
-            magnitude = self.magnitudes.setdefault(point, Magnitude(self._new_findings()))
-            feeds = self.evaluator.feeds(point)
-            try:
-                exact = self.evaluator.run_reference(feeds, point)
-                allowed = self.evaluator.run_yardsticks(runtimes, feeds, point)
-            except Exception as error:  # a model may raise any at numbers that it does not expect
-                magnitude.left_out |= dict.fromkeys(runtimes, f"PyTorch fails ({error})")
-                continue
-            magnitude.left_out |= self._unstable(feeds, exact, allowed, point)
-            stable = {level: runtimes[level] for level in runtimes if level not in magnitude.left_out}
-            self._judge(
-                magnitude.findings, point, stable, feeds, self.evaluator.run(stable, feeds, point), exact, allowed
-            )
+            magnitude = self.magnitudes.setdefault(point, Magnitude(self._judging.new_findings()))
+            self._judging.compare_magnitude(magnitude, point, runtimes)
 
     def compare_non_finite(self, points: Sequence[Point]) -> None:
         """Compare inputs that are NaN and inputs that are infinite at the smallest point, on the stored weights."""
         for point in at_non_finite(self.subject.graphs, smallest_points(points)[0], self.subject.fixed):
             if fits(self.subject.graphs, point):
-                self.non_finite[point] = self._compare_non_finite(point)
-                self.evaluator.agreed = None
-
-    def _compare_non_finite(self, point: Point) -> NonFinite:
-        feeds = self.evaluator.feeds(point)
-        finite = replace(point, values="finite")
-        findings = self._new_findings()
-        reference = self.subject.models.reference
-        try:
-            with Asking() as usual:
-                self.evaluator.run_one(reference, self.evaluator.feeds(finite), finite)
-            with Asking() as asking:
-                exact = self.evaluator.run_one(reference, feeds, point)
-            allowed = self.evaluator.run_yardsticks(self.runtimes, feeds, point)
-        except Exception as error:  # a model may raise any at numbers that it does not expect
-            return NonFinite(f"PyTorch fails ({error})")
-        is_expected = asking.count > usual.count
-        agreed = masks(exact, {level: outputs for levels, outputs in allowed for level in levels})
-        judged = without(exact, agreed)
-        allowed_judged = [(levels, without(outputs, agreed)) for levels, outputs in allowed]
-        if unstable := self._unstable(feeds, judged, allowed_judged, point):
-            return NonFinite(next(iter(unstable.values())))
-        try:
-            found = self.evaluator.run(self.runtimes, feeds, point)
-            if difference := self._other_kind(exact, found, agreed, finite=True):
-                return NonFinite(f"{difference}, at {point}", is_expected)
-            self.evaluator.agreed = agreed  # from here on, results have no others
-            rest = {level: without(results, agreed) for level, results in found.items()}
-            self._judge(findings, point, self.runtimes, feeds, rest, judged, allowed_judged)
-        except IncomparableError:
-            raise
-        except ParityError as error:
-            return NonFinite(str(error), is_expected)
-        if failures := findings.failures():
-            return NonFinite(failures[0], is_expected)
-        difference = self._other_kind(exact, found, agreed, finite=False)
-        return NonFinite(difference and f"{difference}, at {point}")
-
-    def _other_kind(self, exact: Results, found: Mapping[str, Results], agreed: Agreed, *, finite: bool) -> str | None:
-        """Describe the first difference of kind, with its level, or return None."""
-        for level, results in found.items():
-            if (difference := other_kind(exact, results, agreed, finite=finite)) is not None:
-                return f"{difference}, {self.subject.labels[level]}"
-        return None
+                self.non_finite[point] = self._judging.compare_non_finite(point, self.runtimes)
 
     def compare_at(self, point: Point, runtimes: Mapping[str, Executor]) -> None:
-        """Compare executors, by level, at one point.
-
-        The graphs are first, because their sessions need most memory, and the yardstick last, because its outputs are
-        smaller than those of the reference. An error of PyTorch is reported all the same: it is the model's.
-        """
-        feeds = self.evaluator.feeds(point)
-        where = self.subject.stored.path
-        failure = None
-        try:
-            results = self.evaluator.run(runtimes, feeds, point)
-        except ParityError as error:
-            failure = error
-        with running(f"at {point}", where):
-            exact = self.evaluator.run_reference(feeds, point)
-            allowed = self.evaluator.run_yardsticks(runtimes, feeds, point)
-        if failure is not None:
-            raise failure
-        self._judge(self.findings, point, runtimes, feeds, results, exact, allowed)
-
-    def _unstable(self, feeds: Feeds, exact: Results, allowed: Iterable[Allowed], point: Point) -> dict[str, str]:
-        """Return the levels at which PyTorch itself breaks the rule, and how."""
-        findings = self._new_findings()
-        for levels, outputs in allowed:
-            for level in levels:
-                findings.add_torch(level, exact, outputs, feeds, point)
-                findings.add(level, exact, outputs, feeds, point)
-        return {
-            level: f"{name} of {graph} {failure}"
-            for (level, graph, name), errors in findings.errors.items()
-            if (failure := errors.failure())
-        }
-
-    def _judge(
-        self,
-        findings: Findings,
-        point: Point,
-        runtimes: Mapping[str, Executor],
-        feeds: Feeds,
-        found: Mapping[str, Results],
-        exact: Results,
-        allowed: Iterable[Allowed],
-    ) -> None:
-        """Compare the results of executors, by level, with those of PyTorch at one point, and add the errors."""
-        with running(f"at {point}", self.subject.stored.path):
-            torch = {level: outputs for levels, outputs in allowed for level in levels if level in runtimes}
-            for level, outputs in torch.items():
-                findings.add_torch(level, exact, outputs, feeds, point)
-            for level, results in found.items():
-                findings.add(level, exact, results, feeds, point)
-            self._settling.by_rounding(findings, findings.errors, runtimes, exact, feeds, point)
-            self._settling.by_constants(findings, findings.errors, runtimes, exact, feeds, point)
-            self._settling.by_rounding(findings, findings.jumping(), runtimes, exact, feeds, point, bits=WIDE)
-            for level, results in found.items():
-                findings.add_distributions(level, exact, torch[level], results, feeds, point)
-            self._settling.by_rounding(findings, findings.distributions, runtimes, exact, feeds, point)
-            self._settling.by_constants(findings, findings.distributions, runtimes, exact, feeds, point)
-        if size_of(exact) > _FRAGMENTS:
-            release_memory()
+        """Compare executors, by level, at one point."""
+        self._judging.compare(self.findings, point, runtimes)
 
     def facts(self) -> dict[str, Any]:
         """Evidence about the points that were compared."""
