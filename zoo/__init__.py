@@ -40,7 +40,8 @@ if TYPE_CHECKING:
     from zoo.models.adapt import adapt
     from zoo.models.create import list_models
     from zoo.models.persist import load, save
-    from zoo.tokenizers.tokenizer import Tokenizer, load_tokenizer
+    from zoo.tokenizers.loading import load_tokenizer
+    from zoo.tokenizers.tokenizer import Tokenizer
 
 __all__ = [
     "ZOO_API",
@@ -117,7 +118,8 @@ _NAMES = {
     "zoo.models.adapt": ("adapt",),
     "zoo.models.create": ("list_models",),
     "zoo.models.persist": ("load", "save"),
-    "zoo.tokenizers.tokenizer": ("Tokenizer", "load_tokenizer"),
+    "zoo.tokenizers.loading": ("load_tokenizer",),
+    "zoo.tokenizers.tokenizer": ("Tokenizer",),
 }  # fmt: skip
 """The public names of each module."""
 _HOMES = {name: module for module, names in _NAMES.items() for name in names}

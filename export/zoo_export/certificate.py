@@ -29,7 +29,7 @@ from zoo.probe.grid import longest_length
 from zoo.probe.inputs import Feeds, Point, make_feeds
 from zoo.probe.pipeline import Executor, run_pipeline, token_input
 from zoo.reading import read_bytes
-from zoo.tokenizers.tokenizer import load_tokenizer
+from zoo.tokenizers.loading import load_tokenizer
 from zoo_export.parity.metrics import divergences
 from zoo_runtime.generation.choices import log_softmax
 

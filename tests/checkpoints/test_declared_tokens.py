@@ -23,7 +23,7 @@ from zoo.errors import UsageError, ZooError
 from zoo.tokenizers.files.given import given_tokenizer, write_given
 from zoo.tokenizers.files.load import parse_tokenizer, read_tokenizer, tokenizer_json
 from zoo.tokenizers.files.settings import SettledTokenizer, settle
-from zoo.tokenizers.tokenizer import open_tokenizer
+from zoo.tokenizers.loading import open_tokenizer
 
 SPACE = "\u2581"
 CORPUS = ["Hello world, it's a caf\u00e9: don't stop.", "the tea is hot, and the cup was empty", "abc ABC 123 aA a b c"]

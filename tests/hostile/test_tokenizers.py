@@ -16,7 +16,8 @@ from zoo.errors import ArtifactError
 from zoo.tokenizers.files.growth import _growth
 from zoo.tokenizers.files.load import byte_tokenizer
 from zoo.tokenizers.library import guarded
-from zoo.tokenizers.tokenizer import Tokenizer, open_tokenizer
+from zoo.tokenizers.loading import open_tokenizer
+from zoo.tokenizers.tokenizer import Tokenizer
 
 
 def saved(path: Path, **parts: object) -> Path:

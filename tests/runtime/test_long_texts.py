@@ -9,7 +9,7 @@ import pytest
 
 from zoo.errors import ArtifactError
 from zoo.tokenizers.inputs import LongInputError
-from zoo.tokenizers.tokenizer import load_tokenizer
+from zoo.tokenizers.loading import load_tokenizer
 from zoo_runtime import load_session
 
 Exported = Callable[..., Path]

@@ -133,8 +133,8 @@ def encode(source: str, texts: tuple[str, ...], no_special: bool, as_json: bool)
     SOURCE is a model directory, a tokenizer file, its directory, or 'bytes'. The tokens are those that the model would
     read: texts for a sentence encoder are truncated to its maximum length.
     """
+    from zoo.tokenizers.loading import open_tokenizer
     from zoo.tokenizers.long_texts.truncation import truncated_texts
-    from zoo.tokenizers.tokenizer import open_tokenizer
 
     tokenizer = open_tokenizer(source, special_tokens=not no_special)
     encoded = [tokenizer.encode(text, where=f"text {number}") for number, text in enumerate(texts, 1)]
@@ -161,7 +161,7 @@ def decode(source: str, ids: str, as_json: bool) -> None:
     SOURCE is a model directory, a tokenizer file, its directory, or 'bytes'.
     """
     numbers = parse_ids(ids, "IDS")
-    from zoo.tokenizers.tokenizer import open_tokenizer
+    from zoo.tokenizers.loading import open_tokenizer
 
     tokenizer = open_tokenizer(source)
     vocabulary = set(tokenizer.backend.get_vocab().values())

@@ -24,7 +24,7 @@ from zoo.plots.stored import as_floats
 from zoo.probe.inputs import Point, make_feeds
 from zoo.probe.module import TorchExecutor
 from zoo.probe.pipeline import run_pipeline, token_input
-from zoo.tokenizers.tokenizer import load_tokenizer
+from zoo.tokenizers.loading import load_tokenizer
 
 __all__ = ["memory"]
 

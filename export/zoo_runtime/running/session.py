@@ -121,7 +121,7 @@ class Session:
         """The tokenizer, which does not truncate, or None if inputs are token ids."""
         if self._tokenizer_file is None and TOKENIZER not in self.stored.files:
             return None
-        from zoo.tokenizers.tokenizer import model_tokenizer
+        from zoo.tokenizers.loading import model_tokenizer
 
         inputs = TextInputs(self.graphs, self.config, self.path)
         return model_tokenizer(self.stored, inputs, self._tokenizer_file, special_tokens=self.special_tokens)

@@ -16,7 +16,7 @@ from zoo.errors import ArtifactError, MissingPackageError, UsageError, ZooError,
 from zoo.reading import read_bytes
 from zoo.tokenizers.chat import ChatTemplate, read_chat_template
 from zoo.tokenizers.inputs import TextInputs
-from zoo.tokenizers.tokenizer import model_tokenizer
+from zoo.tokenizers.loading import model_tokenizer
 from zoo_runtime.running.loading import load_session
 from zoo_runtime.running.runner import Runner
 from zoo_runtime.running.session import Session
