@@ -362,7 +362,7 @@ def test_library_may_catch_errors_of_tracing(monkeypatch: pytest.MonkeyPatch, tm
     )
     exec(compile(code, str(tmp_path / "cachelib.py"), "exec"), vars(library))
     monkeypatch.setitem(sys.modules, "cachelib", library)
-    monkeypatch.setattr("zoo_export.trace.guards.packages_distributions", lambda: {"cachelib": ["zoo-cachelib"]})
+    monkeypatch.setattr("zoo_export.trace.size_uses.packages_distributions", lambda: {"cachelib": ["zoo-cachelib"]})
     traced(Model(library.double).eval(), monkeypatch, GRAPH)
 
 
@@ -398,6 +398,6 @@ def test_library_is_told_that_it_is_traced(monkeypatch: pytest.MonkeyPatch, tmp_
     code += "def double(x):\n    told.append(is_compiling())\n    return 2 * x"
     exec(compile(code, str(tmp_path / "asklib.py"), "exec"), vars(library))
     monkeypatch.setitem(sys.modules, "asklib", library)
-    monkeypatch.setattr("zoo_export.trace.guards.packages_distributions", lambda: {"asklib": ["zoo-asklib"]})
+    monkeypatch.setattr("zoo_export.trace.size_uses.packages_distributions", lambda: {"asklib": ["zoo-asklib"]})
     traced(Model(library.double).eval(), monkeypatch, GRAPH)
     assert library.told[-1]
