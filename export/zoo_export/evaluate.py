@@ -185,7 +185,7 @@ class _Usable:
                     yield row
 
 
-def _add_answers(found: Scores, session: Session, scorer: Scorer[Any], rows: Iterable[Row]) -> Scores:
+def _add_answers(result: Scores, session: Session, scorer: Scorer[Any], rows: Iterable[Row]) -> Scores:
     """Add the scores of the answers of ``zoo run``, or the reasons why rows have none."""
     asked, scored = tee(rows)
     answers = session.map((value for row in asked for value in scorer.inputs(row)), task=scorer.task, **scorer.options)
@@ -202,9 +202,9 @@ def _add_answers(found: Scores, session: Session, scorer: Scorer[Any], rows: Ite
                 scorer.add(row, [answer.result for answer in inputs])
         next(answers, None)  # which reports truncated texts
     if errors:
-        return replace(found, errors=errors)
+        return replace(result, errors=errors)
     scores = scorer.scores()
-    return replace(found, answers=scores, notes=scorer.notes)
+    return replace(result, answers=scores, notes=scorer.notes)
 
 
 def _score(
@@ -243,14 +243,14 @@ class ExportedModel(nn.Module):
         tensors = {name: torch.from_numpy(value) for name, value in outputs.items() if name not in present}
         return tensors if len(tensors) > 1 else next(iter(tensors.values()))
 
-    def _feeds(self, graph: Graph, known: Mapping[str, np.ndarray[Any, Any]]) -> dict[str, np.ndarray[Any, Any]]:
-        rows = next(iter(known.values())).shape[0]
+    def _feeds(self, graph: Graph, tensors: Mapping[str, np.ndarray[Any, Any]]) -> dict[str, np.ndarray[Any, Any]]:
+        rows = next(iter(tensors.values())).shape[0]
         sizes = {"batch": rows, str(graph.past_length): 0}
         feeds: dict[str, np.ndarray[Any, Any]] = empty_past(graph, rows, self._session.dtype)
         for tensor in graph.input_tensors():
-            if tensor.name in known:
-                feeds[tensor.name] = known[tensor.name]
-                sizes |= {dim: size for dim, size in zip(tensor.dims, known[tensor.name].shape, strict=True)
+            if tensor.name in tensors:
+                feeds[tensor.name] = tensors[tensor.name]
+                sizes |= {dim: size for dim, size in zip(tensor.dims, tensors[tensor.name].shape, strict=True)
                           if isinstance(dim, str) and dim.isidentifier()}  # fmt: skip
         for tensor in graph.input_tensors():
             if tensor.name not in feeds:

@@ -86,7 +86,7 @@ class AnswerComparison:
         description: the content of the config.json to be written.
         spec: the model, with the task of the checkpoint.
         checkpoint: the checkpoint.
-        wanted: True to raise if something cannot be compared, False to compare nothing.
+        verify: True to raise if something cannot be compared, False to compare nothing.
         dropped: added tokens that the user left out.
     """
 
@@ -96,12 +96,12 @@ class AnswerComparison:
         description: Mapping[str, Any],
         spec: ModelSpec,
         checkpoint: Checkpoint,
-        wanted: bool | None,
+        verify: bool | None,
         dropped: Collection[str] = (),
     ) -> None:
         self.spec = spec
         self.checkpoint = checkpoint
-        self.wanted = wanted
+        self.verify = verify
         self.dropped = dropped
         files: dict[str, Mapping[str, Any]] = {path.name: {} for path in stage.iterdir()}
         self.stored = ModelDirectory(stage, files, {**description, "task": spec.task, "config": spec.config.to_dict()})
@@ -147,16 +147,16 @@ class AnswerComparison:
 
         Raises :class:`UsageError` if the comparison is wanted, but not possible.
         """
-        if self.wanted is False:
+        if self.verify is False:
             self.found.reasons = {"answers": "disabled"}
             return
         try:
             with quiet():
                 count = compare()
         except (ImportError, Unavailable) as reason:
-            if self.wanted:
-                what = f"{kind} cannot be compared with the original: {reason}"
-                raise UsageError(what, self.checkpoint.where) from reason
+            if self.verify:
+                problem = f"{kind} cannot be compared with the original: {reason}"
+                raise UsageError(problem, self.checkpoint.where) from reason
             count = str(reason)
         if isinstance(count, str):
             self.found.reasons[kind] = count
@@ -280,8 +280,8 @@ class AnswerComparison:
                 expected = self._ask(original, original.encode, list(case), **options)[0]
                 count += 1
                 if vector.shape != expected.shape or not _close(vector, expected.double(), self._dtype):
-                    what = f"the vector of {text!r} is {_vector(vector)}, that of the original {_vector(expected)}"
-                    raise ParityError(what, self.checkpoint.where, _REMEDY)
+                    problem = f"the vector of {text!r} is {_vector(vector)}, that of the original {_vector(expected)}"
+                    raise ParityError(problem, self.checkpoint.where, _REMEDY)
         self._compare_long(original)
         return count
 
@@ -294,8 +294,8 @@ class AnswerComparison:
         expected = self._ask(original, read, [text])["input_ids"][0].tolist()
         ids = self._tokenizer.truncating(self._limit).encode(text).ids
         if ids != expected:
-            what = f"a long text is truncated to {len(ids)} tokens, by the original to {len(expected)}"
-            raise ParityError(what, self.checkpoint.where, _REMEDY)
+            problem = f"a long text is truncated to {len(ids)} tokens, by the original to {len(expected)}"
+            raise ParityError(problem, self.checkpoint.where, _REMEDY)
 
     def _scores(self, model: nn.Module) -> int:
         config = self.spec.config
@@ -309,8 +309,8 @@ class AnswerComparison:
             scores = _scores(config, self._outputs(model, [case])["logits"][0])
             expected = self._ask(original, original.predict, [case], **options).double().reshape(-1)
             if scores.shape != expected.shape or not _close(scores, expected, self._dtype):
-                what = f"the scores of {case!r} are {_vector(scores)}, those of the original {_vector(expected)}"
-                raise ParityError(what, self.checkpoint.where, _REMEDY)
+                problem = f"the scores of {case!r} are {_vector(scores)}, those of the original {_vector(expected)}"
+                raise ParityError(problem, self.checkpoint.where, _REMEDY)
         return len(cases)
 
     def _load(self, name: str, model: nn.Module) -> Any:
@@ -369,13 +369,17 @@ class AnswerComparison:
         with torch.no_grad(), Exact(module):
             return ask(answer, *args, **options)
 
-    def _require(self, case: Sequence[str], found: list[tuple[str, float]], wanted: list[tuple[str, float]]) -> None:
-        names, others = ([name for name, _ in rows] for rows in (found, wanted))
-        mine, its = (torch.tensor([score for _, score in rows], dtype=torch.float64) for rows in (found, wanted))
+    def _require(
+        self, case: Sequence[str], classes: list[tuple[str, float]], expected: list[tuple[str, float]]
+    ) -> None:
+        names, others = ([name for name, _ in rows] for rows in (classes, expected))
+        mine, its = (torch.tensor([score for _, score in rows], dtype=torch.float64) for rows in (classes, expected))
         if names != others or not _close(mine, its, self._dtype):
-            said, theirs = (", ".join(f"{name}: {score:.6f}" for name, score in rows[:8]) for rows in (found, wanted))
-            what = f"the classes of {' and '.join(map(repr, case))} are {said}, those of the original {theirs}"
-            raise ParityError(what, self.checkpoint.where, _REMEDY)
+            said, theirs = (
+                ", ".join(f"{name}: {score:.6f}" for name, score in rows[:8]) for rows in (classes, expected)
+            )
+            problem = f"the classes of {' and '.join(map(repr, case))} are {said}, those of the original {theirs}"
+            raise ParityError(problem, self.checkpoint.where, _REMEDY)
 
 
 _FUNCTION: Mapping[str, nn.Module] = {
@@ -394,10 +398,10 @@ def _scores(config: Config, logits: Tensor) -> Tensor:
     return result
 
 
-def _close(found: Tensor, wanted: Tensor, dtype: str) -> bool:
+def _close(values: Tensor, expected: Tensor, dtype: str) -> bool:
     """Whether answers are equal up to rounding; weights may have been converted to another dtype."""
     limit = max(_CLOSE, 8 * torch.finfo(getattr(torch, dtype)).eps)
-    return bool((found - wanted).abs().max() <= limit * max(1.0, float(wanted.abs().max())))
+    return bool((values - expected).abs().max() <= limit * max(1.0, float(expected.abs().max())))
 
 
 def _vector(values: Tensor) -> str:

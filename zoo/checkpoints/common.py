@@ -59,8 +59,8 @@ def read_common(checkpoint: Checkpoint, cls: type[Config], tokenizer: Checkpoint
     labels = _labels(hub, checkpoint)
     if hub.get("num_labels") not in (None, len(labels)):  # old files kept the default class names
         if labels not in ((), _numbered(len(labels))):
-            what = f"id2label has {len(labels)} classes, but num_labels is {hub['num_labels']}"
-            raise UsageError(what, checkpoint.config_file)
+            mismatch = f"id2label has {len(labels)} classes, but num_labels is {hub['num_labels']}"
+            raise UsageError(mismatch, checkpoint.config_file)
         values["num_classes"], labels = hub["num_labels"], ()
     elif labels:
         values["num_classes"] = len(labels)
@@ -116,8 +116,8 @@ def _images(images: Mapping[str, Any], hub: Mapping[str, Any], where: Path) -> d
             raise UsageError(f"crop_size {crop} of size {size} does not fit image_size {side}", where)
         values["image_crop"] = crop / size
     elif resize == "shortest_edge":
-        what = f"size {images['size']!r} without do_center_crop is not supported"
-        raise UsageError(what, where, "images must be cropped to squares")
+        problem = f"size {images['size']!r} without do_center_crop is not supported"
+        raise UsageError(problem, where, "images must be cropped to squares")
     return values
 
 
@@ -238,8 +238,8 @@ def _labels(hub: Mapping[str, Any], checkpoint: Checkpoint) -> tuple[str, ...]:
     try:
         numbers = sorted(names, key=int)
         if [int(key) for key in numbers] != list(range(len(numbers))):
-            what = f"id2label has the classes {', '.join(map(str, numbers))}, not 0 to {len(numbers) - 1}"
-            raise ArtifactError(what, checkpoint.config_file)
+            problem = f"id2label has the classes {', '.join(map(str, numbers))}, not 0 to {len(numbers) - 1}"
+            raise ArtifactError(problem, checkpoint.config_file)
         return tuple(str(names[key]) for key in numbers)
     except (TypeError, ValueError) as error:
         raise ArtifactError("id2label does not map numbers to names", checkpoint.config_file) from error
@@ -257,8 +257,8 @@ def _problem_type(checkpoint: Checkpoint, *, one_class: bool) -> str | None:
         activations = ", ".join(_ACTIVATIONS)
         raise UsageError(f"activation {activation!r} is not supported", where, f"known: {activations}")
     if stated not in (None, implied):
-        what = f"problem_type {stated!r} disagrees with activation {activation!r}"
-        raise UsageError(what, where, "correct one of the two")
+        problem = f"problem_type {stated!r} disagrees with activation {activation!r}"
+        raise UsageError(problem, where, "correct one of the two")
     return implied
 
 

@@ -193,8 +193,8 @@ class Layout:
             for item in fields:
                 value = item.read(section, where)
                 if (other := values.setdefault(item.ours or item.theirs, value)) != value:
-                    what = f"{item.theirs} {value!r} differs from {other!r} in another section"
-                    raise UsageError(what, where, "such models are not supported")
+                    problem = f"{item.theirs} {value!r} differs from {other!r} in another section"
+                    raise UsageError(problem, where, "such models are not supported")
         return values
 
     def task(self, checkpoint: Checkpoint) -> str:

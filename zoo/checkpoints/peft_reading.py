@@ -149,11 +149,11 @@ def read_adapter(directory: Path, names: AdapterNames) -> AdapterChanges:
 
 
 def _by_tensor(
-    given: Mapping[str, T], names: AdapterNames, same: Callable[[T, T], bool]
+    changes: Mapping[str, T], names: AdapterNames, same: Callable[[T, T], bool]
 ) -> tuple[dict[str, T], set[str]]:
     """Return changes by the first name of the tensor, and the names of those that are equal for all its layers."""
     groups: dict[str, dict[str, T]] = {}
-    for name, value in given.items():
+    for name, value in changes.items():
         groups.setdefault(names.first[name], {})[name] = value
     firsts = {first: next(iter(group.values())) for first, group in groups.items()}
     shared = {
@@ -193,24 +193,24 @@ def _whole(
 
 
 def _rows(
-    given: Mapping[str, Tensor],
-    found: Mapping[str, TensorPlace | None],
+    new_rows: Mapping[str, Tensor],
+    places: Mapping[str, TensorPlace | None],
     config: Mapping[str, Any],
     names: AdapterNames,
     problems: list[str],
 ) -> dict[str, Tensor]:
     """Return embeddings with new rows, of the tokens in ``trainable_token_indices``, by zoo's names."""
     whole = {}
-    for module, value in given.items():
-        place = found[module + _WEIGHT]
+    for module, value in new_rows.items():
+        place = places[module + _WEIGHT]
         if place is None or len(place.group) != 1:
             problems.append(f"the model has no {module}")
             continue
         mine = names.values[names.first[place.group[0]]]
         numbers = _tokens(config["trainable_token_indices"], module)
         if value.shape != (len(numbers), *mine.shape[1:]) or not all(-1 < number < len(mine) for number in numbers):
-            what = f"rows of shape {tuple(value.shape)} for {len(numbers)} tokens of {tuple(mine.shape)}"
-            problems.append(f"{module} has {what}")
+            fault = f"rows of shape {tuple(value.shape)} for {len(numbers)} tokens of {tuple(mine.shape)}"
+            problems.append(f"{module} has {fault}")
             continue
         whole[place.group[0]] = mine.detach().clone()
         whole[place.group[0]][numbers] = value.to(mine.dtype)

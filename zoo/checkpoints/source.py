@@ -191,9 +191,9 @@ class Checkpoint:
             shared_prefix += prefix
             removed = " and ".join([*parts, shared_prefix] if shared_prefix else parts)
             if removed:
-                what = f"{removed} removed from the names of tensors"
+                removal = f"{removed} removed from the names of tensors"
                 planned = {new.removeprefix(shared_prefix): self.tensors[name] for name, new in names.items()}
-                yield replace(self, planned=planned, removed=what)
+                yield replace(self, planned=planned, removed=removal)
             prefix = next(
                 (part for part in _PREFIXES if all(name.startswith(shared_prefix + part) for name in wrapped)), None
             )

@@ -107,10 +107,10 @@ class CheckpointTokenizer:
         classes, settings = self.layout.sentencepiece, self.settings
         written_by = settings["tokenizer_class"] or next(iter(classes), "")
         if written_by not in classes:
-            what = "a SentencePiece model alone is not a complete tokenizer of this family"
+            problem = "a SentencePiece model alone is not a complete tokenizer of this family"
             if classes:
-                what = f"tokenizer_class {written_by!r} is not supported, only {', '.join(classes)}"
-            raise UsageError(what, self.path, "save tokenizer.json beside it with transformers, or move it away")
+                problem = f"tokenizer_class {written_by!r} is not supported, only {', '.join(classes)}"
+            raise UsageError(problem, self.path, "save tokenizer.json beside it with transformers, or move it away")
         if self.checkpoint.json("added_tokens.json"):
             where = self.path.with_name("added_tokens.json")
             raise ArtifactError("tokens added to a vocabulary are not supported", where)
@@ -151,9 +151,9 @@ class CheckpointTokenizer:
         surplus = find_surplus(tokenizer, vocab_size)
         if surplus is not None:
             if not drop_tokens:
-                what = f"the tokenizer has {tokenizer.get_vocab_size()} tokens, the model {vocab_size}"
+                problem = f"the tokenizer has {tokenizer.get_vocab_size()} tokens, the model {vocab_size}"
                 remedy = argument("drop_tokens", True, "pass {} to leave these tokens out")
-                raise UsageError(f"{what}: it lacks {surplus}", self.path, remedy)
+                raise UsageError(f"{problem}: it lacks {surplus}", self.path, remedy)
             tokenizer, changed = drop_surplus(tokenizer, surplus, self.settings, self.path), True
         if segments > 1 and not self._passes_segments:
             tokenizer, before = without_segments(tokenizer), tokenizer_json(tokenizer)

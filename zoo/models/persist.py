@@ -326,8 +326,8 @@ def fill(model: nn.Module, tensors: Iterable[tuple[str, Tensor]]) -> None:
         try:
             model.load_state_dict(model.state_dict(keep_vars=True), assign=True)
         except Exception as error:  # a plugin's code may raise any
-            what = f"{hook} fails ({str(error).partition(chr(10))[0]})"
-            raise PluginError(what, None, "correct it: it must load the state that the model saves") from error
+            problem = f"{hook} fails ({str(error).partition(chr(10))[0]})"
+            raise PluginError(problem, None, "correct it: it must load the state that the model saves") from error
 
 
 def read_tensors(directory: Path, files: Iterable[str]) -> Iterator[tuple[str, Tensor]]:

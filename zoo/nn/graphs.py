@@ -57,8 +57,8 @@ def _call(
     if isinstance(result, Tensor):
         result = {graph.outputs[0].name: result}
     if not isinstance(result, Mapping):
-        what = f"{graph.method} of {type(model).__qualname__} returns a {type(result).__qualname__}"
-        raise TypeError(f"{what}: return a tensor, or a dictionary of the outputs of graph {graph.name!r}")
+        problem = f"{graph.method} of {type(model).__qualname__} returns a {type(result).__qualname__}"
+        raise TypeError(f"{problem}: return a tensor, or a dictionary of the outputs of graph {graph.name!r}")
     weights = weights or [item.weights for item in scores]
     if len(weights) != len(recorded):
         raise ValueError(f"graph {graph.name!r} declares {len(recorded)} attention outputs but computes {len(weights)}")
@@ -80,8 +80,8 @@ def _attention_inputs(graph: Graph, declared: AttentionInputs, scores: Attention
     for part in ("query", "key", "bias", "seen"):
         tensor, value = getattr(declared, part), getattr(scores, part)
         if (tensor is None) != (value is None):
-            what = "computes" if tensor is None else "does not compute"
-            raise ValueError(f"graph {graph.name!r} {what} the {part} of {declared.weights.name}")
+            verb = "computes" if tensor is None else "does not compute"
+            raise ValueError(f"graph {graph.name!r} {verb} the {part} of {declared.weights.name}")
         if tensor is not None:
             result[tensor.name] = value.clone()  # keys of a memory may be an input of the graph
     return result

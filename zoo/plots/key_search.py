@@ -66,15 +66,15 @@ def memory(directory: str | os.PathLike[str], text: str, *, layer: int = 0, head
     tokens, calls = _run(stored, model, text)
     name = stored.description["name"]
     if not calls:
-        what = f"{stored.spec.architecture.name} has no product-key memory"
-        raise UsageError(what, name, "choose a model with zoo.nn.ProductKeyMemory")
-    for what, index, least, size in (
+        problem = f"{stored.spec.architecture.name} has no product-key memory"
+        raise UsageError(problem, name, "choose a model with zoo.nn.ProductKeyMemory")
+    for kind, index, least, size in (
         ("memory", layer, 0, len(calls)),
         ("head", head, 0, calls[0][1].num_heads),
         ("token", token, -len(tokens), len(tokens)),
     ):
         if not least <= index < size:
-            raise UsageError(f"no {what} {index}", name, f"choose from {least} to {size - 1}")
+            raise UsageError(f"no {kind} {index}", name, f"choose from {least} to {size - 1}")
     token %= len(tokens)
     path, module, x = calls[layer]
     with torch.no_grad():
@@ -113,18 +113,18 @@ def _run(
 
 
 @drawn
-def _draw(title: str, found: _Search) -> Plot:
+def _draw(title: str, search: _Search) -> Plot:
     """Draw the scores of the half-keys of both sides, and the sums of the best."""
-    count = len(found.slots)
-    places = [np.argsort(-side, kind="stable")[:count] for side in found.scores]  # the best of each side
-    halves = found.slots // found.size, found.slots % found.size
+    count = len(search.slots)
+    places = [np.argsort(-side, kind="stable")[:count] for side in search.scores]  # the best of each side
+    halves = search.slots // search.size, search.slots % search.size
     rows, columns = ([side.tolist().index(half) for half in each] for side, each in zip(places, halves, strict=True))
     figure = new_figure(title, 3.7)
     grid = figure.add_gridspec(2, 2, width_ratios=(1.15, 1))
-    for number, side in enumerate(found.scores):
+    for number, side in enumerate(search.scores):
         axes = figure.add_subplot(grid[number, 0])
-        axes.vlines(range(found.size), 0, side, color="0.8", linewidth=0.8)
-        axes.plot(range(found.size), side, "o", color="0.65", markersize=2, gid=f"scores-{number}")
+        axes.vlines(range(search.size), 0, side, color="0.8", linewidth=0.8)
+        axes.plot(range(search.size), side, "o", color="0.65", markersize=2, gid=f"scores-{number}")
         axes.plot(places[number], side[places[number]], MARKERS[number], color=COLOURS[number], markersize=4,
                   label=f"{count} best", gid=f"best-{number}")  # fmt: skip
         axes.axhline(0, color="0.4", linewidth=0.6)
@@ -132,7 +132,7 @@ def _draw(title: str, found: _Search) -> Plot:
         axes.set(xlabel=f"half-key of side {number + 1}", ylabel="score")
         axes.legend(loc="lower right", bbox_to_anchor=(1, 0.98), handletextpad=0.1, borderaxespad=0)
     axes = figure.add_subplot(grid[:, 1])
-    sums = found.scores[0][places[0], None] + found.scores[1][None, places[1]]
+    sums = search.scores[0][places[0], None] + search.scores[1][None, places[1]]
     drawing = axes.pcolormesh(
         np.arange(count + 1) - 0.5,
         np.arange(count + 1) - 0.5,
@@ -143,7 +143,7 @@ def _draw(title: str, found: _Search) -> Plot:
         linewidth=0.3,
     )
     axes.invert_yaxis()
-    weights = np.exp(found.chosen - found.chosen.max())
+    weights = np.exp(search.chosen - search.chosen.max())
     axes.scatter(
         columns, rows, s=150 * weights / weights.sum(), color="white", edgecolors="black", linewidths=0.8,
         label=f"{count} slots that are read, area by weight", gid="slots",

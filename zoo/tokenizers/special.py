@@ -130,10 +130,10 @@ def check_ids(config: Config, backend: Tokenizer, where: object, given: Mapping[
             continue
         for number in value if isinstance(value, tuple | list) else (value,):
             if number != special_id and (role == "mask" or number not in special):
-                what = (
+                problem = (
                     f"{name} {number} is {_shown(backend, number)}, but {_shown(backend, special_id)} is {special_id}"
                 )
-                raise UsageError(what, where, f"set {name}={special_id}")
+                raise UsageError(problem, where, f"set {name}={special_id}")
 
 
 @dataclass(frozen=True)
@@ -184,10 +184,10 @@ class _Fitting:
                 continue
             number = next((self.roles[item] for item in self._wanted(name, value, before) if item in self.roles), None)
             if number is None and (self.task in _NEEDED.get(name, ()) or not self._is_optional(name)):
-                what = f"the tokenizer has no {role.replace('_', ' ')} token, which {self.spec.name} needs"
+                problem = f"the tokenizer has no {role.replace('_', ' ')} token, which {self.spec.name} needs"
                 example = "<s>" if role not in _NAMES else _NAMES[role][0].upper()
                 remedy = f"train it with --special '{example}', or choose one of its tokens with --set {name}=ID"
-                raise UsageError(what, self.source, remedy)
+                raise UsageError(problem, self.source, remedy)
             yield name, number
 
     def _wanted(self, name: str, value: Any, before: Mapping[str, Any]) -> tuple[str, ...]:

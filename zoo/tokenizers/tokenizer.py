@@ -212,8 +212,8 @@ class Tokenizer:
             self._cutting = cutting
             encoded = self._encode(cutting, texts, where, offsets)
         if self.special_tokens and self.backend.num_special_tokens_to_add(len(texts) > 1) >= self.limit:
-            what = f"special tokens leave no room for a text of {self.limit} tokens"
-            raise ArtifactError(what, where, Wording("pass special_tokens=False", "pass --no-special"))
+            problem = f"special tokens leave no room for a text of {self.limit} tokens"
+            raise ArtifactError(problem, where, Wording("pass special_tokens=False", "pass --no-special"))
         self.truncated += bool(encoded.overflowing)
         return encoded
 

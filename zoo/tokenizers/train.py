@@ -262,8 +262,8 @@ def _train_unigram(lines: TextLines, vocab_size: int, reserved: int, lowercase: 
 
 def _check_size(vocab_size: int, least: int, reserved: int) -> None:
     if vocab_size < least + reserved:
-        what = f"a vocabulary of {vocab_size} is too small for the alphabet and the special tokens"
-        raise UsageError(what, argument("vocab_size"), f"use at least {least + reserved}")
+        problem = f"a vocabulary of {vocab_size} is too small for the alphabet and the special tokens"
+        raise UsageError(problem, argument("vocab_size"), f"use at least {least + reserved}")
 
 
 def _no_text(lines: TextLines) -> ArtifactError:

@@ -139,14 +139,14 @@ def _prepare(
     return calls
 
 
-def check_outputs(what: str, found: Sequence[Array], wanted: Sequence[Array], tolerance: float) -> None:
+def check_outputs(where: str, outputs: Sequence[Array], expected: Sequence[Array], tolerance: float) -> None:
     """Raise :class:`ParityError` unless arrays are close to the expected ones: timing wrong results is pointless."""
-    for number, (one, other) in enumerate(zip(found, wanted, strict=True)):
+    for number, (one, other) in enumerate(zip(outputs, expected, strict=True)):
         same = one.shape == other.shape
         error = np.sqrt(np.mean((one - other) ** 2) / max(np.mean(other**2), 1e-30)) if same else np.inf
         if not error <= tolerance:
             raise ParityError(
-                f"output {number} differs from torch's (relative error {error:.2g})", what, "try zoo verify"
+                f"output {number} differs from torch's (relative error {error:.2g})", where, "try zoo verify"
             )
 
 

@@ -103,15 +103,18 @@ def command(
 def _hub(job: PublishJob) -> Result:
     from zoo.checkpoints import export_checkpoint
 
-    made = export_checkpoint(
+    published = export_checkpoint(
         job.directory,
         job.target,
         model_type=job.model_type,
         max_shard_bytes=job.max_shard_size,
         force=job.force,
     )
-    facts = {"model_type": made.model_type, "files": made.files, "comparison": made.comparison.to_dict()}
-    return facts, [f"{job.target}: {made.model_type} checkpoint, {', '.join(made.files)}", str(made.comparison)]
+    facts = {"model_type": published.model_type, "files": published.files, "comparison": published.comparison.to_dict()}
+    return facts, [
+        f"{job.target}: {published.model_type} checkpoint, {', '.join(published.files)}",
+        str(published.comparison),
+    ]
 
 
 def _standalone(job: PublishJob) -> Result:
@@ -126,10 +129,10 @@ def _transformers_js(job: PublishJob) -> Result:
 
     sleep_when_idle()
     with comparing() as progress:
-        made = write_transformers_js(
+        published = write_transformers_js(
             job.directory, job.target, model_type=job.model_type, force=job.force, progress=progress
         )
-    return asdict(made), [f"{job.target}: {made.model_type}, dtype {' or '.join(made.dtypes)}"]
+    return asdict(published), [f"{job.target}: {published.model_type}, dtype {' or '.join(published.dtypes)}"]
 
 
 def _web(job: PublishJob) -> Result:
@@ -150,11 +153,13 @@ def _genai(job: PublishJob) -> Result:
 
     sleep_when_idle()
     with comparing() as progress:
-        made = write_genai(job.directory, job.target, variant=job.variant or "", force=job.force, progress=progress)
-    lines = [f"{job.target}: {', '.join(made.files)}", str(made.comparison)]
-    if (problem := made.comparison.tokenizer_problem) is not None:
+        published = write_genai(
+            job.directory, job.target, variant=job.variant or "", force=job.force, progress=progress
+        )
+    lines = [f"{job.target}: {', '.join(published.files)}", str(published.comparison)]
+    if (problem := published.comparison.tokenizer_problem) is not None:
         lines.append(f"no tokenizer ({problem}): give it token ids")
-    return asdict(made), lines
+    return asdict(published), lines
 
 
 def _triton(job: PublishJob) -> Result:
@@ -162,8 +167,10 @@ def _triton(job: PublishJob) -> Result:
 
     sleep_when_idle()
     with comparing() as progress:
-        made = write_triton(job.directory, job.target, variant=job.variant or "", force=job.force, progress=progress)
-    return asdict(made), [f"{job.target}: {', '.join(made.models)}"]
+        published = write_triton(
+            job.directory, job.target, variant=job.variant or "", force=job.force, progress=progress
+        )
+    return asdict(published), [f"{job.target}: {', '.join(published.models)}"]
 
 
 def _kserve(job: PublishJob) -> Result:
@@ -173,12 +180,12 @@ def _kserve(job: PublishJob) -> Result:
         raise UsageError("--layout kserve needs --storage-uri", None, "such as --storage-uri pvc://CLAIM/PATH")
     sleep_when_idle()
     with comparing() as progress:
-        made = write_kserve(
+        published = write_kserve(
             job.directory, job.target, storage_uri=job.storage_uri, variant=job.variant or "", force=job.force,
             progress=progress,
         )  # fmt: skip
-    lines = [f"{job.target}: InferenceService {made.service}, {', '.join(made.models)}"]
-    return asdict(made), lines
+    lines = [f"{job.target}: InferenceService {published.service}, {', '.join(published.models)}"]
+    return asdict(published), lines
 
 
 _LAYOUTS: dict[str, Callable[[PublishJob], Result]] = {

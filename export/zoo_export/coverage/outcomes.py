@@ -106,17 +106,17 @@ class Conditions:
         self.closed: set[int] = set()
         """Numbers of the conditions that cannot be evaluated."""
         self._sessions = []
-        for chosen in (set(range(len(tapped))) - self.heavy, self.heavy):
-            if not chosen:
+        for numbers in (set(range(len(tapped))) - self.heavy, self.heavy):
+            if not numbers:
                 continue
-            part = _extract(model, [tapped[number][1] for number in sorted(chosen)])
+            part = _extract(model, [tapped[number][1] for number in sorted(numbers)])
             try:
                 session = open_session(part, weights=weights, optimize=False, threads=1, memory="mapped")
             except ArtifactError:  # no kernel on the CPU, such as for operators of CUDA alone
-                self.closed |= chosen
+                self.closed |= numbers
                 continue
-            conditions = [(number, self.found[number]) for number in sorted(chosen)]
-            self._sessions.append(_CountingSession(conditions, session, chosen is self.heavy))
+            conditions = [(number, self.found[number]) for number in sorted(numbers)]
+            self._sessions.append(_CountingSession(conditions, session, numbers is self.heavy))
 
     @property
     def round_sizes(self) -> bool:
@@ -171,20 +171,24 @@ class Conditions:
         past = bool(self.graph.pasts)
         tensors = self.graph.input_tensors()
         inputs = {tensor.name: feeds[tensor.name] for tensor in tensors if tensor.name in feeds}
-        given = dict(slice_feeds(self.graph, inputs, point.past, point.past + point.length)) if past else inputs
+        last_call = dict(slice_feeds(self.graph, inputs, point.past, point.past + point.length)) if past else inputs
         sizes = dict.fromkeys(self.graph.dim_names(), point.past + point.length)
         sizes |= row_sizes([self.graph], point.batch)
         sizes["sequence"] = point.length if past else point.length + point.past
         for tensor in tensors:
-            if tensor.name in given:
-                sizes |= {dim: given[tensor.name].shape[n] for n, dim in enumerate(tensor.dims) if isinstance(dim, str)}
+            if tensor.name in last_call:
+                sizes |= {
+                    dim: last_call[tensor.name].shape[n] for n, dim in enumerate(tensor.dims) if isinstance(dim, str)
+                }
         sizes[str(self.graph.past_length)] = point.past
         rng = np.random.default_rng(0)
         return {
             tensor.name: array.astype(dtype_of(tensor, dtype), copy=False)
             for tensor in tensors
             if tensor.name in names
-            for array in [given[tensor.name] if tensor.name in given else rng.standard_normal(tensor.shape(sizes))]
+            for array in [
+                last_call[tensor.name] if tensor.name in last_call else rng.standard_normal(tensor.shape(sizes))
+            ]
         }
 
 

@@ -37,7 +37,7 @@ from zoo_runtime.serving.names import CAPACITY, NEW_LENGTHS, PAST_LENGTHS, SIZES
 __all__ = ["graph_sizes", "serve"]
 
 
-def serve(model: ir.Model, declared: Graph, sizes: Mapping[str, int], own: Mapping[str, int]) -> ir.Model:
+def serve(model: ir.Model, declared: Graph, sizes: Mapping[str, int], own_sizes: Mapping[str, int]) -> ir.Model:
     """Rewrite a portable graph without functions, whose activations are matrices.
 
     A graph with a past has the inputs ``past_lengths`` and ``new_lengths``, int64 (B,), in place of its padding mask:
@@ -49,12 +49,12 @@ def serve(model: ir.Model, declared: Graph, sizes: Mapping[str, int], own: Mappi
         model: the graph.
         declared: its declaration.
         sizes: the sizes of dimensions of the export, by name, ``capacity`` and ``sequence`` among them.
-        own: those that this graph has otherwise.
+        own_sizes: those that this graph has otherwise.
 
     Raises:
         UsageError: the graph cannot be rewritten.
     """
-    fixed = {**sizes, **own}
+    fixed = {**sizes, **own_sizes}
     try:
         if declared.pasts:
             built = _Serving(model, declared, fixed).build()

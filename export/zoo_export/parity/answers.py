@@ -171,18 +171,18 @@ class _Comparison:
     def compare(self) -> None:
         """Compare the answers with those on the module, and with the formula."""
         try:
-            own = self._answers(self._runner(self.subject.models.yardstick), self._samples)
+            module_answers = self._answers(self._runner(self.subject.models.yardstick), self._samples)
         except UsageError:  # generation
-            own = self.answers
-        self.on_module = own is not self.answers
+            module_answers = self.answers
+        self.on_module = module_answers is not self.answers
         self.cases = [
             (self.runner.read(mine.input, mine.number), mine, other)
-            for mine, other in zip(self.answers, own, strict=True)
+            for mine, other in zip(self.answers, module_answers, strict=True)
             if mine.error is None and other.error is None
         ]
         self.failures = [
             f"{mine.error or other.error}"
-            for mine, other in zip(self.answers, own, strict=True)
+            for mine, other in zip(self.answers, module_answers, strict=True)
             if (mine.error is None) != (other.error is None) or (mine.error is not None and not self.on_module)
         ]  # an input that both refuse is left out
         self._compare()
@@ -271,9 +271,9 @@ def _values(value: Numbers | Choice | Same) -> Array:
     return np.asarray(value.scores if isinstance(value, Choice) else value.expected, np.float64)
 
 
-def _distances(found: Array, wanted: Array) -> Array:
+def _distances(numbers: Array, expected: Array) -> Array:
     """Return the absolute differences of numbers, 0 where both are infinite with the same sign."""
-    result: Array = np.abs(np.subtract(found, wanted, where=found != wanted, out=np.zeros(np.shape(wanted))))
+    result: Array = np.abs(np.subtract(numbers, expected, where=numbers != expected, out=np.zeros(np.shape(expected))))
     return result
 
 

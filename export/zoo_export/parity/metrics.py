@@ -44,36 +44,36 @@ class TokenDivergence:
     disagreements: int = 0
     near_ties: int = 0
 
-    def add(self, wanted: Array, allowed: Array, found: Array, margin: float, rows: Array | None = None) -> None:
+    def add(self, reference: Array, yardstick: Array, graph: Array, margin: float, rows: Array | None = None) -> None:
         """Add logits of shape (rows, vocabulary), by the reference, PyTorch and the graph, a few rows at a time.
 
         Logits that differ by ``margin`` or less are a near-tie. ``rows`` are the numbers of the rows to add, by default
         all.
         """
-        rows = np.arange(len(wanted)) if rows is None else rows
-        for some in np.array_split(rows, -(-rows.size * wanted.shape[-1] // _CHUNK) or 1):
+        rows = np.arange(len(reference)) if rows is None else rows
+        for some in np.array_split(rows, -(-rows.size * reference.shape[-1] // _CHUNK) or 1):
             if len(some):
-                one, own, other = (values[some].astype(np.float64) for values in (wanted, allowed, found))
-                self._add(one, own, other, margin)
+                exact, torch, result = (values[some].astype(np.float64) for values in (reference, yardstick, graph))
+                self._add(exact, torch, result, margin)
 
-    def _add(self, wanted: Array, allowed: Array, found: Array, margin: float) -> None:
-        exact = log_softmax(wanted)
-        if not (highest := _largest(exact, found)) <= self.kl:  # true for NaN, too
+    def _add(self, reference: Array, yardstick: Array, graph: Array, margin: float) -> None:
+        exact = log_softmax(reference)
+        if not (highest := _largest(exact, graph)) <= self.kl:  # true for NaN, too
             self.kl = highest
-        self.torch_kl = max(self.torch_kl, _largest(exact, allowed))
-        self.scale = max(self.scale, float(np.max(np.abs(wanted))))
-        top = min(TOP, wanted.shape[-1])
-        best, theirs = (np.argpartition(values, -top, axis=-1)[:, -top:] for values in (wanted, found))
+        self.torch_kl = max(self.torch_kl, _largest(exact, yardstick))
+        self.scale = max(self.scale, float(np.max(np.abs(reference))))
+        top = min(TOP, reference.shape[-1])
+        best, theirs = (np.argpartition(values, -top, axis=-1)[:, -top:] for values in (reference, graph))
         shared = [len(set(one) & set(other)) / top for one, other in zip(best.tolist(), theirs.tolist(), strict=True)]
         self.overlap = min(self.overlap, *shared)
-        highest_ones = np.sort(np.take_along_axis(wanted, best, -1), axis=-1)
-        if top < wanted.shape[-1]:
+        highest_ones = np.sort(np.take_along_axis(reference, best, -1), axis=-1)
+        if top < reference.shape[-1]:
             last = highest_ones[:, :1]
-            theirs_last = np.min(np.take_along_axis(found, theirs, -1), axis=-1, keepdims=True)
-            self.missing += int(np.sum((wanted > last + margin) & (found < theirs_last)))
+            theirs_last = np.min(np.take_along_axis(graph, theirs, -1), axis=-1, keepdims=True)
+            self.missing += int(np.sum((reference > last + margin) & (graph < theirs_last)))
         gaps = np.diff(highest_ones[:, -2:], axis=-1)[:, 0] if top > 1 else 1.0
-        differs, ties = np.argmax(wanted, -1) != np.argmax(found, -1), gaps <= margin
-        self.rows += len(wanted)
+        differs, ties = np.argmax(reference, -1) != np.argmax(graph, -1), gaps <= margin
+        self.rows += len(reference)
         self.near_ties += int(np.sum(differs & ties))
         self.disagreements += int(np.sum(differs & ~ties))
 

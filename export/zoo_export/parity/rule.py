@@ -87,18 +87,18 @@ class Findings:
         """
         for graph in self.graphs:
             for tensor in graph.output_tensors():
-                (wanted, own), valid = _rows(graph, tensor, (exact, allowed), feeds, point)
-                self.errors[level, graph.name, tensor.name].add_torch(wanted, own, valid, point)
+                (reference, yardstick), valid = _rows(graph, tensor, (exact, allowed), feeds, point)
+                self.errors[level, graph.name, tensor.name].add_torch(reference, yardstick, valid, point)
 
     def add(
-        self, level: str, exact: Mapping[str, Arrays], found: Mapping[str, Arrays], feeds: Feeds, point: Point
+        self, level: str, exact: Mapping[str, Arrays], results: Mapping[str, Arrays], feeds: Feeds, point: Point
     ) -> None:
         """Add the errors of the graphs at one point, after those of PyTorch.
 
         Args:
             level: how the graphs were run.
             exact: the outputs of each graph, by the reference.
-            found: the same by the graphs.
+            results: the same by the graphs.
             feeds: the inputs.
             point: their shape.
 
@@ -108,20 +108,20 @@ class Findings:
         self.compared.add(level)
         tensors = dict(feeds)
         for graph in self.graphs:
-            tensors |= found[graph.name]
+            tensors |= results[graph.name]
             for tensor in graph.output_tensors():
-                shape = found[graph.name][tensor.name].shape
+                shape = results[graph.name][tensor.name].shape
                 kept = kept_positions(graph, tensor, feeds, point)
                 check_shape(graph, tensor, kept.whole if kept and shape == kept.shape else shape, tensors, point)
-                (wanted, result), valid = _rows(graph, tensor, (exact, found), feeds, point)
-                self.errors[level, graph.name, tensor.name].add_graph(wanted, result, valid, point)
+                (reference, result), valid = _rows(graph, tensor, (exact, results), feeds, point)
+                self.errors[level, graph.name, tensor.name].add_graph(reference, result, valid, point)
 
     def add_distributions(
         self,
         level: str,
         exact: Mapping[str, Arrays],
         allowed: Mapping[str, Arrays],
-        found: Mapping[str, Arrays],
+        results: Mapping[str, Arrays],
         feeds: Feeds,
         point: Point,
     ) -> None:
@@ -133,7 +133,7 @@ class Findings:
             level: how the graphs were run.
             exact: the outputs of each graph, by the reference.
             allowed: the same by the yardstick.
-            found: the same by the graphs.
+            results: the same by the graphs.
             feeds: the inputs.
             point: their shape.
         """
@@ -141,10 +141,12 @@ class Findings:
             for tensor in graph.output_tensors():
                 key = level, graph.name, tensor.name
                 if key in self.distributions:
-                    (wanted, own, result), valid = _rows(graph, tensor, (exact, allowed, found), feeds, point)
+                    (reference, yardstick, result), valid = _rows(
+                        graph, tensor, (exact, allowed, results), feeds, point
+                    )
                     rows = sampled_rows(valid)
                     rows = rows[self.errors[key].judged_rows(valid)[rows]]
-                    self.distributions[key].add(wanted, own, result, self._margin(key), rows)
+                    self.distributions[key].add(reference, yardstick, result, self._margin(key), rows)
 
     def doubtful(self, judges: Judges, levels: Collection[str]) -> list[Key]:
         """Return the keys of errors or distributions beyond a limit that another result of PyTorch may raise."""

@@ -116,9 +116,9 @@ def _decoder(export: Export) -> tuple[Graph, KeyValues]:
             names = ", ".join(item.name for item in graph.pasts)
             problem = f"{NAME} keeps keys and values of one size alone, but the past of the model has {names}"
             raise UsageError(problem, stored.path, "--layout standalone")
-    known = {*decoder_inputs(graph), *(tensor.name for tensor in graph.past_tensors())}
+    supported = {*decoder_inputs(graph), *(tensor.name for tensor in graph.past_tensors())}
     for tensor in graph.input_tensors():
-        if tensor.name not in known:
+        if tensor.name not in supported:
             raise UsageError(f"{NAME} cannot make the input {tensor.name}", stored.path, "--layout standalone")
     if not any(tensor.name == "logits" and len(tensor.dims) == 3 for tensor in graph.output_tensors()):
         raise UsageError(f"{decoder} that return logits for each token", stored.path, "--layout standalone")

@@ -107,13 +107,13 @@ def _steps(execute: OnnxExecutor, graph: Graph, prompt: Any, new: int) -> Iterat
         yield int(logits[0].argmax()), float(first - second)
 
 
-def _agreeing(found: Sequence[int], wanted: Iterator[tuple[int, float]], ends: Sequence[int], margin: float) -> int:
+def _agreeing(tokens: Sequence[int], expected: Iterator[tuple[int, float]], ends: Sequence[int], margin: float) -> int:
     """Return the number of compared tokens. Raises :class:`ParityError` at the first that differs."""
     count = 0
-    for place, (token, gap) in enumerate(wanted):
+    for place, (token, gap) in enumerate(expected):
         if gap <= margin:
             break
-        other = found[place] if place < len(found) else None
+        other = tokens[place] if place < len(tokens) else None
         if other != (None if token in ends else token):  # onnxruntime-genai does not return end tokens
             said = "ends the text" if other is None else f"generates {other}"
             raise ParityError(f"{NAME} {said} where ONNX Runtime generates {token}", f"token {place}")

@@ -146,7 +146,7 @@ def _write_ensemble(
     (graph,) = export.graphs
     tokenizer, ensemble = f"{name}_tokenizer", f"{name}_text"
     text: Block = {"name": TEXT, "data_type": Word("TYPE_STRING"), "dims": [1]}
-    made = [_tensor(tensor, export.dtype, {}, True) for tensor in graph.input_tensors()]
+    tensors = [_tensor(tensor, export.dtype, {}, True) for tensor in graph.input_tensors()]
     settings: dict[str, Any] = {
         "ids": inputs.ids_input.name,
         "masks": [tensor.name for tensor in graph.input_tensors() if tensor.is_mask],
@@ -163,7 +163,7 @@ def _write_ensemble(
             "backend": "python",
             "max_batch_size": MAX_BATCH,
             "input": [text],
-            "output": made,
+            "output": tensors,
             "dynamic_batching": {},
         },
         ensemble: {

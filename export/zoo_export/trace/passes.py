@@ -70,7 +70,7 @@ def _serving(options: Options, graph: Graph, serving: ServingSizes | None) -> De
     from zoo_export.graph.serving import serve
 
     assert serving is not None
-    passes: list[Pass] = [flatten, partial(serve, declared=graph, sizes=serving.export, own=serving.own)]
+    passes: list[Pass] = [flatten, partial(serve, declared=graph, sizes=serving.export, own_sizes=serving.own)]
     if options.uses_contrib and graph.pasts:
         passes.append(group_attention)
     return Derivation(_flat(options), passes)

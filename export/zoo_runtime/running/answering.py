@@ -72,10 +72,10 @@ class Answering:
             lines = iter(runner.show(answers))
         yield from self.steps(runner, "cannot show answers", lines)
 
-    def steps(self, runner: Runner[Any], what: str, steps: Iterator[Step]) -> Iterator[Step]:
+    def steps(self, runner: Runner[Any], action: str, steps: Iterator[Step]) -> Iterator[Step]:
         """Iterate over a runner's results, with each step under :func:`blame_runner`."""
         while True:
-            with blame_runner(runner, what), self._opened.stoppable():
+            with blame_runner(runner, action), self._opened.stoppable():
                 try:
                     step = next(steps)
                 except StopIteration:
@@ -151,6 +151,6 @@ def fixed_batch(session: Internals, runner: Runner[Any]) -> int | None:
     return None
 
 
-def blame_runner(runner: Runner[Any], what: str) -> AbstractContextManager[None]:
+def blame_runner(runner: Runner[Any], action: str) -> AbstractContextManager[None]:
     """Attribute a runner's errors to its plugin. stdout is not redirected, since sessions run in any thread."""
-    return plugins.blame(runner.plugin, what, fault=ArtifactError, redirect=False)
+    return plugins.blame(runner.plugin, action, fault=ArtifactError, redirect=False)

@@ -33,13 +33,13 @@ def read_chat_template(directory: str | os.PathLike[str]) -> ChatTemplate:
         MissingPackageError: Jinja is not installed.
     """
     folder = Path(directory)
-    known = ModelDirectory.open(folder, weights=False).files if (folder / MANIFEST).is_file() else None
+    listed = ModelDirectory.open(folder, weights=False).files if (folder / MANIFEST).is_file() else None
     names = ("special_tokens_map.json", TOKENIZER_CONFIG, CHAT_TEMPLATE)
-    found = {name for name in names if (name in known if known is not None else (folder / name).is_file())}
+    present = {name for name in names if (name in listed if listed is not None else (folder / name).is_file())}
     where = folder / TOKENIZER_CONFIG
-    named, said = (load_json(folder / name) if name in found else {} for name in names[:2])
+    named, said = (load_json(folder / name) if name in present else {} for name in names[:2])
     tokens = read_declared(said, named, {}, [], where).texts
-    if CHAT_TEMPLATE in found:
+    if CHAT_TEMPLATE in present:
         return ChatTemplate(_text(folder / CHAT_TEMPLATE), tokens, folder / CHAT_TEMPLATE)
     stated = said.get("chat_template")
     if isinstance(stated, list):
@@ -78,8 +78,8 @@ class ChatTemplate:
             raise MissingPackageError("chat templates need Jinja", where, "pip install attention-zoo[chat]")
         self.source, self.tokens, self.where = source, dict(tokens or {}), where
         if len(source) > _MAX_SOURCE:
-            what = f"not a chat template ({len(source):,} characters: at most {_MAX_SOURCE:,} are allowed)"
-            raise ArtifactError(what, where)
+            problem = f"not a chat template ({len(source):,} characters: at most {_MAX_SOURCE:,} are allowed)"
+            raise ArtifactError(problem, where)
         try:
             render(source, None)
         except TemplateFailure as error:

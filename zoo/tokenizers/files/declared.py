@@ -76,7 +76,7 @@ def read_declared(
     stated = dict(config)
     if "additional_special_tokens" in stated and not stated.get("extra_special_tokens"):
         stated["extra_special_tokens"] = stated.pop("additional_special_tokens")
-    own = _own(stated)
+    own_roles = _own(stated)
     numbered: dict[int, AddedToken] = {}
     if "added_tokens_decoder" in stated:
         for number, token in _mapping(stated["added_tokens_decoder"], "added_tokens_decoder", where).items():
@@ -95,10 +95,10 @@ def read_declared(
             numbered[_number(number, where)] = AddedToken(content, normalized=not is_special, special=is_special)
         for token in listed:
             numbered[token["id"]] = _token(token, "added_tokens", where)
-        own |= _own(stated)
+        own_roles |= _own(stated)
     by_text = {token.content: token for token in numbered.values()}
     named = _named(stated, where, kind, padding, by_text)
-    named |= {key: _string_or_token(token, key, where) for key, token in own.items()}
+    named |= {key: _string_or_token(token, key, where) for key, token in own_roles.items()}
     extra, listed_by_class = stated.get("extra_special_tokens"), []
     if extra is None:
         extra = stated.get("additional_special_tokens")

@@ -74,8 +74,8 @@ def _require_pieces(path: Path) -> None:
     missing = [text for text in declared if tokenizer.token_to_id(text) is None]
     if missing:
         shown = ", ".join([*map(repr, missing[:5]), *(["..."] if len(missing) > 5 else [])])
-        what = f"the files beside it declare tokens that the SentencePiece model lacks: {shown}"
-        raise UsageError(what, path, "save tokenizer.json beside it with transformers")
+        problem = f"the files beside it declare tokens that the SentencePiece model lacks: {shown}"
+        raise UsageError(problem, path, "save tokenizer.json beside it with transformers")
 
 
 def _family(config: dict[str, Any], folder: Path) -> tuple[str, bool]:
@@ -96,8 +96,8 @@ def _family(config: dict[str, Any], folder: Path) -> tuple[str, bool]:
         declared = load_json(where) if where.is_file() else {}
         if declared.get("tokenizer_class") or config.get("tokenizer_class"):
             return "", False
-        what = f"zoo does not know how transformers reads the tokenizer of model_type {model_type!r:.80}"
+        problem = f"zoo does not know how transformers reads the tokenizer of model_type {model_type!r:.80}"
         remedy = "state tokenizer_class, or copy tokenizer.json alone to another folder"
-        raise UsageError(what, where, remedy) from error
+        raise UsageError(problem, where, remedy) from error
     layout = load_reference(importer.layout, plugin)
     return layout.tokenizer, layout.overrides_tokenizer

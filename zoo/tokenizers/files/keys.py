@@ -125,5 +125,5 @@ def check_keys(settings: Mapping[str, Any], name: str, where: object, *, known: 
         if setting is not None and setting.status == "refused" and value not in setting.harmless:
             raise UsageError(f"{key} {value!r:.80} is not supported ({setting.reason})", where, f"remove {key}")
         if setting is None and not known and not key.endswith("_token") and value is not None:
-            what = f"{key} {value!r:.80} is not supported: {name} may read it"
-            raise UsageError(what, where, f"remove {key} if it changes nothing")
+            problem = f"{key} {value!r:.80} is not supported: {name} may read it"
+            raise UsageError(problem, where, f"remove {key} if it changes nothing")

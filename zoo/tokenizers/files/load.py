@@ -137,10 +137,10 @@ def read_tokenizer(source: str | Path) -> Tokenizer:
     """
     if source == BYTES:
         return byte_tokenizer()
-    path, what = Path(source), "tokenizer"
+    path, kind = Path(source), "tokenizer"
     try:
         path = _file_of(path)
-        what, read = _reader(path)
+        kind, read = _reader(path)
         check_plain(path)
         with guarded(path):
             tokenizer = read(path)
@@ -152,7 +152,7 @@ def read_tokenizer(source: str | Path) -> Tokenizer:
     except OSError as error:
         raise UnreadableError(f"cannot read ({error.strerror})", path) from error
     except Exception as error:  # the library raises bare Exception
-        raise ArtifactError(f"not a {what} ({error})", path, KNOWN) from error
+        raise ArtifactError(f"not a {kind} ({error})", path, KNOWN) from error
     return _plain(tokenizer)
 
 
@@ -219,8 +219,10 @@ def require_ids(tokenizer: Tokenizer, vocab_size: int | None, where: object, rem
         raise UsageError(f"the tokenizer has {has}, the model {vocab_size}", where, remedy)
     for name, number in _added_around(description(tokenizer, where)["post_processor"]):
         if number >= vocab_size:
-            what = f"the tokenizer's post_processor adds {name} with the id {number}, the model has {vocab_size} tokens"
-            raise UsageError(what, where)
+            problem = (
+                f"the tokenizer's post_processor adds {name} with the id {number}, the model has {vocab_size} tokens"
+            )
+            raise UsageError(problem, where)
 
 
 def _added_around(processor: Any) -> Iterator[tuple[str, int]]:

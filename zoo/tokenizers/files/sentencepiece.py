@@ -61,8 +61,8 @@ def sentencepiece_proto() -> Any:
     try:
         from sentencepiece import sentencepiece_model_pb2
     except ImportError as error:
-        what = f"SentencePiece models need a package that is not installed ({error})"
-        raise UsageError(what, None, "pip install attention-zoo[sentencepiece]") from error
+        problem = f"SentencePiece models need a package that is not installed ({error})"
+        raise UsageError(problem, None, "pip install attention-zoo[sentencepiece]") from error
     return sentencepiece_model_pb2
 
 
@@ -257,8 +257,8 @@ def _numbered_tokenizer(
     scores = dict(piece_scores(model))
     absent = [piece.piece for piece in model.pieces if piece.type == piece.NORMAL and piece.piece not in vocabulary]
     if absent:
-        what = f"{len(absent)} of {len(scores)} pieces are not in {where.name}, such as {absent[0]!r}"
-        warnings.warn(f"{path}: {what}: words with them are split differently", ZooWarning, stacklevel=3)
+        problem = f"{len(absent)} of {len(scores)} pieces are not in {where.name}, such as {absent[0]!r}"
+        warnings.warn(f"{path}: {problem}: words with them are split differently", ZooWarning, stacklevel=3)
     present = [name for name in (*special, "<s>") if name in vocabulary]
     unread = {name for name in vocabulary if len(name) > 1} - {*scores, *present, *codes}
     least = min(scores.values(), default=0.0) - _PENALTY

@@ -110,8 +110,8 @@ def _rebuilt(
     path: Path,
 ) -> Tokenizer:
     if content["model"]["type"] != kind.model:
-        what = f"tokenizer_class {name} reads a vocabulary of type {kind.model}, not {content['model']['type']}"
-        raise UsageError(what, path, f"set tokenizer_class in tokenizer_config.json to {GENERIC}")
+        problem = f"tokenizer_class {name} reads a vocabulary of type {kind.model}, not {content['model']['type']}"
+        raise UsageError(problem, path, f"set tokenizer_class in tokenizer_config.json to {GENERIC}")
     try:
         return rebuilt(kind, content, settings, tokens.name("unk"))
     except (TypeError, ValueError) as error:  # of the library, for values of other types
@@ -154,5 +154,7 @@ def _refuse(tokenizer: Tokenizer, original: Tokenizer, name: str, where: Path) -
     """Raise :class:`UsageError` for tokens that a class which zoo does not know may number otherwise."""
     before = {repr(token) for token in original.get_added_tokens_decoder().values()}
     new = [token.content for token in tokenizer.get_added_tokens_decoder().values() if repr(token) not in before]
-    what = f"tokens differ from those of tokenizer.json, in a way that depends on {name}: {', '.join(map(repr, new))}"
-    raise UsageError(what, where, "load and save the tokenizer with transformers, or correct one of the two files")
+    problem = (
+        f"tokens differ from those of tokenizer.json, in a way that depends on {name}: {', '.join(map(repr, new))}"
+    )
+    raise UsageError(problem, where, "load and save the tokenizer with transformers, or correct one of the two files")

@@ -43,8 +43,8 @@ def token_windows(encoded: Encoding, *, limit: int, stride: int | None = None, n
     room = limit - len(before) - len(after)
     if len(places) <= room:
         return [TokenWindow([*before, *places, *after], range(len(before), len(before) + len(places)))]
-    given, stride = stride, min(_STRIDE, limit // 2) if stride is None else stride
-    if given is None and stride >= room:
+    requested, stride = stride, min(_STRIDE, limit // 2) if stride is None else stride
+    if requested is None and stride >= room:
         stride = max(room, 0) // 2
     if stride >= room:
         raise ValueError(f"windows of {limit} tokens leave {max(room, 0)} for the {name}, with a stride of {stride}")

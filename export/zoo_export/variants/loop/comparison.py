@@ -206,11 +206,11 @@ class _LoopComparison:
             row_noise = None if noise is None else np.broadcast_to(noise, generated.shape)[number]
             yield GeneratedRow(f"{where}, row {number}", tokens, rows[key], case, row_noise, None)
 
-    def _sound(self, found: Array, shape: tuple[int, int], where: str) -> bool:
+    def _sound(self, tokens: Array, shape: tuple[int, int], where: str) -> bool:
         """Whether a result consists of token ids and has the expected shape."""
         upper = int(next(t.dims[-1] for t in self.plan.decoder.output_tensors() if t.name == "logits"))
-        sound = found.shape == shape and found.dtype == np.int64 and bool(((found >= 0) & (found < upper)).all())
-        self._fail_unless(sound, f"{where}: {found.dtype} of shape {found.shape}, not token ids of shape {shape}")
+        sound = tokens.shape == shape and tokens.dtype == np.int64 and bool(((tokens >= 0) & (tokens < upper)).all())
+        self._fail_unless(sound, f"{where}: {tokens.dtype} of shape {tokens.shape}, not token ids of shape {shape}")
         return sound
 
     def _logits(self, execute: TorchExecutor, feeds: Arrays, number: int, tokens: Array) -> Array:
