@@ -41,7 +41,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # inherit that: tests that send SIGINT would wait in vain.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-settings.register_profile("zoo", deadline=None, max_examples=50)  # no deadline: first calls import and trace
+settings.register_profile("zoo", deadline=None, max_examples=20)  # no deadline: first calls import and trace
 settings.register_profile("thorough", deadline=None, max_examples=200)  # pytest --hypothesis-profile=thorough
 settings.load_profile("zoo")
 
@@ -164,6 +164,14 @@ def cache(shared: Path) -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("ZOO_CACHE", str(folder))
         yield folder
+
+
+@pytest.fixture(scope="session", autouse=True)
+def unhurried_disk() -> Iterator[None]:
+    """Do not wait until files are on the disk: that tells apart only tests during which the machine loses its power."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda descriptor: None)
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)

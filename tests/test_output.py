@@ -6,6 +6,8 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 from tests.conftest import ROOT
 
 STREAMS = {"stdout", "stderr", "__stdout__", "__stderr__"}
@@ -35,6 +37,7 @@ def prints(call: ast.Call) -> bool:
     return False
 
 
+@pytest.mark.slow
 def test_no_library_call_prints() -> None:
     trees = {path: ast.parse(path.read_text(encoding="utf-8")) for path in sources()}
     assert len(trees) > 100

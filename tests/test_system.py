@@ -227,6 +227,7 @@ def test_library_files(platform: str, name: str, monkeypatch: pytest.MonkeyPatch
     assert system.library_file("x") == name
 
 
+@pytest.mark.slow
 def test_posix_modules_are_imported_conditionally() -> None:
     """An unconditional import at the top of a module would fail there."""
     files = [file for folder in ("zoo", "export", "plugins") for file in (ROOT / folder).rglob("*.py")]

@@ -295,7 +295,7 @@ def siglip_tokenizer() -> PreTrainedTokenizerFast:
     )  # fmt: skip
 
 
-@pytest.mark.slow_after(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "name", "pad"),
     [("siglip", "siglip", ""), ("clip", "largest id", "<|endoftext|>"), ("clip", "first end", "a")],

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from safetensors.torch import load_file
 
@@ -18,6 +19,7 @@ from zoo.artifact import ModelDirectory
 PAGE = ROOT / "docs" / "checkpoints.md"
 
 
+@pytest.mark.slow
 def test_plugin_of_the_page_reads_and_writes_its_family(
     install: Callable[..., Path], zoo: Callable[..., Any], tmp_path: Path
 ) -> None:

@@ -47,6 +47,7 @@ def write(folder: Path, *, separate: bool) -> MarianTokenizer:
     return tokenizer
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("separate", [False, True])
 def test_targets_are_read_by_the_target_tokenizer(tmp_path: Path, zoo: Zoo, separate: bool) -> None:
     """Training examples have the ids of transformers' tokenizer for both languages, and a trained model keeps both."""

@@ -196,7 +196,7 @@ def test_scaling_that_is_not_understood_is_refused(said: dict[str, Any], setting
         import_checkpoint("hub", "ours", settings=settings)
 
 
-@pytest.mark.slow_after(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["yarn", "longrope", "dynamic"])
 def test_scaled_models_are_exported_and_shown(kind: str, zoo: Zoo) -> None:
     make("llama", KINDS[kind])

@@ -76,6 +76,7 @@ def test_cross_encoders_keep_their_activation(tmp_path: Path, activation: str, c
         np.testing.assert_allclose(again.predict(PAIRS), wanted, rtol=0, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_answers_equal_predict(tmp_path: Path) -> None:
     """Three sigmoids of a pair are those of the cross-encoder."""
     bert = write_bert(tmp_path / "bert", classes=3)

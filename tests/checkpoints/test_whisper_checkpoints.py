@@ -102,8 +102,8 @@ def test_presets_have_the_parameters_of_the_original(name: str, sizes: dict[str,
         assert wanted == 37_760_640
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"language": "de"}, {"language": "fr", "translate": True}], ids=str)
-@pytest.mark.slow_after(1)
 def test_greedy_texts_equal_the_original(tmp_path: Path, options: dict[str, Any]) -> None:
     """With detected and chosen languages, suppressed tokens, and a synthesised tone."""
     theirs = make()

@@ -116,6 +116,7 @@ def test_run_counts_inputs(model: Path, monkeypatch: pytest.MonkeyPatch, streams
     assert "out.jsonl: 0 results written, 7 kept from an earlier run, 1 of 1 inputs failed" in screen.plain
 
 
+@pytest.mark.slow
 def test_no_progress_without_a_terminal(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Stderr has only warnings."""
     Path("in.jsonl").write_text('{"text": "a"}\n\n{"text": "b"}\n')

@@ -40,6 +40,7 @@ def run_pytest(folder: Path, names: list[str], expected: Mapping[str, str], *opt
     return done.returncode, done.stdout.splitlines()
 
 
+@pytest.mark.slow
 def test_each_check_is_a_test_and_collecting_them_builds_nothing(install, tmp_path: Path) -> None:
     name = install_edited(install, "zoo-acme")
     status, lines = run_pytest(tmp_path, [name, "bert-tiny"], {}, "--collect-only", "-q")

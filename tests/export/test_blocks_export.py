@@ -67,6 +67,7 @@ def zoo_architectures():
 """
 
 
+@pytest.mark.slow
 def test_attention_between_widths_is_exported(install: Callable[..., Path], zoo: Callable[..., Any]) -> None:
     """Attention from 6 to 12 numbers, with biases on some projections, passes the comparison."""
     install("narrow", PLUGIN, files={"{module}_config.py": CONFIG, "{module}_model.py": MODEL})
@@ -82,7 +83,7 @@ def test_merged_layers_are_exported(exported_build: Builder, merge: str) -> None
     assert export_model(folder).passed
 
 
-@pytest.mark.slow_after(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_annotated_norm_is_exported(exported_build: Builder, dtype: str) -> None:
     """In both dtypes, with random weights and biases of the norms."""

@@ -521,7 +521,7 @@ def test_failed_export_leaves_the_model_unchanged(
     assert snapshot() == before
 
 
-@pytest.mark.slow_after(1)
+@pytest.mark.slow
 def test_failed_export_of_a_preset_keeps_what_it_would_replace(
     toys: None, zoo: Callable[..., Any], snapshot: Callable[[], Any]
 ) -> None:

@@ -388,6 +388,7 @@ def test_cache_key_covers_all_dependencies(monkeypatch: pytest.MonkeyPatch) -> N
     assert traces.key(tiny, "model", "float32", {}) not in keys
     monkeypatch.undo()
     code = traces._code_digest
+    monkeypatch.setattr(traces, "_own_code_digest", traces._own_code_digest.__wrapped__)
     monkeypatch.setattr(traces, "_code_digest", lambda packages: code(packages) + "changed")
     assert traces.key(tiny, "model", "float32", {}) not in keys
     used: set[str] = set()
@@ -463,6 +464,7 @@ def test_model_too_large_to_verify_reports_required_memory(
     assert snapshot() == before
 
 
+@pytest.mark.slow
 def test_interrupted_export_leaves_nothing(
     exported_build: Exported, zoo: Zoo, monkeypatch: pytest.MonkeyPatch, snapshot: Callable[[], Any]
 ) -> None:

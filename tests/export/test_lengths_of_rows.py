@@ -47,6 +47,7 @@ def trained(zoo: Zoo, task: str, rows: list[dict[str, Any]], *options: str) -> R
     return said
 
 
+@pytest.mark.slow
 def test_a_trained_model_truncates_as_in_training(zoo: Zoo) -> None:
     rows = [{"text": "tea " * (number + 1), "label": "ab"[number % 2]} for number in range(8)]
     long = sum(len(row["text"]) > LIMIT for row in rows)
@@ -92,6 +93,7 @@ def test_a_row_with_several_long_texts_counts_once(zoo: Zoo) -> None:
     assert line in zoo("evaluate", "m", "--data", "rows.jsonl", "--variant", "torch", "--metric", "loss").err
 
 
+@pytest.mark.slow
 def test_many_inputs_that_fail_alike_have_few_warnings(zoo: Zoo) -> None:
     rows = [{"text": "x" * (25 + number)} for number in range(9)]
     model = library.create_model("bert-tiny", task="text-classification", num_classes=2, **SIZES)

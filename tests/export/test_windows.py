@@ -59,6 +59,7 @@ def opened(folder: Path, **options: Any) -> Session:
     return load_session(folder, unverified=True, threads=1, **options)
 
 
+@pytest.mark.slow
 def test_steps_equal_full_passes(folder: Path) -> None:
     """Random parts of a padded text, cut below, at and above the window; logits equal those of one pass in float64."""
     graph = ModelDirectory.open(folder).spec.graphs[0]
@@ -280,7 +281,7 @@ def positions_early(model: ir.Model, present: str, by: int, keep: bool) -> None:
         node.replace_input_with(2, stop.outputs[0])
 
 
-@pytest.mark.slow_after(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("by", "keep", "said"),
     [(1, False, "has shape"), (-1, False, "fails at"), (1, True, "present.1.key")],

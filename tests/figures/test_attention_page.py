@@ -353,6 +353,7 @@ def test_rollout_needs_all_layers_between_the_same_positions(page_of: Callable[.
     assert group_of(later) is group_of(cross) is group_of(first, later, rollout=False) is None
 
 
+@pytest.mark.slow
 def test_page_of_a_pair_states_its_weights_and_evidence(verified_showing: Callable[..., Path], zoo: Zoo) -> None:
     folder = verified_showing("bert-tiny")
     result = zoo("show", folder, "--attention", "time", "flies", "-o", "page.html")

@@ -21,6 +21,7 @@ __all__ = ["exported_build", "once", "one_thread", "signed_export"]
 Zoo = Callable[..., Result]
 
 
+@pytest.mark.slow
 def test_export_needs_no_cache(copy_of: Callable[..., Path]) -> None:
     """torch makes a folder for compiled files as soon as its tracer is imported."""
     Path("file").touch()
@@ -55,6 +56,7 @@ def test_locks_are_not_among_temporary_files(monkeypatch: pytest.MonkeyPatch) ->
     assert not lock.exists()
 
 
+@pytest.mark.slow
 def test_full_temporary_folder_is_named(
     exported_model: Callable[..., Path], zoo: Zoo, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,8 +15,8 @@ from tests.hostile.forks import CALLS
 from zoo import ZooError
 
 ERRORS = {name: getattr(errno, name) for name in ("ENOSPC", "EIO", "EACCES")}
-QUICK = ("build over", "relink", "tokenizer over")
-"""Commands of which a sample is tried by default."""
+QUICK = {"build over": [pytest.mark.slow], "relink": [pytest.mark.slow], "tokenizer over": []}
+"""Commands of which a sample is tried, with the marks of its tests; the others are marked as hostile."""
 
 
 class Attack:
@@ -101,9 +101,7 @@ def attack(forks: Forks, starts: Starts) -> Callable[[str], Attack]:
     return cache(lambda name: Attack(forks, starts, COMMANDS[name]))
 
 
-@pytest.mark.parametrize(
-    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.hostile) for name in COMMANDS]
-)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=QUICK.get(name, pytest.mark.hostile)) for name in COMMANDS])
 def test_one_failing_call_of_each_kind(name: str, attack: Callable[[str], Attack], chance: random.Random) -> None:
     """A sample for a quick look; :func:`test_every_failing_call` takes hours."""
     prepared = attack(name)

@@ -13,8 +13,8 @@ from tests.hostile.attacks.kills import SCENARIOS
 from tests.hostile.attacks.mutate import MUTATIONS
 from tests.hostile.attacks.targets import TARGETS
 
-QUICK = ("build",)
-"""The commands that the default run kills."""
+QUICK = {"build": pytest.mark.slow}
+"""The commands that the slow tests kill; hostile tests kill the others, too."""
 Start = Callable[[str, int], Process]
 
 
@@ -59,7 +59,7 @@ def test_many_mutated_files_are_refused_in_one_line(start: Start) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(item.name, marks=() if item.name in QUICK else pytest.mark.hostile) for item in SCENARIOS],
+    [pytest.param(item.name, marks=QUICK.get(item.name, pytest.mark.hostile)) for item in SCENARIOS],
 )
 def test_killed_commands_leave_the_old_or_the_new_state(start: Start, name: str) -> None:
     seed = int(time.time())

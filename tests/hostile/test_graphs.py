@@ -74,6 +74,7 @@ def test_failing_node(altered: Altered) -> None:
     refused(altered([pad], two=np.ones(2, np.float32), sizes=np.array([-50, -50])), "cannot run the graph", "/gpt-tiny")
 
 
+@pytest.mark.slow
 def test_endless_loop(altered: Altered) -> None:
     body = onnx.parser.parse_graph(
         "b (int64 i, bool go, float[a, b, c] x) => (bool more, float[a, b, c] y) { more = Identity(go) y = Sin(x) }"
@@ -84,6 +85,7 @@ def test_endless_loop(altered: Altered) -> None:
         refused(model, "took longer than 2 s: ", "/gpt-tiny: raise ZOO", name=name, ZOO_MAX_GRAPH_SECONDS="2")
 
 
+@pytest.mark.slow
 def test_output_of_another_rank(altered: Altered, seal: Callable[[Path], None]) -> None:
     """Without what onnx_ir logs about shapes that it cannot infer."""
     model = altered([make_node("Neg", ["old"], ["x"])])
@@ -105,6 +107,7 @@ def test_load_without_end(slow: Path) -> None:
     refused(slow, "took longer than 2 s", "model.onnx: raise ZOO_MAX_GRAPH_SECONDS", ZOO_MAX_GRAPH_SECONDS="2")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="looks at the files that a process has mapped")
 def test_signal_during_a_load(slow: Path) -> None:
     with subprocess.Popen(command(slow), stderr=subprocess.PIPE, text=True) as process:

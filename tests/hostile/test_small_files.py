@@ -45,6 +45,7 @@ def png(width: int, height: int) -> bytes:
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", size + b"\x08\0\0\0\0") + chunk(b"IDAT", rows) + chunk(b"IEND", b"")
 
 
+@pytest.mark.slow
 def test_presets_of_the_working_directory(confined: Confined) -> None:
     """``zoo.toml`` is read by every command that names a model."""
     presets = {
@@ -111,6 +112,7 @@ def test_devices_and_pipes_in_a_checkpoint(confined: Confined, tmp_path: Path) -
             assert not result.err or result.warnings, command
 
 
+@pytest.mark.slow
 def test_strips_of_an_image(confined: Confined, exported_model: Exported) -> None:
     """As many pixels as 80 photographs, of 80 kB."""
     Path("tall.png").write_bytes(png(1, 80_000_000))
@@ -140,6 +142,7 @@ def test_long_texts(confined: Confined, exported_model: Exported) -> None:
     assert results[2].status == 0
 
 
+@pytest.mark.slow
 def test_beams_that_a_checkpoint_asks_for(
     confined: Confined, exported_model: Exported, seal: Callable[[Path], None], tmp_path: Path
 ) -> None:
@@ -232,6 +235,7 @@ def test_limits_are_numbers(zoo, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(limit.variable)
 
 
+@pytest.mark.slow
 def test_devices_given_as_data(
     confined: Confined, exported_model: Exported, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

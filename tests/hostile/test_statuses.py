@@ -336,6 +336,7 @@ def test_values_that_a_built_in_model_refuses(zoo) -> None:
     zoo("build", "vit-tiny", "--set", "num_channels=1000000000").failed(2, "num_channels must be at most 4096")
 
 
+@pytest.mark.slow
 def test_models_larger_than_the_memory(zoo, monkeypatch: pytest.MonkeyPatch) -> None:
     """Are refused before any of it is allocated."""
     zoo("build", "gpt-tiny", "--set", "hidden_size=4194304").failed(2, "parameters take", "ZOO_MAX_MODEL_BYTES")

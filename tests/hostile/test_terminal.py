@@ -143,6 +143,7 @@ def fails():
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("raised", ["ValueError(text)", "zoo.ArtifactError(text)", "click.ClickException(text)"])
 def test_exceptions(raised: str, zoo: Callable[..., Result], install) -> None:
     """Ten megabytes of an exception are one short line; the help of its command is safe."""

@@ -22,6 +22,7 @@ def tensors(folder: Path | str) -> dict[str, torch.Tensor]:
     return stored_tensors(load(folder))[0]
 
 
+@pytest.mark.slow
 def test_trunk_is_kept_bit_for_bit(copy_of: Callable[..., Path], zoo: Zoo) -> None:
     old = copy_of("bert-tiny", "--set", "task=pretraining")
     result = zoo(

@@ -27,6 +27,7 @@ def drawn(plot: Any, gid: str) -> np.ndarray[Any, Any]:
     return np.asarray(item.get_array())
 
 
+@pytest.mark.slow
 def test_one_head_has_its_weights_and_tokens(showing: Showing, zoo: Any, tmp_path: Path) -> None:
     folder, text = showing("gpt-tiny"), "time $x$"
     result = weights_of(folder, text)
@@ -55,6 +56,7 @@ def test_all_heads_are_drawn(showing: Showing, tmp_path: Path) -> None:
     assert "decoder.cross_attentions.1" in check_files(plot, tmp_path)
 
 
+@pytest.mark.slow
 def test_lines_are_as_wide_as_the_weights_of_a_query(showing: Showing, zoo: Any, tmp_path: Path) -> None:
     folder, text = showing("gpt-tiny"), "times"
     result = weights_of(folder, text)["attentions"]

@@ -62,6 +62,7 @@ def test_other_tasks_give_probabilities(preset: str, value: Any, exported_model:
     assert bars(plot) == [[part["probability"] for part in group] for group in groups]
 
 
+@pytest.mark.slow
 def test_probabilities_of_several_true_classes_do_not_add_up(exported_model: Exported) -> None:
     with load_session(exported_model("textcnn-tiny")) as session:
         plot = plot_answers(session, ["a text"], function_to_apply="sigmoid", top_k=1)

@@ -92,6 +92,7 @@ def test_outcomes_that_were_not_shown_are_named(exported_model: Exported) -> Non
     assert "not shown: Where in blocks.0: true, Clip: clamped" in [text.get_text() for text in panel.texts]
 
 
+@pytest.mark.slow
 def test_figures_of_commands(exported_copy: Exported, zoo: Any, tmp_path: Path) -> None:
     folder = exported_copy("gpt-tiny")
     done = zoo("show", folder, "--figure", "a.svg", "--of", "parity")

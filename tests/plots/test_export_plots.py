@@ -56,6 +56,7 @@ def test_modules_that_diverge_are_marked(tmp_path: Path) -> None:
         draw_modules("model", {"model": []})
 
 
+@pytest.mark.slow
 def test_errors_of_weights_and_blocks(exported_model: Exported, zoo: Any, tmp_path: Path) -> None:
     """Weights are dequantised from the stored file; outputs are those of a module with these weights."""
     folder = exported_model("gpt-tiny", seed=3)

@@ -113,6 +113,7 @@ def test_positions_that_cannot_be_drawn(zoo: Any, tmp_path: Path, monkeypatch: p
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("preset", [("adaptive-span-tiny",), ("all-attention-tiny", "--set", "span_ramp=8")])
 def test_spans_are_the_stored_ones(preset: tuple[str, ...], built: Built, tmp_path: Path, zoo: Any) -> None:
     """Beyond their limits they are clamped."""

@@ -42,7 +42,7 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         yield pipeline("zero-shot-classification", theirs, tokenizer=tokenizer), session
 
 
-@pytest.mark.slow_after(1)
+@pytest.mark.slow
 @given(
     text=st.sampled_from(TEXTS),
     labels=st.lists(st.sampled_from(["wind", "a gare", "где", "你", "in"]), min_size=1, max_size=5, unique=True),

@@ -63,6 +63,7 @@ def tokens(texts: list[str], length: int | None) -> tuple[torch.Tensor, torch.Te
     return ids, mask
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["clip", "siglip"])
 def test_labels_of_images(request: pytest.FixtureRequest, images: list[str], name: str) -> None:
     """Scores equal the softmax or sigmoid of the module's logits for all images and texts, in any batch size."""
@@ -141,6 +142,7 @@ def test_texts_of_any_length_share_a_batch(siglip: Path) -> None:
         np.testing.assert_allclose(one["embedding"], other["embedding"], atol=1e-5)
 
 
+@pytest.mark.slow
 def test_wrong_answers_fail_the_gate(exported_model: Exported, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A softmax where the model says sigmoid, as transformers' pipeline would give for a model of another type."""
     from zoo_export.verify import verify_model

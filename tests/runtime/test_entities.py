@@ -102,6 +102,7 @@ def test_strategies_differ(case: tuple[Any, Session]) -> None:
     assert len(set(found)) == len(STRATEGIES)
 
 
+@pytest.mark.slow
 def test_ignored_labels_can_be_chosen(case: tuple[Any, Session]) -> None:
     tagger, session = case
     text = "Who has seen the wind?"

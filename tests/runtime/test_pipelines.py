@@ -150,7 +150,7 @@ def test_masks_are_filled(tmp_path: Path) -> None:
             )
 
 
-@pytest.mark.slow_after(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("problem", PROBLEMS)
 def test_images_are_classified(tmp_path: Path, problem: str) -> None:
     sizes = {key: SIZES[key] for key in SIZES if key not in ("vocab_size", "max_position_embeddings")}

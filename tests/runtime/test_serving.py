@@ -172,6 +172,7 @@ def test_one_token_is_read_alike_beside_longer_texts(served: Exported, name: str
     assert all(np.array_equal(one, found[0]) for one in found)  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_rows_end_at_the_positions_of_the_model(served: Exported) -> None:
     """A past of fixed size has no capacity, but the model has a maximum length."""
     _, rows = open_rows(served("mamba2-tiny"))
@@ -421,8 +422,8 @@ def test_input_that_is_too_long_fails_alone(served: Exported, zoo: Zoo) -> None:
         ("gpt-tiny", {"batch": 10**12}, "has the shape"),
         ("gpt-tiny", {"capacity": 10**12}, "has the shape"),
         ("gpt-tiny", {"sequence": 10**12}, "has the shape"),
-        ("transformer-tiny", {"encoder_sequence": None}, "no size of encoder_sequence"),
-        ("transformer-tiny", {"encoder_sequence": 10**12}, "has the shape"),
+        pytest.param("transformer-tiny", {"encoder_sequence": None}, "no size of encoder_", marks=pytest.mark.slow),
+        pytest.param("transformer-tiny", {"encoder_sequence": 10**12}, "has the shape", marks=pytest.mark.slow),
     ],
 )
 def test_sizes_of_another_graph_are_refused(

@@ -172,6 +172,7 @@ def test_command_drafts_with_a_verified_export(
     assert zoo("run", target, "x", "--draft", copy).status in (3, 4)
 
 
+@pytest.mark.slow
 def test_a_draft_with_other_tokens_is_refused(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
     session, drafter = opened("gpt-tiny"), opened("llama-tiny")
     monkeypatch.setattr(Session, "draft", lambda *_: drafter)

@@ -16,6 +16,7 @@ from zoo.errors import ArtifactError
 from zoo_runtime import load_session
 
 
+@pytest.mark.slow
 def test_rows_are_read_and_bad_ones_do_not_harm_others(exported_model: Builder, tmp_path: Path) -> None:
     path = tmp_path / "chirp.wav"
     path.write_bytes(wav(CHIRP[:8000]))

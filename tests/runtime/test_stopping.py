@@ -78,6 +78,7 @@ def test_another_thread_ends_a_run(loop: Path) -> None:
     timer.join()
 
 
+@pytest.mark.slow
 def test_every_run_has_a_limit(loop: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Loading a graph, too."""
     monkeypatch.setenv("ZOO_MAX_GRAPH_SECONDS", "1")

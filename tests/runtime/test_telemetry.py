@@ -65,6 +65,7 @@ def test_user_setting_takes_precedence() -> None:
     assert done.stdout == "0\n"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_run_uses_no_network_and_leaves_no_files(exported_model: Callable[..., Path], tmp_path: Path) -> None:
     home = tmp_path / "home"

@@ -22,7 +22,7 @@ SIZES: dict[str, Any] = {
 }  # fmt: skip
 
 
-@pytest.fixture(scope="module", params=["encoder", "encoder-decoder"])
+@pytest.fixture(scope="module", params=["encoder", pytest.param("encoder-decoder", marks=pytest.mark.slow)])
 def directory(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Export a small model."""
     folder: Path = tmp_path_factory.mktemp("vectors") / request.param

@@ -136,6 +136,7 @@ def test_tasks_without_their_token_are_refused(zoo: Zoo, tmp_path: Path) -> None
     )
 
 
+@pytest.mark.slow
 def test_training_takes_the_ids_and_the_size(zoo: Zoo, tmp_path: Path) -> None:
     """Of a preset's tokenizer, and the ids of one that replaces that of a directory with weights."""
     own = words(tmp_path / "own.json", "[MASK]", "</s>")

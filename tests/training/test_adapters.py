@@ -265,6 +265,7 @@ def test_recipe_may_have_adapters(base: Path) -> None:
         make_plan("base", recipe=find_recipe("bad"), **given)
 
 
+@pytest.mark.slow
 def test_python_interface(zoo: Zoo, corpus: Path, base: Path) -> None:
     """The same as on the command line."""
     train("base", "adapter", corpus, lora=LowRankSettings(rank=2, alpha=4), max_steps=3, batch_size=8, seed=5)

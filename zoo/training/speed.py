@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import cache
 from typing import Any, TypeVar
 
 import torch
@@ -22,8 +23,12 @@ _SIZES = {"cpu": 1024, "cuda": 8192}
 _REPEATS = 3
 
 
+@cache
 def peak_flops(device: torch.device, dtype: torch.dtype) -> float:
-    """Return the floating-point operations per second of a large square matrix product, the best of a few."""
+    """Return the floating-point operations per second of a large square matrix product, the best of a few.
+
+    It is measured once per process.
+    """
     size = _SIZES.get(device.type, 1024)
     matrix = torch.ones(size, size, device=device, dtype=dtype)
     seconds = min(_seconds(lambda: matrix @ matrix, device) for _ in range(1 + _REPEATS))

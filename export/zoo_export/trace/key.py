@@ -11,6 +11,7 @@ import hashlib
 import importlib.util
 import json
 from collections.abc import Iterable, Mapping
+from functools import cache
 from importlib.metadata import Distribution, distributions
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,8 @@ from zoo.registry import ModelSpec
 from zoo_export.trace.reachable import code_digest
 
 __all__ = ["key"]
+
+_OWN = frozenset({"zoo", "zoo_export", "zoo_plugins", "zoo_runtime"})
 
 
 def key(spec: ModelSpec, result: str, dtype: str, options: Mapping[str, Any]) -> str:
@@ -43,7 +46,7 @@ def key(spec: ModelSpec, result: str, dtype: str, options: Mapping[str, Any]) ->
         "options": dict(options),
         "installed": sorted(set(map(_metadata, distributions()))),
         "reachable": reachable,
-        "code": _code_digest({"zoo", "zoo_export", "zoo_runtime", *map(_top_level, references)}),
+        "code": [_own_code_digest(), _code_digest({*map(_top_level, references)} - _OWN)],
     }
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
@@ -56,6 +59,12 @@ def _metadata(distribution: Distribution) -> str:
 
 def _top_level(reference: str) -> str:
     return reference.partition(":")[0].partition(".")[0]
+
+
+@cache
+def _own_code_digest() -> str:
+    """Return the digest of the product's own code, which a process reads once: it has been imported by then."""
+    return _code_digest(_OWN)
 
 
 def _code_digest(packages: Iterable[str]) -> str:

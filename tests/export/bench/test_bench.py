@@ -93,6 +93,7 @@ def test_compiled_torch_is_measured(name: str, exported_model: Exported) -> None
     assert all("torch.compile" in case["backends"] for case in result["cases"])
 
 
+@pytest.mark.slow
 def test_compile_failures_are_reported(
     exported_model: Exported, monkeypatch: pytest.MonkeyPatch, zoo: Callable[..., Any]
 ) -> None:

@@ -172,6 +172,7 @@ def test_wrong_parts_are_refused(exported_build: Exported, change: Change) -> No
         assert not report.passed
 
 
+@pytest.mark.slow
 def test_joined_weights_are_compared_and_perturbed(exported_build: Exported) -> None:
     stored = ModelDirectory.open(exported_build("gpt-tiny", noise=True, gain=4.0))
     graphs = make_graphs(stored, CPU)

@@ -48,6 +48,7 @@ def test_order_changes_no_result(subject: OnnxSubject, monkeypatch: pytest.Monke
     assert outcome(other, monkeypatch, apart=False) == ahead
 
 
+@pytest.mark.slow
 def test_sessions_are_closed_before_pytorch_runs(subject: OnnxSubject) -> None:
     """Also those that tasks have used."""
     sweep = Sweep(subject)

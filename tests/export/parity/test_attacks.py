@@ -16,7 +16,7 @@ CALL = INIT.replace("\n\n", "\n\n    def __call__(self, *inputs):\n        retur
 CALL = CALL.replace("*inputs", "*inputs, **named")
 
 
-@pytest.mark.slow_after(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("edited", [HOOK, CALL], ids=["hook", "call"])
 def test_forward_is_called_through_the_model(
     build_small: Callable[..., None], zoo: Callable[..., Result], edited: str
@@ -58,7 +58,7 @@ PLACES = "torch.linspace(0, 1, 10) * (mels.shape[1] + 1)"
 OWN = "mels.new_full((9,), 0.1).cumsum(0) * mels.shape[1]"
 
 
-@pytest.mark.slow_after(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("places", "reason"), [(PLACES, "is off by"), (OWN, "in PyTorch itself at batch 1")], ids=["graph", "model"]
 )

@@ -64,6 +64,7 @@ def test_fixed_tensor_keeps_its_values_and_is_reported(build_small: Build, zoo: 
     assert zoo("verify", "model", "--json").json["not_perturbed"] == ["order"]
 
 
+@pytest.mark.slow
 def test_fixed_tensor_as_a_constant_is_refused(build_small: Build) -> None:
     """Noise on the weights would not show it."""
     build_small("sound-small", *tensor('fixed_tensors = ("order",)', SHUFFLE, SHUFFLED))

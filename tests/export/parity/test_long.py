@@ -54,6 +54,7 @@ class Changed:
         return {**outputs, "logits": logits}
 
 
+@pytest.mark.slow
 def test_evidence_says_what_was_left_out(large: Large) -> None:
     """Long inputs are compared with optimisations on, at some positions of the logits."""
     stored = large("gpt-tiny")

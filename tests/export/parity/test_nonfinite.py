@@ -99,6 +99,7 @@ def test_inputs_are_refused_by_name_unless_they_are_shown_equal() -> None:
                 check_finite(graphs, FEATURES, {"features": array}, equal)
 
 
+@pytest.mark.slow
 def test_model_that_replaces_missing_numbers_is_compared_with_them(build_small: Build, zoo: Zoo) -> None:
     build_small("sound-small", edited(SCALED))
     zoo("export", "model", "--onnx").failed(4, "not equal to the model", "inputs with NaN", "nothing was written")

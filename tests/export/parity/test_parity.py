@@ -792,7 +792,7 @@ def test_decoding_stays_within_the_positions(longest: int) -> None:
 # The evidence.
 
 
-@pytest.mark.parametrize("name", [GPT, BERT, SEQ2SEQ])
+@pytest.mark.parametrize("name", [GPT, BERT, pytest.param(SEQ2SEQ, marks=pytest.mark.slow)])
 def test_evidence(exported_model: Exported, name: str) -> None:
     folder = exported_model(name)
     evidence = json.loads((folder / "parity.json").read_text())

@@ -42,6 +42,7 @@ def bucket(function: str) -> tuple[str, str]:
     return EMBED, EMBED.replace("self.embedding(input_ids)", function)
 
 
+@pytest.mark.slow
 def test_logarithms_of_integers_are_rounded_as_by_the_model(build_small: Build, zoo: Zoo) -> None:
     """A graph divides two natural logarithms, which is below 15 for 32768."""
     vocabulary = ("vocab_size: int = 30000", "vocab_size: int = 40000")

@@ -90,6 +90,7 @@ def test_unreadable_file_revokes_nothing(
     assert snapshot() == before
 
 
+@pytest.mark.slow
 def test_failure_over_the_full_grid_is_repeated_there(
     exported_copy: Exported, monkeypatch: pytest.MonkeyPatch, faulty: Callable[[], Any]
 ) -> None:
@@ -126,6 +127,7 @@ def test_lack_of_memory_revokes_nothing(
     assert snapshot() == before
 
 
+@pytest.mark.slow
 def test_evidence_in_a_read_only_directory(
     exported_copy: Exported, zoo: Zoo, monkeypatch: pytest.MonkeyPatch, faulty: Callable[[], Any]
 ) -> None:

@@ -104,6 +104,7 @@ def build(install: Callable[..., Path], zoo: Zoo) -> Callable[..., None]:
     return make
 
 
+@pytest.mark.slow
 def test_images_and_texts_are_verified(build: Callable[..., None], zoo: Zoo) -> None:
     build()
     made = zoo("export", "model", "--onnx")
@@ -198,6 +199,7 @@ def test_a_past_has_the_rows_of_a_batch() -> None:
         replace(causal_graph(vocab_size=9, num_layers=1, num_kv_heads=1, head_dim=4), rows=("texts",))
 
 
+@pytest.mark.slow
 def test_half_precision_reads_declared_float32(build: Callable[..., None], zoo: Zoo) -> None:
     build(dtype="float16")
     assert zoo("export", "model", "--onnx").status == 0

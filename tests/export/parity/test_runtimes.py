@@ -25,6 +25,7 @@ UNSUPPORTED = {
 }
 
 
+@pytest.mark.slow
 def test_export_is_verified_by_the_evaluator_of_onnx(
     exported_model: Exported, zoo: Zoo, snapshot: Callable[[], Any]
 ) -> None:

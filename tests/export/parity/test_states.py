@@ -142,6 +142,7 @@ def build(install: Callable[..., Path], zoo: Zoo) -> Build:
     return make
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("attends", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_states_are_exported_and_continue_a_text(build: Build, zoo: Zoo, attends: bool) -> None:
     path = build(attends=attends)
@@ -165,6 +166,7 @@ def test_states_are_exported_and_continue_a_text(build: Build, zoo: Zoo, attends
             assert [item["generated_ids"] for item in beams] == [item["generated_ids"] for item in alone]
 
 
+@pytest.mark.slow
 def test_states_do_not_grow(build: Build, zoo: Zoo) -> None:
     path = build(attends=False)
     assert zoo("export", path, "--onnx", "--graph-only").status == 0
@@ -177,7 +179,7 @@ def test_states_do_not_grow(build: Build, zoo: Zoo) -> None:
             assert outputs["present_states.0.hidden"].shape == (2, 16)
 
 
-@pytest.mark.slow_after(1)
+@pytest.mark.slow
 def test_scans_in_functions(build: Build, zoo: Zoo) -> None:
     """Repeated layers become calls of a function, and the last state and the results of its scan are one value."""
     path = build(attends=False, num_layers=2)
@@ -188,6 +190,7 @@ def test_scans_in_functions(build: Build, zoo: Zoo) -> None:
     assert len(scan.output) == 2
 
 
+@pytest.mark.slow
 def test_generation_loop_keeps_states(build: Build, zoo: Zoo) -> None:
     path = build()
     result = zoo("export", path, "--onnx", "--generate")
@@ -224,7 +227,7 @@ def test_wrong_state_is_refused(build: Build, zoo: Zoo, old: str, new: str, caus
     assert not list(path.glob("*.onnx"))
 
 
-@pytest.mark.slow_after(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("length", [41, 5, 15, 65])
 def test_mamba2_of_short_texts_is_exported(exported_build: Callable[..., Path], length: int) -> None:
     # A number of chunks that is 1 at every traced length would become a constant.

@@ -347,6 +347,7 @@ def test_loop_over_steps_is_compared_in_float32(exported_build: Exported, dtype:
     assert failures_in_float32(stored, {**wide, "decoder": widen(serialize(model))})
 
 
+@pytest.mark.slow
 def test_bfloat16_variant_is_the_rounded_model(exported_build: Exported, tmp_path: Path) -> None:
     stored = ModelDirectory.open(exported_build("gpt-tiny", noise=True))
     variant = make_reduced(stored, "bfloat16", tmp_path)

@@ -91,6 +91,7 @@ def run(session: Session, ids: Array, cut: int | None = None, mask: Array | None
     return {**made, "logits": np.concatenate(logits, axis=1)}
 
 
+@pytest.mark.slow
 def test_graph_computes_what_transformers_computes_with_a_rounding_cache(exported: Path, zoo: Any) -> None:
     assert zoo("publish", exported, "hub", "--layout", "hub").status == 0
     model = AutoModelForCausalLM.from_pretrained("hub", dtype=torch.float64)
@@ -204,6 +205,7 @@ def _expand_wrongly(model: ir.Model) -> None:
     node.replace_input_with(place, tape.op("Mul", scales, tape.constant(np.array(1.001, np.float32))))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "message"),
     [
@@ -227,6 +229,7 @@ def test_a_faulty_graph_is_refused(
     assert not list(copy.glob("*int8-cache*"))
 
 
+@pytest.mark.slow
 def test_a_model_with_a_cache_of_its_own_is_refused(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

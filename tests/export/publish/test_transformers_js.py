@@ -100,7 +100,7 @@ def test_weights_may_lie_in_separate_files(exported_model: Exported, zoo: Zoo, m
     assert {"input_ids", "attention_mask", "past_key_values.0.key"} <= inputs
 
 
-@pytest.mark.slow_after(2)
+@pytest.mark.slow
 def test_wrong_graph_of_a_precision_is_refused(
     exported_copy: Exported, zoo: Zoo, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -46,7 +46,7 @@ def _graph(data: bytes) -> bytes:
     return model.SerializeToString(deterministic=True)
 
 
-@pytest.mark.slow_after(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("fails", [True, False])
 def test_cached_results_of_another_process(zoo: Zoo, monkeypatch: pytest.MonkeyPatch, fails: bool) -> None:
     """A comparison that fails with them is repeated without them; without another process, this one traces."""

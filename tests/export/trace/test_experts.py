@@ -73,6 +73,7 @@ def test_one_and_all_experts(top_k: int) -> None:
     assert_close(run(traced(module), x), module(x))
 
 
+@pytest.mark.slow
 def test_float16_is_computed() -> None:
     """ONNX Runtime adds scattered values in float32 only."""
     module = mixture(torch.float16)
@@ -80,12 +81,14 @@ def test_float16_is_computed() -> None:
     assert_close(run(traced(module, torch.float16), x), module(x), rtol=0.01, atol=0.01)
 
 
+@pytest.mark.slow
 def test_all_tokens_may_choose_the_same_experts() -> None:
     module = mixture()
     x = torch.randn(1, 1, HIDDEN).expand(3, 8, -1).contiguous()
     assert_close(run(traced(module), x), module(x))
 
 
+@pytest.mark.slow
 def test_experts_that_no_token_chooses_are_not_computed() -> None:
     """The weights of the others are NaN, which multiplied by 0 would remain."""
     module = mixture()

@@ -87,6 +87,7 @@ def test_branch_at_a_size_of_0_or_1_is_refused(install: Install, branch: str, si
     assert sizes in message
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "branch",
     [
@@ -145,6 +146,7 @@ SMALL = "x.shape[1] == 1 and mask.shape[-1] > 40"
                 (LOOP, f"{LOOP}            LAYERS.append(layer)\n"),
             ],
             id="global",
+            marks=pytest.mark.slow,
         ),
         pytest.param(
             [

@@ -64,7 +64,7 @@ class StatesAreTransposedAndShared(Loop):
         return {"steps": steps, "last": one + other}
 
 
-@pytest.mark.slow_after(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [StateIsResult, FirstStateIsView, StatesAreTransposedAndShared])
 def test_graph_of_a_loop_equals_it(kind: type[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)

@@ -52,6 +52,7 @@ def test_options_that_do_not_fit_the_profile(exported_build: Exported, zoo: Zoo)
     zoo(*command, "--fix", "batch=1").failed(2, "graphs of this profile cannot have fixed dimensions")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", IN_FLOAT64)
 def test_float64_is_refused(exported_build: Exported, zoo: Zoo, name: str) -> None:
     """With WebGPU, onnxruntime-web cannot load a graph that computes in float64."""

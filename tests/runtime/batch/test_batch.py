@@ -92,6 +92,7 @@ def test_results_without_rows_have_the_columns_of_others(
     assert Path("alone.parquet").read_bytes() == Path("out/failed.parquet").read_bytes()
 
 
+@pytest.mark.slow
 def test_options_apply_to_every_file(exported_model: Exported, zoo: Zoo, corpus: Corpus, here: Here) -> None:
     here()
     options = ("--max-new-tokens", 2, "--option", "top_k=5", "--temperature", 0.8, "--seed", 3, "--stop", "q")
@@ -547,6 +548,7 @@ def workers(run: subprocess.Popen[str]) -> list[psutil.Process]:
     return psutil.Process(run.pid).children()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="kills by signal")
 @pytest.mark.parametrize(
     ("shards", "rows", "kills"), [(8, 1000, 2), pytest.param(60, 1000, 20, marks=pytest.mark.slow)]

@@ -130,6 +130,7 @@ def wait_for(address: tuple[str, int], text: str) -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.slow
 def test_reader_that_does_not_read_is_disconnected(address: tuple[str, int]) -> None:
     """Its rows are freed, long before its texts end."""
     with connected(address, receive_bytes=2048) as raw:
@@ -147,6 +148,7 @@ def test_answer_that_is_not_read_within_the_time_limit(models: ServedModels) -> 
         wait_for(address, 'zoo_running{model="writer"} 0.0')
 
 
+@pytest.mark.slow
 def test_reader_that_reads_slowly_gets_all(address: tuple[str, int]) -> None:
     with connected(address, receive_bytes=2048) as raw:
         long_stream(raw)

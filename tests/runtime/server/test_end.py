@@ -36,6 +36,7 @@ def test_sigterm_drains(writer: Path) -> None:
         assert server.events("stopped")
 
 
+@pytest.mark.slow
 def test_requests_that_do_not_end_in_time(writer: Path) -> None:
     """A stream ends with an error, and an answer that has not begun is one."""
     body = {"prompt": ["a"] * 130, "max_tokens": 4000, "min_new_tokens": 4000}

@@ -75,6 +75,7 @@ def reload(server: Server, name: str = "reloaded") -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 def test_exchange_drops_no_request(writer: Path, other: Path, tmp_path: Path) -> None:
     """Under load, every answer is that of the old or of the new model, and a stream ends with that of its start."""
     prompts = [f"prompt {number}" for number in range(6)]

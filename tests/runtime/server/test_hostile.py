@@ -184,6 +184,7 @@ def test_ten_thousand_idle_connections(writer: Path) -> None:
         assert server.stop() == 0
 
 
+@pytest.mark.slow
 def test_too_few_files_for_a_request(writer: Path, tmp_path: Path) -> None:
     """A request that has to open a file is answered later, and the others go on."""
     export_checkpoint(writer, tmp_path / "hub")
@@ -208,6 +209,7 @@ def test_too_few_files_for_a_request(writer: Path, tmp_path: Path) -> None:
         assert client.post(COMPLETIONS, json=BODY | {"repetition_penalty": 1.5}).status_code == 200
 
 
+@pytest.mark.slow
 def test_too_few_files_for_connections(writer: Path) -> None:
     """With no file left for a further connection, the present ones are served, and new ones once there is room."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -278,6 +278,7 @@ def test_datatypes_survive_both_forms(datatype: str, values: list[Any]) -> None:
         assert np.array_equal(again, array)
 
 
+@pytest.mark.slow
 def test_graphs_need_no_options_of_a_task(exported_copy: Exported) -> None:
     """Zero-shot classification needs labels, and tensors do not."""
     folder = exported_copy("clip-tiny")

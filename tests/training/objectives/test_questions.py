@@ -70,6 +70,7 @@ def test_gradients_do_not_depend_on_the_division_of_a_step(micro: int) -> None:
         torch.testing.assert_close(results[1][name], values, rtol=1e-8, atol=1e-10)
 
 
+@pytest.mark.slow
 @given(question=words, context=words, data=st.data())
 @settings(deadline=None, max_examples=80)
 def test_tokens_of_the_span_are_those_of_the_answer(
