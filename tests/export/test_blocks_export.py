@@ -76,7 +76,7 @@ def test_attention_between_widths_is_exported(install: Callable[..., Path], zoo:
     assert "verified" in zoo("export", "narrow", "--onnx").out
 
 
-@pytest.mark.slow_after(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("merge", ["sum", "mean"])
 def test_merged_layers_are_exported(exported_build: Builder, merge: str) -> None:
     folder = exported_build("bert-tiny", "feature_layers=-2,-1", f"feature_merge={merge}", noise=True)

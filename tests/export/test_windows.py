@@ -89,6 +89,7 @@ def make_exact(folder: Path) -> torch.nn.Module:
     return model.double()
 
 
+@pytest.mark.slow
 def test_answers_equal_those_of_a_complete_past(folder: Path) -> None:
     """Batches of prompts of several lengths, beams, which reorder the past, samples, and drafts, which it undoes."""
     rng = np.random.default_rng(1)
@@ -101,6 +102,7 @@ def test_answers_equal_those_of_a_complete_past(folder: Path) -> None:
             assert max(len(set(text)) for text in texts) > 2
 
 
+@pytest.mark.slow
 def test_a_past_does_not_grow_beyond_its_window(folder: Path) -> None:
     with opened(folder) as ours, opened(folder.parent / "whole") as whole:
         past = ours.graphs[0].pasts[0]
@@ -120,6 +122,7 @@ def test_a_past_does_not_grow_beyond_its_window(folder: Path) -> None:
         np.testing.assert_array_equal(steppers[0].step(np.array([[7]])), logits)
 
 
+@pytest.mark.slow
 def test_the_loop_keeps_as_many_positions(folder: Path) -> None:
     """generate.onnx of a graph with windows generates what its graph does."""
     from zoo_export.variants.loop.graph import make_loop

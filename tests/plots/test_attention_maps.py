@@ -78,6 +78,7 @@ def test_lines_are_as_wide_as_the_weights_of_a_query(showing: Showing, zoo: Any,
     assert "e" in texts(Path("a.svg"))
 
 
+@pytest.mark.slow
 def test_attention_that_cannot_be_drawn(showing: Showing, zoo: Any, tmp_path: Path, copy_of: Any) -> None:
     folder = showing("gpt-tiny")
     show = ("show", folder, "a", "--figure", "a.svg", "--of", "attention")

@@ -29,6 +29,7 @@ Zoo = Callable[..., Any]
 LABELS = ["cat", "dog", "a green tea"]
 POSITIONS = 32
 """Number of positions of the tiny models' text encoders."""
+pytestmark = pytest.mark.slow  # tracing two encoders takes several seconds
 
 
 @pytest.fixture
@@ -63,7 +64,6 @@ def tokens(texts: list[str], length: int | None) -> tuple[torch.Tensor, torch.Te
     return ids, mask
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["clip", "siglip"])
 def test_labels_of_images(request: pytest.FixtureRequest, images: list[str], name: str) -> None:
     """Scores equal the softmax or sigmoid of the module's logits for all images and texts, in any batch size."""
@@ -142,7 +142,6 @@ def test_texts_of_any_length_share_a_batch(siglip: Path) -> None:
         np.testing.assert_allclose(one["embedding"], other["embedding"], atol=1e-5)
 
 
-@pytest.mark.slow
 def test_wrong_answers_fail_the_gate(exported_model: Exported, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A softmax where the model says sigmoid, as transformers' pipeline would give for a model of another type."""
     from zoo_export.verify import verify_model
@@ -160,7 +159,6 @@ def test_adapters_need_rows_of_a_batch(clip: Path) -> None:
         make_adapted(ModelDirectory.open(clip), {})
 
 
-@pytest.mark.slow
 def test_fixed_number_of_images(exported_model: Exported, images: list[str]) -> None:
     """Images are then read one at a time; the number of texts is free."""
     directory = exported_model("clip-tiny")

@@ -49,6 +49,7 @@ def test_other_formats_and_rates_are_read(tmp_path: Path) -> None:
         assert np.abs(samples - tone[16_000])[500:-500].max() < error
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", ["flac", "wav"])
 def test_long_file_is_refused_before_it_is_decoded(
     suffix: str, exported_model: Builder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

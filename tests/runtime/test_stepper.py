@@ -77,7 +77,7 @@ class Whole:
             return np.asarray(self.model(tokens, torch.ones_like(tokens)))
 
 
-@pytest.mark.slow_after(3)
+@pytest.mark.slow_after(2)
 @pytest.mark.parametrize(("name", "profile"), CASES)
 def test_steps_undone_and_saved_equal_full_passes(opened: Any, name: str, profile: str) -> None:
     """Random steps, reorderings, roll-backs and restored pasts; all logits equal those of full passes."""
@@ -115,6 +115,7 @@ def test_steps_undone_and_saved_equal_full_passes(opened: Any, name: str, profil
     assert undone > 2
 
 
+@pytest.mark.slow
 def test_states_cannot_be_rolled_back(opened: Any) -> None:
     with start(opened("mamba2-tiny", "")) as stepper:
         stepper.step(np.array([[1, 2, 3]]))

@@ -125,6 +125,7 @@ def test_texts_and_windows_are_those_of_transformers(pair: tuple[WhisperForCondi
     assert len(results[1]["windows"]) >= 3
 
 
+@pytest.mark.slow
 def test_model_without_timestamps_is_refused(exported_model: Any) -> None:
     with load_session(exported_model("whisper-test")) as session, pytest.raises(UsageError, match="has no timestamps"):
         session.run([np.zeros(8000)], timestamps=True)

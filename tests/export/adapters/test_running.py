@@ -63,6 +63,7 @@ def test_rows_of_a_batch_equal_their_adapter_alone(adapted_model: Path, merged: 
     assert np.abs(mixed[0] - mixed[2]).max() > 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"num_beams": 3}], ids=["greedy", "beams"])
 def test_generated_texts_are_those_of_each_adapter(
     adapted_model: Path, merged: list[torch.nn.Module], options: dict[str, Any]

@@ -227,6 +227,7 @@ def test_generation_ends_at_the_last_position(
     assert found.tolist()[0] == result["generated_ids"]
 
 
+@pytest.mark.slow
 def test_start_token_uses_a_position(generate: Callable[..., Array]) -> None:
     assert generate("transformer-tiny", PROMPTS, 99).shape == (len(PROMPTS), POSITIONS - 1)
 

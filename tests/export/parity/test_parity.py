@@ -762,7 +762,7 @@ def test_encoder_does_not_decode(exported_model: Exported) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [GPT, SEQ2SEQ])
+@pytest.mark.parametrize("name", [GPT, pytest.param(SEQ2SEQ, marks=pytest.mark.slow)])
 def test_greedy_agreement_distinguishes_models(exported_noisy: Noisy, name: str) -> None:
     (one, _), (other, _) = exported_noisy(name), exported_noisy(name, 1)
     graphs = one.spec.config.graphs()
@@ -836,7 +836,7 @@ def test_evidence(exported_model: Exported, name: str) -> None:
             assert evidence["greedy_decoding"][level]["passed"] is True
 
 
-@pytest.mark.parametrize("name", [GPT, BERT, SEQ2SEQ])
+@pytest.mark.parametrize("name", [GPT, BERT, pytest.param(SEQ2SEQ, marks=pytest.mark.slow)])
 def test_graphs_and_evidence_contain_each_others_digests(exported_model: Exported, name: str) -> None:
     """A graph contains the digest of its evidence, which contains the digest of the graph's file."""
     folder = exported_model(name)

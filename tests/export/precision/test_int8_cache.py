@@ -116,6 +116,7 @@ def test_graph_computes_what_transformers_computes_with_a_rounding_cache(exporte
             assert (stored == numbers).mean() > 0.998
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", ["int8-cache", "cpu-int8-cache"])
 def test_stored_numbers_do_not_depend_on_the_cut(exported: Path, variant: str) -> None:
     with load_session(exported, variant=variant) as session:
@@ -133,6 +134,7 @@ def test_stored_numbers_do_not_depend_on_the_cut(exported: Path, variant: str) -
             np.testing.assert_allclose(found["logits"], whole["logits"], rtol=0.01, atol=0.01)
 
 
+@pytest.mark.slow
 def test_a_call_keeps_what_earlier_ones_stored(exported: Path) -> None:
     with load_session(exported, variant="int8-cache") as session:
         before, after = run(session, IDS[:, :5]), run(session, IDS, 5)

@@ -266,7 +266,9 @@ def test_moments_are_those_of_the_inputs(exported_build: Callable[..., Path], mo
     torch.testing.assert_close(torch.from_numpy(found[name]).double(), x.T @ x / len(x), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize(("name", "compensated"), [("gpt-tiny", True), ("bert-tiny", False)])
+@pytest.mark.parametrize(
+    ("name", "compensated"), [("gpt-tiny", True), pytest.param("bert-tiny", False, marks=pytest.mark.slow)]
+)
 def test_decoders_are_rounded_for_the_closest_products(make: Maker, name: str, compensated: bool) -> None:
     stored, variant = make(name, "int4")
     tensors, differ = load_file(variant.path), set()
