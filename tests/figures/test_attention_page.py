@@ -383,6 +383,7 @@ def test_page_of_a_pair_states_its_weights_and_evidence(verified_showing: Callab
     assert facts["evidence"]["digests"].keys() >= {"model.attentions.onnx", "model.safetensors", "config.json"}
 
 
+@pytest.mark.slow
 def test_page_shows_itself_in_a_notebook(showing: Callable[..., Path]) -> None:
     page = package.attention_page(showing("bert-tiny"), "time", layers=(1,), heads=(0, 3))
     frame = re.fullmatch(

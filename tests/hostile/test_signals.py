@@ -244,6 +244,7 @@ signal.raise_signal(signal.SIGHUP)
     assert python(code, tmp_path) == (0, "")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "closed"),
     [

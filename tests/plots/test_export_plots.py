@@ -26,6 +26,7 @@ __all__ = ["signed_export"]
 Exported = Callable[..., Path]
 
 
+@pytest.mark.slow
 def test_errors_of_modules_are_those_of_the_table(exported_model: Exported, zoo: Any, tmp_path: Path) -> None:
     folder = exported_model("gpt-tiny")
     done = zoo("diff", folder, "--json", "--figure", "a.svg")
@@ -176,6 +177,7 @@ def test_speeds_at_one_length_are_bars(tmp_path: Path) -> None:
         plot_bench({})
 
 
+@pytest.mark.slow
 def test_bench_draws_what_it_measures(zoo: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     result = measured(16, 32) | {"dtype": "float32", "threads": None, "left_out": {}}
     monkeypatch.setattr("zoo_export.bench.bench_model", lambda *_, **__: result)

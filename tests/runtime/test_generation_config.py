@@ -89,6 +89,7 @@ def test_explicit_options_override_the_file(saying: Callable[..., Path], case: s
         assert session.runner(**given).chosen == Generation(**wanted)
 
 
+@pytest.mark.slow
 def test_target_length_follows_the_file(saying: Callable[..., Path]) -> None:
     """Lengths include the start token."""
     with load_session(saying({"max_length": 100}, "transformer-tiny")) as session:

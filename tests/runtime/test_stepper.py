@@ -176,6 +176,7 @@ def test_wrong_arguments_are_refused(opened: Any, profile: str) -> None:
             use()
 
 
+@pytest.mark.slow
 def test_late_padding_is_refused_where_the_model_cannot_read_it(opened: Any) -> None:
     """The states of Mamba-2 support padding before the first token alone."""
     padded = np.array([[0, 0, 1], [1, 1, 1]])

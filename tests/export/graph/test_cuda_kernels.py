@@ -127,6 +127,7 @@ def test_functions_are_examined(made_graphs: Graphs) -> None:
     assert missing(graph.SerializeToString()) == ["Elu"] * 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("element", "lacking"),
     [

@@ -254,6 +254,7 @@ def test_memory_of_the_past() -> None:
     assert past_bytes(graph.with_int8_cache(), np.dtype(np.float32), 2000) == whole * 68 // 256
 
 
+@pytest.mark.slow
 def test_evidence_has_the_error_against_float64(exported: Path) -> None:
     evidence = ModelDirectory.open(exported).file("parity.int8-cache.json").read_text()
     assert '"reference": "the module in float64"' in evidence
@@ -324,6 +325,7 @@ def session(exported: Path, request: pytest.FixtureRequest) -> Iterator[Session]
         yield opened
 
 
+@pytest.mark.slow
 def test_a_reordered_and_shortened_past_continues_as_a_new_one(session: Session) -> None:
     ids, rows = IDS[:, :9], np.array([1, 0, 1])
     with session.stepper(rows=2) as stepper:
@@ -346,6 +348,7 @@ def test_a_reordered_and_shortened_past_continues_as_a_new_one(session: Session)
         np.testing.assert_allclose(one, other, rtol=0.01, atol=0.01)
 
 
+@pytest.mark.slow
 def test_the_buffers_of_a_stepper_are_int8(session: Session) -> None:
     with session.stepper() as stepper:
         stepper.step(IDS[:1])
@@ -354,6 +357,7 @@ def test_the_buffers_of_a_stepper_are_int8(session: Session) -> None:
     assert sum(array.nbytes for array in arrays) == past_bytes(session.graphs[0], session.dtype, IDS.shape[1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"num_beams": 3}, {"temperature": 1.0, "seed": 1}])
 def test_generation_is_that_of_the_buffers(exported: Path, options: dict[str, Any]) -> None:
     results = []
@@ -364,6 +368,7 @@ def test_generation_is_that_of_the_buffers(exported: Path, options: dict[str, An
     assert results[0] == results[1]
 
 
+@pytest.mark.slow
 def test_drafts_give_the_greedy_text(session: Session) -> None:
     greedy, drafted = (
         session.run("abcabcabcabc", max_new_tokens=10, **options)["generated_ids"]
@@ -372,6 +377,7 @@ def test_drafts_give_the_greedy_text(session: Session) -> None:
     assert greedy == drafted
 
 
+@pytest.mark.slow
 def test_a_past_of_the_wrong_type_or_size_is_one_line(session: Session) -> None:
     (graph,) = session.graphs
     made = run(session, IDS[:, :4])
