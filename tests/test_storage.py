@@ -366,7 +366,7 @@ def test_no_stage_is_left_under_a_umask_that_forbids_everything() -> None:
         assert list(place.iterdir()) == []
 
 
-@pytest.mark.slow_after(9)
+@pytest.mark.slow_after(4)
 @pytest.mark.parametrize(
     ("operation", "call"),
     [

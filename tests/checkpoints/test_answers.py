@@ -168,6 +168,7 @@ def test_classifiers(tmp_path: Path, zoo: Zoo, task: str, fault: str | None, mon
     check(zoo, write_classifier(tmp_path / "hub", task), None if fault is None else BERT[fault], monkeypatch)
 
 
+@pytest.mark.slow_after(2)
 @pytest.mark.parametrize("fault", [None, *ENCODER])
 def test_sentence_encoders(tmp_path: Path, zoo: Zoo, fault: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Pooling, norm, prompts and the maximum length give the vectors of ``SentenceTransformer.encode``."""

@@ -107,6 +107,7 @@ def feeds_of(config: Any, kind: str) -> dict[str, torch.Tensor]:
     return feeds
 
 
+@pytest.mark.slow_after(3)
 @pytest.mark.parametrize(("kind", "name"), KINDS)
 def test_imported_model_equals_the_original(tmp_path: Path, kind: str, name: str) -> None:
     theirs = make(kind, name)
@@ -123,6 +124,7 @@ def test_imported_model_equals_the_original(tmp_path: Path, kind: str, name: str
         assert_close(value, wanted[key], rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.slow_after(3)
 @pytest.mark.parametrize(("kind", "name"), KINDS)
 def test_round_trip_is_bit_for_bit(tmp_path: Path, kind: str, name: str) -> None:
     theirs = make(kind, name)

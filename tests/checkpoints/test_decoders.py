@@ -404,6 +404,7 @@ def same(folder: Path, theirs: PreTrainedModel) -> None:
     assert expected.std() > 0.1
 
 
+@pytest.mark.slow_after(6)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_checkpoint_is_imported(tmp_path: Path, name: str) -> None:
     """The import compares without padding and with right padding; this test adds left padding."""
@@ -418,7 +419,7 @@ def test_checkpoint_is_imported(tmp_path: Path, name: str) -> None:
     same(tmp_path / "ours", theirs)
 
 
-@pytest.mark.slow_after(4)
+@pytest.mark.slow_after(2)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_checkpoint_round_trip(tmp_path: Path, name: str) -> None:
     """transformers loads the published checkpoint with the same configuration, tensors and outputs."""

@@ -113,6 +113,7 @@ class Normalize(nn.Module):
         return x / x.square().sum(-1, keepdim=True).sqrt()
 
 
+@pytest.mark.slow_after(4)
 @pytest.mark.parametrize(
     ("family", "order"),
     [

@@ -73,6 +73,7 @@ def write(folder: Path, name: str) -> transformers.PreTrainedModel:
     return theirs
 
 
+@pytest.mark.slow_after(2)
 @pytest.mark.parametrize("name", MODELS)
 def test_embeddings_equal_transformers(tmp_path: Path, name: str) -> None:
     """Vectors are the pooled states of transformers' model, and the directory is written back as it was."""

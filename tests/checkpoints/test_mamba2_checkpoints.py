@@ -39,6 +39,7 @@ def make(**options: Any) -> Mamba2ForCausalLM:
     return theirs
 
 
+@pytest.mark.slow_after(2)
 @pytest.mark.parametrize("options", VARIANTS, ids=str)
 def test_imported_model_equals_the_original(tmp_path: Path, options: dict[str, Any]) -> None:
     theirs = make(**options)
@@ -51,6 +52,7 @@ def test_imported_model_equals_the_original(tmp_path: Path, options: dict[str, A
         assert_close(ours(ids), theirs(ids).logits)
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("options", VARIANTS[:3], ids=str)
 def test_left_padding_and_later_calls_equal_the_original(tmp_path: Path, options: dict[str, Any]) -> None:
     theirs = make(**options)

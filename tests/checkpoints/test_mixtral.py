@@ -73,6 +73,7 @@ def test_imported_model_equals_the_original(tmp_path: Path, family: str, options
         assert_close(ours(ids, mask)[1, 6:], padded[1, 6:], rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.slow_after(2)
 @pytest.mark.parametrize(("family", "options"), VARIANTS, ids=str)
 def test_round_trip_is_bit_for_bit(tmp_path: Path, family: str, options: dict[str, Any]) -> None:
     theirs = make(family, **options)

@@ -34,7 +34,7 @@ SKIPPED = ("pooler.", "decoder.bias", "final_logits_bias")
 """An untrained pooler of a model without a head, and the second name of a bias."""
 
 
-@pytest.mark.slow_after(3)
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize(("name", "kind"), [*FIRST, *OTHERS])
 def test_every_task_equals_transformers(tmp_path: Path, name: str, kind: str) -> None:
     """The same tensors are kept and initialised; outputs are equal once those initialised have the same values."""

@@ -74,6 +74,7 @@ def make(kind: str, **options: Any) -> PreTrainedModel:
     return theirs.eval()
 
 
+@pytest.mark.slow_after(2)
 @pytest.mark.parametrize(("kind", "options"), VARIANTS, ids=str)
 def test_imported_model_equals_the_original(tmp_path: Path, kind: str, options: dict[str, Any]) -> None:
     theirs = make(kind, **options)
@@ -90,6 +91,7 @@ def test_imported_model_equals_the_original(tmp_path: Path, kind: str, options: 
         assert_close(ours(ids, mask)[1, 9:], wanted, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow_after(2)
 @pytest.mark.parametrize(("kind", "options"), VARIANTS, ids=str)
 def test_round_trip_is_bit_for_bit(tmp_path: Path, kind: str, options: dict[str, Any]) -> None:
     theirs = make(kind, **options)

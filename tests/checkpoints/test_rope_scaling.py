@@ -127,6 +127,7 @@ def check(theirs: PreTrainedModel, directory: str = "ours") -> None:
         assert_close(torch.cat(stepped, 1), wanted, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.slow_after(4)
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_of_scaling_equals_transformers(kind: str, zoo: Zoo) -> None:
     theirs = make("llama", KINDS[kind])
@@ -140,7 +141,7 @@ def test_every_kind_of_scaling_equals_transformers(kind: str, zoo: Zoo) -> None:
     assert any("texts of at most" in change for change in ModelDirectory.open("ours").origin.changes) == bool(limit)
 
 
-@pytest.mark.slow_after(2)
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("family", [name for name in FAMILIES if name not in ("llama", "phi3")])
 @pytest.mark.parametrize("kind", ["yarn, mscale", "dynamic", "longrope"])
 def test_scaling_in_every_family_equals_transformers(family: str, kind: str) -> None:

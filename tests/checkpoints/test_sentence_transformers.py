@@ -57,6 +57,7 @@ def change(path: Path, **values: Any) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | values))
 
 
+@pytest.mark.slow_after(2)
 @pytest.mark.parametrize(("activation", "classes"), CLASSES)
 def test_cross_encoders_keep_their_activation(tmp_path: Path, activation: str, classes: int) -> None:
     """The activation of config_sentence_transformers.json is applied, and published again."""

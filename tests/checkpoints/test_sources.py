@@ -53,6 +53,7 @@ def pickle(hub: Path, name: str, content: Callable[[dict[str, Tensor]], Any], **
     return hub / name
 
 
+@pytest.mark.slow_after(6)
 @pytest.mark.parametrize("name", ["model.pt", "model.bin", "model.pth"])
 @pytest.mark.parametrize("wrapper", [None, "state_dict", "model"])
 @pytest.mark.parametrize("old", [False, True], ids=["archive", "before torch 1.6"])

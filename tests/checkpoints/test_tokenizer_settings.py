@@ -178,6 +178,7 @@ def test_a_mask_token_that_the_files_name_becomes_that_of_the_model(tmp_path: Pa
     assert config.mask_token_id == known.mask_token_id == known.convert_tokens_to_ids("time")
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("name", ["bert", "gpt2", "t5"])
 def test_a_published_folder_reads_texts_like_the_original(tmp_path: Path, name: str) -> None:
     """With the tokens that were declared beside tokenizer.json, which now has them."""

@@ -181,7 +181,7 @@ def batch(theirs: PreTrainedModel) -> dict[str, Tensor]:
     }
 
 
-@pytest.mark.slow_after(4)
+@pytest.mark.slow_after(2)
 @pytest.mark.parametrize("case", CASES)
 def test_checkpoint_round_trip_keeps_outputs(case: str, tmp_path: Path) -> None:
     """Configuration, encoder and logits agree in float64 at tokens; the written checkpoint gives identical outputs."""

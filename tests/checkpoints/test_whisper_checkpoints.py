@@ -52,6 +52,7 @@ def make(**options: Any) -> WhisperForConditionalGeneration:
     return theirs
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize(
     ("options", "settings"),
     [({}, []), ({"tie_word_embeddings": False, "activation_function": "relu"}, []), ({}, ["input=features"])],

@@ -32,7 +32,7 @@ ALSO = {
 }
 
 
-@pytest.mark.slow_after(8)
+@pytest.mark.slow_after(4)
 @pytest.mark.parametrize("check", EDITS)
 def test_each_edit_fails_its_check(check: str, install: Callable[..., Path]) -> None:
     """The result says what was expected and what happened, and the check itself raises no other error."""

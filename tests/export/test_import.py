@@ -134,6 +134,7 @@ def same(folder: Path, theirs: PreTrainedModel) -> None:
         assert value.std() > 1e-2
 
 
+@pytest.mark.slow_after(3)
 @pytest.mark.parametrize(("kind", "task", "options"), KINDS.values(), ids=KINDS)
 def test_checkpoint_is_imported(
     tmp_path: Path, kind: type[PreTrainedModel], task: str, options: dict[str, Any]

@@ -80,6 +80,7 @@ def test_counts_add_up_to_the_model(name: str) -> None:
                 assert part.parameters == sum(inner.count * inner.parameters for inner in part.parts), part.name
 
 
+@pytest.mark.slow_after(10)
 @pytest.mark.parametrize("name", [*ARCHITECTURES, *PUBLISHED])
 def test_every_outermost_module_is_drawn_once(name: str) -> None:
     """Every module with parameters is in a graph, and only once."""

@@ -123,6 +123,7 @@ def test_signal_during_a_load(slow: Path) -> None:
     assert (process.returncode, err) == (143, "terminated\n")
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.skipif(sys.platform != "linux", reason="the limit is that of Linux")
 @pytest.mark.parametrize("kind", ["shape", "doubled", "text", "constant"])
 def test_memory(altered: Altered, kind: str) -> None:

@@ -339,6 +339,7 @@ CALLS = {
 }
 
 
+@pytest.mark.slow_after(4)
 @pytest.mark.parametrize("case", CALLS)
 @pytest.mark.parametrize("old", [False, True], ids=["archive", "before torch 1.6"])
 def test_calls_in_a_pickle_are_refused(case: str, old: bool, checkpoint: Path, refused) -> None:

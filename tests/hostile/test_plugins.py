@@ -95,7 +95,7 @@ def daemon(tmp_path: Path) -> Iterator[Path]:
             os.kill(int(log.read_text()), signal.SIGKILL)
 
 
-@pytest.mark.slow_after(4)
+@pytest.mark.slow_after(2)
 @pytest.mark.parametrize("case", CHANNEL)
 def test_disturbing_plugin_is_blamed(case: str, install, zoo, monkeypatch: pytest.MonkeyPatch, daemon: Path) -> None:
     """The plugin that is read after it in the same process is loaded, and the deadline is kept."""

@@ -49,6 +49,7 @@ PANICS: dict[str, tuple[dict[str, Any], tuple[str, str], str]] = {
 """Components of a tokenizer, the command that panics, and the place in the error."""
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("case", PANICS)
 def test_panics_are_errors(case: str, tmp_path: Path) -> None:
     """In commands, Rust's own lines are not printed either."""

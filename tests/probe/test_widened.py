@@ -64,6 +64,7 @@ def pair(dtype: torch.dtype = torch.float32, wide: torch.dtype = torch.float64) 
     return source, shared, copied
 
 
+@pytest.mark.slow_after(3)
 @pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad])
 @pytest.mark.parametrize(
     ("dtype", "wide"),

@@ -62,7 +62,7 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         yield pipeline("token-classification", theirs, tokenizer=tokenizer), session
 
 
-@pytest.mark.slow_after(3)
+@pytest.mark.slow_after(1)
 @pytest.mark.filterwarnings("ignore:Tokenizer does not support real words")
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @given(text=texts)

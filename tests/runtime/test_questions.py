@@ -52,6 +52,7 @@ def session(folder: Path) -> Iterator[Session]:
         yield session
 
 
+@pytest.mark.slow_after(3)
 @pytest.mark.parametrize("options", golden.OPTIONS, ids=str)
 def test_answers_equal_the_pipeline(session: Session, options: dict[str, Any]) -> None:
     rows = [row for row in ROWS if row["options"] == options]

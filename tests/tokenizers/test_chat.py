@@ -239,7 +239,7 @@ BIG = "{% set big = 'a' * 9999990 %}"
 LIST = "{% set big = ['a' * 10**5] * 99 %}"
 
 
-@pytest.mark.slow_after(8)
+@pytest.mark.slow_after(3)
 @pytest.mark.parametrize(
     "source",
     [

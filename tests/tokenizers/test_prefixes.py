@@ -136,6 +136,7 @@ LONG = st.lists(st.tuples(st.sampled_from(WORDS), st.sampled_from(SPACES)), min_
 )
 
 
+@pytest.mark.slow_after(4)
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=40)
 @given(text=LONG, count=st.integers(0, 6))
@@ -150,6 +151,7 @@ def test_tokens_of_a_prefix_are_the_first_of_the_text(kind: str, text: str, coun
         assert len(backend.encode(text, add_special_tokens=False).ids) > count
 
 
+@pytest.mark.slow_after(4)
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=10)
 @given(text=LONG, limit=st.integers(6, 9), strategy=st.sampled_from(["longest_first", "only_second"]))
@@ -159,6 +161,7 @@ def test_truncated_texts_are_those_of_the_library(kind: str, text: str, limit: i
     compare(reference, truncating(kind, limit, strategy), ("a", text) if strategy == "only_second" else (text,))
 
 
+@pytest.mark.slow_after(8)
 @pytest.mark.parametrize("kind", ["bert", "unigram"])
 @pytest.mark.parametrize("limit", [5, 6])
 @pytest.mark.parametrize("words", [(24, 24), (24, 36), (36, 24), (24, 3), (3, 24)])

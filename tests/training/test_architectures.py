@@ -66,7 +66,7 @@ def row(objective: str, number: int) -> dict[str, Any]:
     return {key: value for key, value in found.items() if key != "pair" or objective != "text-classification"}
 
 
-@pytest.mark.slow_after(6)
+@pytest.mark.slow_after(3)
 @pytest.mark.parametrize(("name", "objective", "task"), list(fitting()))
 def test_gradients_reach_all_parameters(name: str, objective: str, task: str) -> None:
     """All but a pooler that the task does not read."""

@@ -49,6 +49,7 @@ def branch(condition: str) -> Edit:
     return LAST, f"if {condition}:\n            x = 2 * x\n        {LAST}"
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize(
     ("length", "sizes", "edit", "frames"),
     [
@@ -94,6 +95,7 @@ def test_true_declaration_is_verified(
     assert output.type.tensor_type.shape.dim[1].dim_param == length
 
 
+@pytest.mark.slow_after(2)
 @pytest.mark.parametrize(
     ("length", "sizes", "edit", "said"),
     [

@@ -122,6 +122,7 @@ def test_infinite_weights_stay_infinite(stored: Callable[[str], ModelDirectory])
         assert all(item.view(-1)[0] == -torch.inf for item in executor.model.state_dict().values())
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize(("outputs", "bias"), [(1, True), (5, True), (5, False)])
 def test_nudges_add_the_products_of_small_layers_in_another_order(outputs: int, bias: bool) -> None:
     """Torch has more exact kernels for few rows or outputs, which other runtimes lack: the limit would be too low."""

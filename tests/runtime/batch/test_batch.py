@@ -65,6 +65,7 @@ def test_results_are_those_of_single_runs(bert: Path, zoo: Zoo, corpus: Corpus, 
     assert (lines["lines.jsonl"]["input"], lines["lines.jsonl"]["rows"]) == ("lines.txt", 2)
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("task", ["sentence-embedding", "feature-extraction"])
 @pytest.mark.parametrize("key", ["key", None])
 def test_results_without_rows_have_the_columns_of_others(
@@ -218,6 +219,7 @@ def test_only_files_of_killed_workers_are_removed(bert: Path, zoo: Zoo, corpus: 
     assert [name for name in (*left, *foreign) if Path("out", name).exists()] == foreign
 
 
+@pytest.mark.slow_after(2)
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -256,6 +258,7 @@ def test_other_model_does_not_resume(exported_copy: Exported, zoo: Zoo, corpus: 
     zoo(*base, "--resume").failed(2, "another model")
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("option", ["--draft", "--option"])
 def test_other_model_that_drafts_does_not_resume(
     exported_model: Exported, zoo: Zoo, corpus: Corpus, here: Here, option: str
@@ -354,6 +357,7 @@ def test_two_runs_do_not_share_a_folder(bert: Path, zoo: Zoo, corpus: Corpus) ->
     release()
 
 
+@pytest.mark.slow_after(3)
 @pytest.mark.parametrize(
     ("code", "message"),
     [
@@ -382,6 +386,7 @@ def test_engine_that_lies_is_a_plugin_error(
     assert set(files(Path("out"))) == {line["results"] for line in manifest(Path("out"))}
 
 
+@pytest.mark.slow_after(4)
 @pytest.mark.parametrize(
     ("change", "message"),
     [
