@@ -76,7 +76,7 @@ def onnx_dynamic(subject: Subject) -> None:
     padding = next((side for side in ("left", "right") if allowed and all(side in each for each in allowed)), "none")
     points = [
         Point(rows, max(1, min(length, subject.longest - past)), past, padding)  # type: ignore[arg-type]
-        for rows, length in ((3, 4), (4, 10), (3, subject.longest - past - 1))
+        for rows, length in ((11, 4), (4, 10), (3, subject.longest - past - 1))
     ]
     with _stored(subject) as (stored, graphs):
         sweep = Sweep(OnnxSubject(stored, graphs, "cpu"))

@@ -153,7 +153,13 @@ class Sweep:
         reference = self.subject.models.reference
         levels = list(self.runtimes)
         margins = {level: findings.margin(level, graphs[-1]) if findings.distributions else 0 for level in levels}
-        with running("in greedy decoding", self.subject.stored.path):
+        path = self.subject.stored.path
+        for level in levels:
+            if level not in self._decoded:
+                with running(f"in greedy decoding, {self.subject.labels[level]}", path):
+                    tokens = greedy_tokens(self.runtimes[level], graphs, self.longest, self.subject.fixed)
+                self._decoded |= {} if tokens is None else {level: tokens}
+        with running("in greedy decoding", path):
             findings.greedy |= greedy_agreement(
                 reference, self.runtimes, graphs, margins, self.longest, self.subject.fixed, self._decoded
             )
