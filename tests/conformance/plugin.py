@@ -283,7 +283,8 @@ EDITS: dict[str, Sequence[Edit]] = {
     "onnx-dynamic": [
         (
             *RETURN,
-            "        off = (rows - 1) * (rows - 2) * (rows - 3) * (rows - 4) * (rows - 5) * (rows - 6) * (rows - 7) * (rows - 9)\n"
+            "        off = (rows - 1) * (rows - 2) * (rows - 3) * (rows - 4) * (rows - 5) * (rows - 6)\n"
+            "        off = off * (rows - 7) * (rows - 9)\n"
             "        return self.head(x * (1 + 0.01 * off) if type(length) is not int else x)\n",
         )
     ],
