@@ -1,6 +1,6 @@
 """Results cached on disk between processes.
 
-Each entry carries its digest; damaged entries are ignored.
+Each entry carries a digest of its name and content; damaged entries, and copies of others, are ignored.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def read(name: str) -> bytes | None:
         return None
     with suppress(OSError):
         data = (cache / name).read_bytes()
-        if hashlib.sha256(data[_DIGEST:]).digest() == data[:_DIGEST]:
+        if _entry_digest(name, data[_DIGEST:]) == data[:_DIGEST]:
             return data[_DIGEST:]
     return None
 
@@ -68,10 +68,14 @@ def write(name: str, data: bytes) -> None:
         cache.mkdir(parents=True, exist_ok=True)
         try:
             with part.open("xb") as file:
-                file.write(hashlib.sha256(data).digest() + data)
+                file.write(_entry_digest(name, data) + data)
             part.replace(cache / name)
         finally:
             part.unlink(missing_ok=True)
+
+
+def _entry_digest(name: str, data: bytes) -> bytes:
+    return hashlib.sha256(name.encode() + b"\0" + data).digest()
 
 
 class Memo:

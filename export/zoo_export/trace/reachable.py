@@ -25,13 +25,27 @@ _KNOWN = {"zoo", "zoo_export", "zoo_runtime"}
 """Packages whose code is part of every key."""
 _LISTINGS = ("RECORD", "installed-files.txt", "SOURCES.txt")
 """Files that list what a distribution has installed: wheels have the first, older installations one of the others."""
+_SELF_CONTAINED = {
+    "__future__", "abc", "base64", "bisect", "builtins", "cmath", "collections", "contextlib", "copy", "dataclasses",
+    "decimal", "enum", "fractions", "functools", "hashlib", "heapq", "itertools", "json", "logging", "math", "numbers",
+    "operator", "pathlib", "re", "statistics", "string", "struct", "textwrap", "types", "typing", "unicodedata",
+    "warnings", "weakref",
+}  # fmt: skip
+"""Modules of the standard library whose results depend on their arguments alone, apart from the names below.
+
+Others give access to files, processes, the machine, the time or loaded modules.
+"""
 _BUILT_IN = {"exec", "eval", "compile", "open", "__import__"}
 _READERS = {
-    "environ", "environb", "exec_module", "fromfile", "genfromtxt", "get_data", "getenv", "import_module", "load",
-    "load_file", "load_library", "loadtxt", "memmap", "read_bytes", "read_text", "run_module", "run_path", "safe_open",
-    "spec_from_file_location", "urlopen",
+    "cwd", "environ", "environb", "exec_module", "exists", "expanduser", "from_file", "from_pretrained", "fromfile",
+    "genfromtxt", "get_data", "getenv", "glob", "home", "imread", "import_module", "is_dir", "is_file",
+    "iterdir", "load", "load_file", "load_library", "loadtxt", "lstat", "memmap", "open_code", "owner", "readlink",
+    "rglob", "run_module", "run_path", "safe_open", "samefile", "spec_from_file_location", "stat", "urlopen", "walk",
 }  # fmt: skip
-"""Names whose use makes a model depend on files, the environment or code that no import statement names."""
+"""Names whose use makes a model depend on files, the environment or code that no import statement names.
+
+So do names that begin with ``read_``.
+"""
 
 
 def code_digest(modules: Iterable[str]) -> str | None:
@@ -43,7 +57,7 @@ def code_digest(modules: Iterable[str]) -> str | None:
     waiting = [*dict.fromkeys(modules)]
     digests: dict[str, str] = {}
     for name in waiting:
-        if name == "__main__":
+        if name == "__main__" or name.partition(".")[0] in sys.stdlib_module_names - _SELF_CONTAINED:
             return None
         if name in digests or _is_versioned(name.partition(".")[0]):
             continue
@@ -118,13 +132,17 @@ def _imports(tree: ast.Module, package: str) -> Iterator[str]:
 
 def _reads_more(tree: ast.Module) -> bool:
     for node in ast.walk(tree):
-        if isinstance(node, ast.Name) and node.id in _BUILT_IN | _READERS:
+        if isinstance(node, ast.Name) and (node.id in _BUILT_IN or _is_reader(node.id)):
             return True
-        if isinstance(node, ast.Attribute) and node.attr in _READERS | {"open", "__import__"}:
+        if isinstance(node, ast.Attribute) and (node.attr in {"open", "__import__"} or _is_reader(node.attr)):
             return True
-        if isinstance(node, ast.ImportFrom) and any(alias.name in _READERS for alias in node.names):
+        if isinstance(node, ast.ImportFrom) and any(_is_reader(alias.name) for alias in node.names):
             return True
     return False
+
+
+def _is_reader(name: str) -> bool:
+    return name in _READERS or name.startswith("read_")
 
 
 def _functions(name: str) -> Iterator[FunctionType]:

@@ -154,3 +154,9 @@ def test_failure_with_cached_results_is_repeated_once(empty_cache: Path, error: 
     repeated = known and not isinstance(error, UsageError)
     assert found == [b"1" if known else None, b"2"] + [None, b"2"] * repeated
     assert cache.read("number") == b"2"
+
+
+def test_copy_of_another_entry_is_ignored(empty_cache: Path) -> None:
+    cache.write("one", b"1")
+    (empty_cache / "two").write_bytes((empty_cache / "one").read_bytes())
+    assert (cache.read("one"), cache.read("two")) == (b"1", None)

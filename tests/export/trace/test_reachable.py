@@ -82,6 +82,17 @@ def test_functions_of_other_modules_count(folder: Path) -> None:
         "import __main__",
         "import reach_made",
         "import torch\ntorch.ops.load_library('x.so')",
+        "import os.path as osp\nfactor = 1.5 if osp.exists('flag') else 1.0",
+        "import os\nfactor = len(os.listdir('.'))",
+        "from glob import glob as found",
+        "from pathlib import Path\nfactor = 1.5 if Path('flag').exists() else 1.0",
+        "from pathlib import Path\nfactor = Path('flag').stat().st_size",
+        "from configparser import ConfigParser",
+        "import pandas as pd\ntable = pd.read_csv('table.csv')",
+        "import zipfile",
+        "import platform",
+        "import sys\nfactor = len(sys.argv)",
+        "import time",
     ],
 )
 def test_code_that_reads_more_has_no_digest(folder: Path, code: str) -> None:

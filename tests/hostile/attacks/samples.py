@@ -119,7 +119,7 @@ def make_samples(folder: Path) -> None:
             Path(name).write_text(json.dumps(value))
         _make_batch(Path("batch"))
         cached = json.dumps({"x": "y"}).encode()
-        Path("cache/digests").write_bytes(hashlib.sha256(cached).digest() + cached)
+        Path("cache/digests").write_bytes(hashlib.sha256(b"digests\0" + cached).digest() + cached)
         save_file({name: torch.ones(n, 2) for n, name in enumerate(("a", "b.weight", "c"))},
                   "header/model.safetensors", {"format": "pt"})  # fmt: skip
         for name in ("gpt", "bert", "llama"):
