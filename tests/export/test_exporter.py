@@ -505,7 +505,7 @@ def toys(install: Callable[..., Path]) -> None:
     [
         ("branching", 5, PluginError, ("toys 1.0", "'model'", "branching")),
         ("unsaved", 5, PluginError, ("buffer table of Unsaved", "register it as persistent")),
-        ("oversized", 4, ParityError, ("last_hidden_state of graph 'model' has shape", "(batch, sequence, 8)")),
+        ("oversized", 4, ParityError, ("last_hidden_state declares the size 8, but has the size 9", "graph model")),
         ("twofaced", 4, ParityError, ("last_hidden_state", "is off by", "nothing was written")),
     ],
 )

@@ -465,6 +465,7 @@ def test_failure_to_commit_leaves_no_temporary_file(
 ) -> None:
     here()
     base = ("run", bert, "--input", corpus(2), "--output", "out", "--engine", "here")
+    assert zoo(*base[:-4], "--output", "other", "--engine", "here").status == 0  # fills the cache, which replaces files
     # The first calls write the manifest, and the first shard.
     with nth_call(call, {"fsync": 8, "replace": 2}[call], full):
         zoo(*base).failed(6, "cannot write (No space left on device)")
