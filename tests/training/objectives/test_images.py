@@ -170,7 +170,7 @@ def test_table_of_images(zoo: Zoo, folder: Path) -> None:
     assert "cannot be mixed" in zoo("train", "vit-tiny", "--data", str(folder), "-o", "o", *FAST).failed(2)
     (folder / "dark/0.png").write_bytes(b"nothing")
     said = zoo("train", "vit-tiny", "--data", str(table), *arguments, "-o", "o", *FAST).failed(3)
-    assert "1 of 10 rows cannot be used: row 1: image cannot be read as an image" in said
+    assert f"1 of 10 rows cannot be used: {table}, row 1: image cannot be read as an image" in said
     assert "has no columns but image and label" in zoo(
         "train", "bert-tiny", "--task", "fill-mask", "--data", str(folder / "light"), "-o", "o"
     ).failed(2)
