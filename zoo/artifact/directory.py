@@ -214,10 +214,14 @@ def _identity(path: Path) -> tuple[int, int] | None:
     return status.st_dev, status.st_ino
 
 
-def _generation(path: Path) -> tuple[int, int] | None:
-    """Return a value that changes when the directory or its manifest is replaced."""
+def _generation(path: Path) -> tuple[int, ...] | None:
+    """Return a value that changes when the directory or its manifest is replaced.
+
+    The inode alone does not: after two replacements in quick succession, it may be that of the first file again.
+    """
     try:
-        return path.stat().st_ino, (path / MANIFEST).stat().st_ino
+        manifest = (path / MANIFEST).stat()
+        return path.stat().st_ino, manifest.st_ino, manifest.st_mtime_ns, manifest.st_ctime_ns
     except OSError:
         return None
 
