@@ -252,6 +252,14 @@ EDITS: dict[str, Sequence[Edit]] = {
             "        places = (places - past // 5).clamp(min=0)\n        x = self.dropout",
         )
     ],
+    # Outputs depend on the dtype.
+    "dtype-invariance": [
+        (*RETURN, "        return self.head(x * (1 + 1e-3 * (x.dtype == torch.float32)))\n"),
+    ],
+    # Outputs depend on whether weights can be trained.
+    "grad-invariance": [
+        (*RETURN, "        return self.head(x * (1 + 1e-6 * self.head.weight.requires_grad))\n"),
+    ],
     # The model computes fewer attention weights than declared.
     "attention-weights": [("config", "zoo.attentions(1,", "zoo.attentions(2,")],
     # The position embedding gets no gradient.

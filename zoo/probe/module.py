@@ -175,23 +175,32 @@ class TorchExecutor:
 
     Args:
         model: the module.
-        keep_wide: leave out its conversions from float64 to float32 (:class:`zoo.probe.widened.KeptWide`).
+        conversions: a mode of torch that decides on conversions, by default for a module in float64
+            :class:`zoo.probe.widened.KeptWide`, and for others none.
+        grad_mode: whether torch records gradients, by default not.
     """
 
     _can_defer = True
     """Whether large products may be computed later: no mode of torch changes them."""
 
-    def __init__(self, model: nn.Module, *, keep_wide: bool = True) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        conversions: Callable[[], AbstractContextManager[object]] | None = None,
+        grad_mode: Callable[[], AbstractContextManager[object]] = torch.inference_mode,
+    ) -> None:
         self.model = model
         self.real = next(model.parameters()).dtype
-        self._keep_wide = keep_wide and self.real == torch.float64
+        self._conversions = conversions or (KeptWide if self.real == torch.float64 else nullcontext)
+        self._grad_mode = grad_mode
         self.dtype: np.dtype[Any] = as_array(torch.empty(0, dtype=self.real)).dtype
         self._kept: Callable[[Graph, TensorSpec], Kept | None] | None = None
 
     def __call__(self, graph: Graph, feeds: Feeds) -> Arrays:
         dtypes = {item.name: declared_dtype(item, self.real) for item in graph.input_tensors()}
         tensors = {name: as_tensor(value).to(dtypes[name]) for name, value in feeds.items() if name in dtypes}
-        with torch.inference_mode(), self._wide():
+        with self._grad_mode(), self._conversions():
             if self._kept is None:
                 outputs = call_graph(self.model, graph, tensors, hooks=True)
             else:
@@ -201,10 +210,7 @@ class TorchExecutor:
                     tensor.name: _take(outputs[tensor.name], self._kept(graph, tensor))
                     for tensor in graph.output_tensors()
                 }
-            return {name: as_array(tensor) for name, tensor in outputs.items()}
-
-    def _wide(self) -> AbstractContextManager[object]:
-        return KeptWide() if self._keep_wide else nullcontext()
+        return {name: as_array(tensor.detach()) for name, tensor in outputs.items()}
 
     @contextmanager
     def keeping(self, feeds: Feeds, point: Point) -> Iterator[None]:

@@ -14,7 +14,18 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-__all__ = ["Ask", "KeptWide", "Product", "WideWeight", "asking", "deferring_products", "product", "share_weights"]
+__all__ = [
+    "CONVERSIONS",
+    "Ask",
+    "KeptWide",
+    "Product",
+    "WideWeight",
+    "asking",
+    "asks_for_float32",
+    "deferring_products",
+    "product",
+    "share_weights",
+]
 
 _LARGE = 2**18
 """Number of elements from which a weight is converted where it is used."""
@@ -143,7 +154,7 @@ class KeptWide(TorchFunctionMode):
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         # Every call of torch comes here, attributes of tensors included, so most take the shortest way.
-        if function in _CONVERSIONS:
+        if function in CONVERSIONS:
             return _convert(function, args, kwargs or {})
         if kwargs and kwargs.get("dtype") is torch.float32 and args and _is_wide(args[0]):
             kwargs = {**kwargs, "dtype": torch.float64}
@@ -159,13 +170,14 @@ class KeptWide(TorchFunctionMode):
             return function(*args, **named)
 
 
-_CONVERSIONS = {Tensor.float, Tensor.to, Tensor.type, Tensor.type_as}
+CONVERSIONS = {Tensor.float, Tensor.to, Tensor.type, Tensor.type_as}
+"""The methods that convert a tensor to a dtype and may keep its values."""
 
 
 def _convert(function: Any, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
     """Convert a tensor, unless it is in float64 and a conversion to float32 would change a number: return a copy."""
     x = args[0]
-    to_float32 = function is Tensor.float or _asks_for_float32((*args[1:], *named.values()))
+    to_float32 = asks_for_float32(function, args, named)
     if isinstance(x, Product) and _is_wide(x) and to_float32:
         return x  # computed only where it is read
     converted = function(*args, **named)
@@ -180,8 +192,9 @@ def _is_wide(x: Any) -> bool:
     return isinstance(x, Tensor) and x.dtype == torch.float64
 
 
-def _asks_for_float32(given: tuple[Any, ...]) -> bool:
-    return any(item is torch.float32 for item in given)
+def asks_for_float32(function: Any, args: tuple[Any, ...], named: dict[str, Any]) -> bool:
+    """Return whether a call of one of :data:`CONVERSIONS` asks for float32."""
+    return function is Tensor.float or any(item is torch.float32 for item in (*args[1:], *named.values()))
 
 
 def _is_in_place(function: Any) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 from zoo.contract import Graph, misnamed_fields
@@ -212,7 +213,7 @@ def signature(subject: Subject) -> None:
     feeds = make_inputs(subject)
     expected = "every output is returned as declared"
     try:
-        results = run(TorchExecutor(model, keep_wide=False), subject.graphs, feeds)
+        results = run(TorchExecutor(model, conversions=nullcontext), subject.graphs, feeds)
     except KeyError as error:
         fail(expected, f"{error} is missing")
     tensors = dict(feeds)

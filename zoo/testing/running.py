@@ -45,6 +45,8 @@ _CHECKS = (
     Check(laws.padding_invariance),
     Check(laws.causality),
     Check(laws.cache),
+    Check(laws.dtype_invariance),
+    Check(laws.grad_invariance),
     Check(weights.attention_weights),
     Check(building.gradients),
     Check(learning.learning),

@@ -138,3 +138,38 @@ def test_unaligned_weights(build_small: Callable[..., None], zoo: Callable[..., 
     file.write_bytes((end - 8 + 3).to_bytes(8, "little") + data[8:end] + b"   " + data[end:])
     assert zoo("relink", "model").status == 0
     assert zoo("verify", "model").status == 0
+
+
+LAST = "return self.norm(F.gelu(self.second(x)).transpose(1, 2))"
+MODES = {
+    "dtype": ("1 + 0.005 * (x.dtype == torch.float64)", "dtype-invariance"),
+    "number for a dtype": ("{torch.float16: 1.02}.get(mels.dtype, 1.0)", "dtype-invariance"),
+    "bytes of a number": ("1 + x.element_size() / 1000", "dtype-invariance"),
+    "dtype of a weight": ("1 + 0.005 * (self.norm.weight.type() == 'torch.FloatTensor')", "dtype-invariance"),
+    "gradients of a weight": ("1 + 0.005 * self.norm.weight.requires_grad", "grad-invariance"),
+    "gradients": ("1 + 0.005 * torch.is_grad_enabled()", "grad-invariance"),
+    "gradients of numbers": ("1 + 0.005 * x.requires_grad", "grad-invariance"),
+    "inference mode": ("1 + 0.005 * torch.is_inference_mode_enabled()", "grad-invariance"),
+    "both": ("1 + 0.005 * (x.dtype == torch.float64) * torch.is_inference_mode_enabled()", "dtype-invariance"),
+}
+"""Factors that depend on how the model is called, not on what it is called with."""
+
+
+@pytest.mark.slow_after(1)
+@pytest.mark.parametrize(("factor", "law"), MODES.values(), ids=MODES)
+def test_same_function_however_the_model_is_called(
+    build_small: Callable[..., None], zoo: Callable[..., Result], factor: str, law: str
+) -> None:
+    """The reference would be another model than the one that users call, and its difference count as rounding."""
+    build_small("sound-small", (LAST, f"{LAST} * ({factor})"))
+    zoo("export", "model", "--onnx").failed(4, f"violates the law {law}")
+    assert not list(Path("model").glob("*.onnx"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rows", [4, 8])
+def test_one_number_of_rows(build_small: Callable[..., None], zoo: Callable[..., Result], rows: int) -> None:
+    """Rows are normalised together where a batch has one size, which no other check uses."""
+    together = f"(1 + 0.1 * (type(len(x)) is int and len(x) == {rows}))"
+    build_small("sound-small", (LAST, f"{LAST} * {together}"))
+    zoo("export", "model", "--onnx").failed(4, "law batch-invariance", f"the first {rows} of 9 rows")

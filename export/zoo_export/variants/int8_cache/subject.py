@@ -100,7 +100,7 @@ class _Keys(RoundingExecutor):
             return super().__call__(graph, feeds)
         tensors = {tensor.name: as_tensor(feeds[tensor.name]) for tensor in graph.input_tensors()}
         tensors = {name: value.to(self.real) if value.is_floating_point() else value for name, value in tensors.items()}
-        with torch.inference_mode(), self._wide(), _extending(_rounded) as seen, deferring_products():
+        with torch.inference_mode(), self._conversions(), _extending(_rounded) as seen, deferring_products():
             outputs = call_graph(self.model, graph, tensors, hooks=True)
         if 2 * len(seen) != len(graph.growing_pairs()):
             problem = "the layers of the model do not extend their keys and values by zoo.nn.LayerCache.extend"
