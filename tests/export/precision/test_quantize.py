@@ -335,11 +335,14 @@ def test_file_can_be_read_from_its_documentation(make: Maker, name: str, precisi
     stored, variant = make(name, precision)
     tensors, found = load_file(variant.path), dict(read_dequantized(variant.path))
     true = load_file(stored.path / "model.safetensors")
-    for key, packing in list(packings(variant.path).items())[-3:]:
+    for key, packing in sorted(packings(variant.path).items())[-3:]:
         weight = by_hand(tensors, key, packing.bits, packing.block)
         np.testing.assert_allclose(found[key], weight, rtol=1e-6, atol=0)
         step = float(tensors[f"{key}.scales"].__abs__().max())
-        assert np.abs(weight - true[key]).max() <= step * 1.01  # rounding is half a step; the 4-bit range is clipped
+        error = np.abs(weight - true[key])
+        # In 8 bits, rounding is half a step, or one where two neighbours would overflow. In 4 bits, GPTQ moves single
+        # numbers further, to compensate for the rounding of others.
+        assert (error.mean() if precision == "int4" else error.max()) <= step * 1.01
 
 
 def bits_a_weight(packing: Packing) -> float:
