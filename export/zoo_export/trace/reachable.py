@@ -91,7 +91,8 @@ def _is_versioned(package: str) -> bool:
     if package in _KNOWN or package in sys.stdlib_module_names:
         return True
     spec = _spec(package)
-    places = [*(spec.submodule_search_locations or ()), spec.origin or ""] if spec is not None else []
+    # As text: transformers has a path instead.
+    places = [str(place) for place in (*(spec.submodule_search_locations or ()), spec.origin or "")] if spec else []
     installed = {sysconfig.get_path(name) for name in ("purelib", "platlib")}
     if not any(place.startswith(f"{folder}/") for place in places for folder in installed):
         return False  # a folder or a file on the path, or an editable distribution
@@ -113,7 +114,8 @@ def _spec(name: str) -> ModuleSpec | None:
     for end in range(len(rest)):
         if spec is None or spec.submodule_search_locations is None:
             return None
-        spec = PathFinder.find_spec(".".join([top, *rest[: end + 1]]), list(spec.submodule_search_locations))
+        places = map(str, spec.submodule_search_locations)
+        spec = PathFinder.find_spec(".".join([top, *rest[: end + 1]]), list(places))
     return spec
 
 

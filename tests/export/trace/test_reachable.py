@@ -48,6 +48,16 @@ def test_digest_changes_with_imported_code(folder: Path, code: str) -> None:
     assert digest(folder, code) not in (before, None)
 
 
+def test_package_with_paths_in_place_of_texts(folder: Path) -> None:
+    """transformers gives its own specification a path."""
+    import reach_lib
+
+    reach_lib.__spec__.submodule_search_locations = [folder / "reach_lib"]
+    before = digest(folder, MODEL["at the top"])
+    (folder / "reach_lib/post.py").write_text("def post(x):\n    return x + 0.5\n")
+    assert digest(folder, MODEL["at the top"]) not in (before, None)
+
+
 def test_parents_count(folder: Path) -> None:
     before = digest(folder, MODEL["at the top"])
     (folder / "reach_lib/__init__.py").write_text("import torch\ntorch.relu = torch.tanh\n")
