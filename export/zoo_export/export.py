@@ -169,7 +169,7 @@ def _verified(stored: ModelDirectory, recipe: Recipe[C], comparison: Comparison,
     with recipe.begin(stored, stage) as make:
         from zoo_export.parity.laws import check_laws  # late: a process that has imported PyTorch is not forked
 
-        laws = check_laws(stored)
+        laws = check_laws(stored, variant_of(recipe.variant).dtype)
         candidate = make()
     certificate = recipe.certificate(candidate, comparison)
     if certificate is not None and not certificate.passed:

@@ -106,7 +106,7 @@ def _verify(
     def write(evidence: Mapping[str, Any]) -> None:
         write_export(export, graphs, evidence, action="verified")
 
-    report = compare_again(export, export.stored, compare, comparison, write)
+    report = compare_again(export, export.stored, compare, comparison, write, export.dtype)
     if not export.is_verified():
         kept = {key: export.evidence[key] for key in recipe.kept if key in export.evidence}
         # Files beside the graphs, such as quantised weights, stay part of what the evidence covers.

@@ -2,59 +2,119 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from functools import reduce
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
-from zoo.probe.widened import CONVERSIONS, KeptWide, asks_for_float32
+from zoo.probe.widened import KeptWide
 
-__all__ = ["ClaimedDtype"]
+__all__ = ["Asked", "AskedDtypes", "ClaimedDtype"]
 
-_METHODS = {Tensor.float: torch.float32, Tensor.half: torch.float16, Tensor.bfloat16: torch.bfloat16}
-_SIZES = {Tensor.element_size, Tensor.itemsize.__get__}  # type: ignore[attr-defined]  # a descriptor
+Asked = tuple[Any, bool]
+"""A function that was given a dtype, and whether that was float64."""
+_ITEM_SIZE = Tensor.itemsize.__get__  # type: ignore[attr-defined]  # descriptors
+_BYTES = Tensor.nbytes.__get__  # type: ignore[attr-defined]
+
+
+class AskedDtypes(KeptWide):
+    """Records each call of a model in float64 that is given a dtype: its own or another one.
+
+    Args:
+        asked: the list to which the calls are added.
+    """
+
+    def __init__(self, asked: list[Asked]) -> None:
+        super().__init__()
+        self._asked = asked
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if dtypes := _dtypes(args, kwargs or {}):
+            self._asked.append((function, torch.float64 in dtypes))
+        return super().__torch_function__(function, types, args, kwargs)
 
 
 class ClaimedDtype(KeptWide):
     """Lets tensors in float64 claim that they are in another dtype, and computes in float64 all the same.
 
     A model that branches on a dtype, or looks up a number by it, takes the branch of the claimed dtype, without its
-    rounding errors.
+    rounding errors. What is converted from the claimed dtype claims the new one.
 
     Args:
         dtype: the dtype that is claimed.
-        widen: whether what the code makes in, or converts to, the claimed dtype is in float64. Code that asks for
-            float32 may mean the dtype of its activations, or float32 in every case, as for angles of positions.
+        asked: the calls that the model makes as it is. Where it asks for float64, which is its dtype, the dtype of the
+            same call here is that of its tensors; where it asks for float32 in every dtype, as for angles of positions,
+            the call stays as it is. Only code that claims float32 needs this.
     """
 
-    def __init__(self, dtype: torch.dtype, *, widen: bool) -> None:
+    def __init__(self, dtype: torch.dtype, asked: Iterator[Asked]) -> None:
         super().__init__()
-        self._dtype, self._widen = dtype, widen
+        self._dtype, self._asked = dtype, asked
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         first: Any = args[0] if args else None
         if isinstance(first, Tensor) and first.dtype == torch.float64:
-            if function in _SIZES:
-                return self._claimed(first).itemsize
+            if function in (Tensor.element_size, _ITEM_SIZE):
+                return self._claim(first).itemsize
+            if function == _BYTES:
+                return first.numel() * self._claim(first).itemsize
             if function is Tensor.type and len(args) == 1 and not kwargs:
-                return torch.empty(0, dtype=self._claimed(first)).type()
-        to_float32 = function in CONVERSIONS and asks_for_float32(function, args, kwargs)
-        if self._widen:
-            if _METHODS.get(function) == self._dtype:
-                function = Tensor.double
-            args, kwargs = pytree.tree_map_only(torch.dtype, self._widened, (args, kwargs))
+                return torch.empty(0, dtype=self._claim(first)).type()
+        given = _dtypes(args, kwargs)
+        if given and (next(self._asked, None) == (function, True) or self._dtype != torch.float32):
+            args, kwargs = map(self._widened, args), {name: self._widened(item) for name, item in kwargs.items()}
+            args = tuple(args)
         result = super().__torch_function__(function, types, args, kwargs)
-        if result is torch.float64:  # an attribute, or the dtype of the result of an operation
-            return self._claimed(first)
-        if to_float32 and result is not first and result.dtype == torch.float64:
-            result.claimed_dtype = torch.float32
+        if isinstance(result, torch.dtype) and isinstance(first, Tensor):  # an attribute, or that of a result
+            names = {torch.float64: self._promoted(args), torch.complex128: torch.complex64}
+            return names.get(result, result)
+        asked = next(iter(given), {Tensor.float: torch.float32, Tensor.double: torch.float64}.get(function))
+        return self._claiming(result, args, kwargs, asked)
+
+    def _claiming(self, result: Any, args: Any, kwargs: Any, asked: torch.dtype | None) -> Any:
+        """Return a result whose tensors claim the dtype that they would have."""
+        if isinstance(result, tuple | list):
+            return (
+                type(result)(self._claiming(item, args, kwargs, asked) for item in result)
+                if _is_plain(result)
+                else result
+            )
+        if not isinstance(result, Tensor) or result.dtype != torch.float64:
+            return result
+        dtype = asked or self._promoted((*args, *kwargs.values()))
+        if dtype == self._claim(result):
+            return result
+        if any(result is item for item in args):  # a conversion that changes nothing
+            result = result.view_as(result)
+        result.claimed_dtype = dtype
         return result
 
-    def _claimed(self, x: Any) -> torch.dtype:
-        """Return the dtype that a tensor claims: float32 if it was converted to that from a narrower one."""
-        return getattr(x, "claimed_dtype", self._dtype)
+    def _promoted(self, args: Any) -> torch.dtype:
+        """Return the dtype of a result of tensors, by what they claim."""
+        tensors = [item for item in _flat(args) if isinstance(item, Tensor) and item.is_floating_point()]
+        dtypes = {self._claim(item) for item in [item for item in tensors if item.ndim] or tensors}
+        return reduce(torch.promote_types, dtypes) if dtypes else self._dtype
 
-    def _widened(self, dtype: torch.dtype) -> torch.dtype:
-        return torch.float64 if dtype == self._dtype else dtype
+    def _claim(self, x: Tensor) -> torch.dtype:
+        return x.dtype if x.dtype != torch.float64 else getattr(x, "claimed_dtype", self._dtype)
+
+    def _widened(self, item: Any) -> Any:
+        return torch.float64 if item is self._dtype else item
+
+
+def _dtypes(args: Any, kwargs: dict[str, Any]) -> list[torch.dtype]:
+    """Return the floating-point dtypes among the arguments of a call."""
+    given = [item for item in (*args, *kwargs.values()) if isinstance(item, torch.dtype)]
+    return [item for item in given if item.is_floating_point]
+
+
+def _flat(args: Any) -> Iterator[Any]:
+    for item in args:
+        yield from item if isinstance(item, tuple | list) else (item,)
+
+
+def _is_plain(result: Any) -> bool:
+    return type(result) in (tuple, list)

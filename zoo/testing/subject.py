@@ -31,6 +31,8 @@ class Subject:
     """Stored values, by the tensor's first name, that replace those of the constructor where the shapes agree."""
     special: tuple[int, ...] = ()
     """Token ids to place among the random ones of inputs."""
+    dtype: str = "float32"
+    """The dtype that its code is also checked for."""
 
     @property
     def plugin(self) -> Plugin:

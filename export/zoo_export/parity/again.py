@@ -21,6 +21,7 @@ def compare_again(
     compare: Callable[[Comparison], Report],
     comparison: Comparison,
     write: Callable[[Mapping[str, Any]], None] | None = None,
+    dtype: str | None = None,
 ) -> Report:
     """Check the laws of a model and compare an export of it. If that fails, mark earlier evidence as failed.
 
@@ -32,6 +33,7 @@ def compare_again(
         compare: compares the export, over the full grid if the evidence says that it failed there.
         comparison: how it is compared.
         write: replaces the evidence, if more depends on it than the manifest.
+        dtype: the dtype of the graphs, by default that of the model.
 
     Raises:
         ParityError: the model violates a law, or the graphs do not match it on this machine.
@@ -39,7 +41,7 @@ def compare_again(
     failed_before = record.exists and record.evidence.get("failed_full_grid", False)
     comparison = replace(comparison, full_grid=comparison.full_grid or failed_before)
     try:
-        laws = check_laws(stored)
+        laws = check_laws(stored, dtype)
         report = compare(comparison)
         if not report.passed:
             raise ParityError(report.verdict(), stored.path)

@@ -51,12 +51,16 @@ class LawError(ParityError):
     """The model violates a law, so there is nothing to compare with."""
 
 
-def check_laws(stored: ModelDirectory) -> dict[str, str]:
+def check_laws(stored: ModelDirectory, dtype: str | None = None) -> dict[str, str]:
     """Check the laws of a model. Returns the outcome of each, for the evidence: "passed", or why it need not.
 
     An architecture may declare in ``expected_failures`` that it breaks an optional law, with a reason. The law is
     checked all the same: where this configuration obeys it, the declaration has no effect. Outcomes are cached: they
     depend on code, configuration, declarations, and the stored values of tensors that noise does not change.
+
+    Args:
+        stored: the model.
+        dtype: the dtype of the graphs, by default that of the model.
 
     Raises:
         ArtifactError: the weights are not those of the model.
@@ -64,11 +68,12 @@ def check_laws(stored: ModelDirectory) -> dict[str, str]:
     """
     spec, values = stored.spec, fixed_values(load_directory(stored))
     excuses = {law: why for law, why in spec.architecture.expected_failures.items() if law in _OPTIONAL}
-    place = key(spec, "laws", "float64", {"excuses": excuses, "values": tensors_digest(values)})
+    dtype = dtype or stored.dtype
+    place = key(spec, "laws", dtype, {"excuses": excuses, "values": tensors_digest(values)})
     if (stored_outcomes := cache.read(place)) is not None:
         outcomes: dict[str, str] = json.loads(stored_outcomes)
         return outcomes
-    subject = Subject(_smaller(spec, values), values=values, special=tuple(special_ids(spec, values)))
+    subject = Subject(_smaller(spec, values), values=values, special=tuple(special_ids(spec, values)), dtype=dtype)
     outcomes = {}
     for check in map(Check, LAWS):
         excuse = excuses.get(check.name)

@@ -56,7 +56,8 @@ def verify_in_browser(
     check_dtype(export.dtype, "cpu", stored.path)
     record = web_record(stored, runtime, export.variant)
     with open_browser(runtime, timeout) as browser:
-        report = compare_again(record, stored, partial(_compare, export, candidate, browser), comparison)
+        compare = partial(_compare, export, candidate, browser)
+        report = compare_again(record, stored, compare, comparison, dtype=export.dtype)
     report.evidence["provider_sha256"] = browser.package.digest()
     earlier = record.evidence if record.exists else {}
     facts = {key: report.evidence.get(key) for key in ("provider", "provider_sha256", "browser", "device")}

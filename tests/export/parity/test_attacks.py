@@ -143,12 +143,37 @@ def test_unaligned_weights(build_small: Callable[..., None], zoo: Callable[..., 
 LAST = "return self.norm(F.gelu(self.second(x)).transpose(1, 2))"
 MODES = {
     "dtype": ("1 + 0.005 * (x.dtype == torch.float64)", "dtype-invariance"),
-    "number for a dtype": ("{torch.float16: 1.02}.get(mels.dtype, 1.0)", "dtype-invariance"),
+    "number for a dtype": ("{torch.float64: 1.0}.get(mels.dtype, 1.02)", "dtype-invariance"),
+    "error for a dtype": ("{torch.float64: 1.0}[mels.dtype]", "dtype-invariance"),
     "bytes of a number": ("1 + x.element_size() / 1000", "dtype-invariance"),
-    "dtype of a weight": ("1 + 0.005 * (self.norm.weight.type() == 'torch.FloatTensor')", "dtype-invariance"),
+    "bytes of a tensor": ("1 + 0.005 * (self.norm.weight.nbytes == 64)", "dtype-invariance"),
+    "type of a weight": ("1 + 0.005 * (self.norm.weight.type() == 'torch.FloatTensor')", "dtype-invariance"),
+    "wider dtype": ("1 + 0.005 * (x.double().dtype != x.dtype)", "dtype-invariance"),
+    "wider dtype of complex numbers": (
+        "1 + 0.005 * (torch.fft.rfft(mels).dtype == torch.complex64)",
+        "dtype-invariance",
+    ),
+    "kept from an earlier call": (
+        "self.__dict__.setdefault('factor', 1 + 0.005 * (x.dtype == torch.float64))",
+        "dtype-invariance",
+    ),
+    "dtype and gradients": (
+        "1 + 0.005 * (x.dtype == torch.float32 and torch.is_grad_enabled())",
+        "dtype-invariance",
+    ),
     "gradients of a weight": ("1 + 0.005 * self.norm.weight.requires_grad", "grad-invariance"),
+    "gradients of one weight": (
+        "1 + 0.005 * (self.norm.weight.requires_grad and not self.second.weight.requires_grad)",
+        "grad-invariance",
+    ),
     "gradients": ("1 + 0.005 * torch.is_grad_enabled()", "grad-invariance"),
     "gradients of numbers": ("1 + 0.005 * x.requires_grad", "grad-invariance"),
+    "gradients of inputs": ("1 + 0.005 * mels.requires_grad", "grad-invariance"),
+    "no gradients at all": (
+        "1 + 0.005 * (not torch.is_grad_enabled() and not self.norm.weight.requires_grad)",
+        "grad-invariance",
+    ),
+    "mean of many rows": ("1 + 0.1 * (torch.is_grad_enabled() and len(x) > 4) * mels.mean()", "grad-invariance"),
     "inference mode": ("1 + 0.005 * torch.is_inference_mode_enabled()", "grad-invariance"),
     "both": ("1 + 0.005 * (x.dtype == torch.float64) * torch.is_inference_mode_enabled()", "dtype-invariance"),
 }
@@ -164,6 +189,44 @@ def test_same_function_however_the_model_is_called(
     build_small("sound-small", (LAST, f"{LAST} * ({factor})"))
     zoo("export", "model", "--onnx").failed(4, f"violates the law {law}")
     assert not list(Path("model").glob("*.onnx"))
+
+
+MASKED = "mask = build_mask(length, total, padding=attention_mask, causal=True)  # (B, 1, T, S)"
+
+
+@pytest.mark.slow
+def test_padding_that_counts_where_gradients_are_recorded(
+    build_small: Callable[..., None], zoo: Callable[..., Result]
+) -> None:
+    other = "mask = build_mask(length, total, padding=None if torch.is_grad_enabled() else attention_mask, causal=True)"
+    build_small("decoder-small", (MASKED, other))
+    zoo("export", "model", "--onnx").failed(4, "violates the law grad-invariance")
+
+
+HONEST = {
+    "angles in two dtypes": (
+        "x = x + (torch.arange(x.shape[2], dtype=torch.float32) / 7).sin().to(x.dtype)"
+        " + (torch.arange(x.shape[2], dtype=x.dtype) / 7).cos()"
+    ),
+    "epsilon": "x = x + torch.log(x.sigmoid() + torch.finfo(x.dtype).eps)",
+    "tiny of a wider softmax": "p = F.softmax(x, 1, dtype=torch.float32)\n        "
+    "x = x + torch.log(p.clamp(min=torch.finfo(p.dtype).tiny)).to(x.dtype)",
+    "double": "x = x + torch.log(x.double().softmax(1) + torch.finfo(torch.float64).eps).to(x.dtype)",
+    "a clamp of float16": "x = x.clamp(-9, 9) if x.dtype == torch.float16 else x",
+    "views changed in place": "a, b = x.chunk(2, 1)\n        a *= 0.5\n        x = torch.cat((a, b), 1)",
+}
+"""Code of published models that looks at dtypes, or that has no gradients."""
+
+
+@pytest.mark.slow_after(1)
+@pytest.mark.parametrize("code", HONEST.values(), ids=HONEST)
+def test_honest_code_obeys_the_laws(build_small: Callable[..., None], code: str) -> None:
+    from zoo.artifact import ModelDirectory
+    from zoo_export.parity.laws import check_laws
+
+    build_small("sound-small", (LAST, f"{code}\n        {LAST}"))
+    laws = check_laws(ModelDirectory.open(Path("model")))
+    assert (laws["dtype-invariance"], laws["grad-invariance"]) == ("passed", "passed")
 
 
 @pytest.mark.slow
