@@ -43,29 +43,33 @@ def greedy(execute: Executor, graph: Graph, known: Feeds, ids: Array, mask: Arra
 
 def greedy_agreement(
     reference: Executor,
-    runtimes: Mapping[str, Executor],
+    tokens: Mapping[str, Array],
     graphs: Sequence[Graph],
     margins: Mapping[str, float],
     longest: int = _PROMPT + _NEW,
     fixed: Mapping[str, int] = MappingProxyType({}),
-    decoded: Mapping[str, Array] = MappingProxyType({}),
 ) -> dict[str, dict[str, Any]]:
-    """Compare a few tokens decoded from a left-padded batch by the reference and by executors, by level.
+    """Compare a few tokens decoded from a left-padded batch by the reference and by executors.
 
-    Prompt and continuation have at most ``longest`` tokens together. A row is compared up to the first step at which
-    the two best logits differ by the level's margin or less: either token is a correct choice there. Returns nothing
-    for a model that does not decode token ids. ``decoded`` has the tokens of levels that were decoded before, from
-    :func:`greedy_tokens`.
+    A row is compared up to the first step at which the two best logits differ by the level's margin or less: either
+    token is a correct choice there.
+
+    Args:
+        reference: runs the graphs in float64.
+        tokens: what :func:`greedy_tokens` returns, by level; empty for a model that does not decode token ids.
+        graphs: the declared graphs.
+        margins: the margin of each level.
+        longest: the largest number of tokens of prompt and continuation.
+        fixed: sizes of dimensions that have only one.
     """
-    if not _decodes(graphs):
+    if not tokens:
         return {}
-    tokens, gaps = _decode(reference, graphs, longest, fixed)
-    new, rows = tokens.shape
+    wanted, gaps = _decode(reference, graphs, longest, fixed)
+    new, rows = wanted.shape
     agreement = {}
-    for level, runtime in runtimes.items():
-        others = decoded[level] if level in decoded else _decode(runtime, graphs, longest, fixed)[0]
+    for level, decoded in tokens.items():
         settled = np.cumsum(gaps <= margins[level], axis=0) == 0
-        differs = (tokens != others) & settled
+        differs = (wanted != decoded) & settled
         agreed = int(np.argmax(differs.any(1))) if differs.any() else new
         agreement[level] = {"passed": not differs.any(), "rows": rows, "tokens": new, "agreed": agreed,
                         "compared": int(settled.sum())}  # fmt: skip
@@ -73,9 +77,12 @@ def greedy_agreement(
 
 
 def greedy_tokens(
-    execute: Executor, graphs: Sequence[Graph], longest: int, fixed: Mapping[str, int] = MappingProxyType({})
+    execute: Executor,
+    graphs: Sequence[Graph],
+    longest: int = _PROMPT + _NEW,
+    fixed: Mapping[str, int] = MappingProxyType({}),
 ) -> Array | None:
-    """Return the tokens that :func:`greedy_agreement` compares, (step, batch), or None if there are none."""
+    """Return the tokens that :func:`greedy_agreement` compares, (step, batch); None if a model decodes none."""
     return _decode(execute, graphs, longest, fixed)[0] if _decodes(graphs) else None
 
 

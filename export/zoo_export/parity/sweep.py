@@ -160,9 +160,8 @@ class Sweep:
                     tokens = greedy_tokens(self.runtimes[level], graphs, self.longest, self.subject.fixed)
                 self._decoded |= {} if tokens is None else {level: tokens}
         with running("in greedy decoding", path):
-            findings.greedy |= greedy_agreement(
-                reference, self.runtimes, graphs, margins, self.longest, self.subject.fixed, self._decoded
-            )
+            decoded = {level: self._decoded[level] for level in levels if level in self._decoded}
+            findings.greedy |= greedy_agreement(reference, decoded, graphs, margins, self.longest, self.subject.fixed)
 
     def perturb(self, points: Sequence[Point]) -> None:
         """Compare on perturbed weights, at :meth:`selection`; faint ones of a large model with one kind of padding."""
