@@ -29,10 +29,8 @@ PROMPTS = [[9, 10, 11, 9, 10], [12], [13, 14, 13]]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "old", [pytest.param(False, marks=pytest.mark.slow), True], ids=["generation_config.json", "config.json"]
-)
-@pytest.mark.parametrize("kind", ["gpt2", pytest.param("t5", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("old", [False, True], ids=["generation_config.json", "config.json"])
+@pytest.mark.parametrize("kind", ["gpt2", "t5"])
 def test_checkpoint_settings_affect_generation(tmp_path: Path, kind: str, old: bool) -> None:
     """Tokens equal those of transformers, for the imported model and for the published checkpoint."""
     cls, config = KINDS[kind]

@@ -286,9 +286,7 @@ retrace(Path(sys.argv[1]))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name", ["bert-tiny", *(pytest.param(name, marks=pytest.mark.slow) for name in ("gpt-tiny", "transformer-tiny"))]
-)
+@pytest.mark.parametrize("name", ["bert-tiny", "gpt-tiny", "transformer-tiny"])
 def test_graph_is_reproducible(exported_model: Exported, tmp_path: Path, name: str) -> None:
     elsewhere = shutil.copytree(exported_model(name), tmp_path / "elsewhere" / "copy")
     command = [sys.executable, "-W", "ignore", "-c", TRACE, "copy"]

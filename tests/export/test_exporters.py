@@ -74,7 +74,7 @@ def content(folder: Path) -> dict[str, bytes]:
     ("name", "files"),
     [
         ("gpt-tiny", ["model.pt2"]),
-        pytest.param("transformer-tiny", ["decoder.pt2", "encoder.pt2"], marks=pytest.mark.slow),
+        ("transformer-tiny", ["decoder.pt2", "encoder.pt2"]),
     ],
 )
 def test_third_party_format_works_completely(pt2: None, small: Build, zoo: Zoo, name: str, files: list[str]) -> None:

@@ -86,7 +86,7 @@ def test_equal_models_give_equal_files(zoo: Zoo) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["gpt-tiny", "bert-tiny", pytest.param("transformer-tiny", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["gpt-tiny", "bert-tiny", "transformer-tiny"])
 def test_graph_without_weights_equals_the_usual_graph(zoo: Zoo, name: str) -> None:
     """The preset's graph is written first; building the model later completes it."""
     result = zoo("export", name, "--onnx", "--graph-only", "-o", "graph")

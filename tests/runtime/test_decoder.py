@@ -85,8 +85,8 @@ def long_model(exported_build: Callable[..., Path]) -> Callable[[str], Path]:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "variant"),
-    [("gpt-tiny", ""), ("gpt-tiny", "cpu"), pytest.param("transformer-tiny", "cpu", marks=pytest.mark.slow),
-     pytest.param("transformer-tiny", "", marks=pytest.mark.slow)],
+    [("gpt-tiny", ""), ("gpt-tiny", "cpu"), ("transformer-tiny", "cpu"),
+     ("transformer-tiny", "")],
 )  # fmt: skip
 def test_steps_and_row_moves_equal_full_passes(long_model: Callable[[str], Path], name: str, variant: str) -> None:
     """A padded prompt, then one or several tokens per step, with rows moved, duplicated and dropped in between."""

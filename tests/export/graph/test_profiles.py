@@ -93,8 +93,8 @@ def test_decoder_updates_caches_in_place(exported_cpu: Exported, zoo: Zoo, name:
         ("gpt-tiny", "model"),
         ("bert-tiny", "model"),
         ("vit-tiny", "model"),
-        pytest.param("transformer-tiny", "decoder", marks=pytest.mark.slow),
-        pytest.param("t5-tiny", "decoder", marks=pytest.mark.slow),
+        ("transformer-tiny", "decoder"),
+        ("t5-tiny", "decoder"),
     ],
 )
 def test_layers_add_no_shape_arithmetic(exported_build: Exported, name: str, file: str) -> None:

@@ -193,7 +193,7 @@ def test_kept_references_change_no_evidence(exported_subject: Subjects) -> None:
         ("bert, sentence embedding", 1e-12),
         ("gpt", 1e-8),
         ("transformer", 1e-12),
-        pytest.param("transformer, in place", 1e-12, marks=pytest.mark.slow),
+        ("transformer, in place", 1e-12),
     ],
 )
 def test_float64_evaluation_equals_the_model(exported_subject: Subjects, study: str, tolerance: float) -> None:
@@ -388,7 +388,7 @@ def test_empty_sentence_has_an_embedding_in_float16(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("positions", [1, 2, *(pytest.param(n, marks=pytest.mark.slow) for n in (7, 11))])
+@pytest.mark.parametrize("positions", [1, 2, 7, 11])
 def test_model_with_few_positions_is_compared(tmp_path: Path, positions: int) -> None:
     """Fewer than the usual prompt and continuation need."""
     plugins.select(plugins.Selection(third_party=False))

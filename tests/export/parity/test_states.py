@@ -143,7 +143,7 @@ def build(install: Callable[..., Path], zoo: Zoo) -> Build:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("attends", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("attends", [True, False])
 def test_states_are_exported_and_continue_a_text(build: Build, zoo: Zoo, attends: bool) -> None:
     path = build(attends=attends)
     for options in ([], ["--profile", "cpu"]):

@@ -212,9 +212,9 @@ def _expand_wrongly(model: ir.Model) -> None:
     ("fault", "message"),
     [
         pytest.param(_expand_wrongly, "not equal to the model", id="expand"),
-        pytest.param(_round_down, "not rounded as declared", id="floor", marks=pytest.mark.slow),
-        pytest.param(_attend_unrounded, "not equal to the model", id="unrounded", marks=pytest.mark.slow),
-        pytest.param(_round_again, "is changed by a call", id="again", marks=pytest.mark.slow),
+        pytest.param(_round_down, "not rounded as declared", id="floor"),
+        pytest.param(_attend_unrounded, "not equal to the model", id="unrounded"),
+        pytest.param(_round_again, "is changed by a call", id="again"),
     ],
 )
 def test_a_faulty_graph_is_refused(

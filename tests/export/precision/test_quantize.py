@@ -118,9 +118,7 @@ def altered(make: Maker, tmp_path: Path) -> Callable[..., tuple[ModelDirectory, 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name", ["gpt-tiny", "bert-tiny", pytest.param("transformer-tiny", marks=pytest.mark.slow), "vit-tiny"]
-)
+@pytest.mark.parametrize("name", ["gpt-tiny", "bert-tiny", "transformer-tiny", "vit-tiny"])
 def test_int8_equals_its_own_weights_at_every_point(make: Maker, name: str) -> None:
     assert compare_reduced(*make(name, "int8")).passed
 

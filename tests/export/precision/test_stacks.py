@@ -61,7 +61,7 @@ def routed(install: Callable[..., Path], tmp_path: Path) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("precision", ["int8", pytest.param("int4", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("precision", ["int8", "int4"])
 def test_stacks_are_quantised_and_others_named(routed: Path, precision: str, zoo: Callable[..., Any]) -> None:
     """The graph is verified with the dequantised weights, and the output names those in float32."""
     done = zoo("quantize", routed, "--dtype", precision, "--max-kl", "5")

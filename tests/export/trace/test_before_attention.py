@@ -19,10 +19,10 @@ TEXTS = ("time flies", "a", "like an arrow, and so on")
     ("name", "settings"),
     [
         ("textcnn-tiny", ()),
-        pytest.param("textcnn-tiny", ("kernel_sizes=[1, 9]",), marks=pytest.mark.slow),
+        ("textcnn-tiny", ("kernel_sizes=[1, 9]",)),
         ("rnn-tiny", ()),
-        pytest.param("rnn-tiny", ("cell=gru", "num_layers=1"), marks=pytest.mark.slow),
-        pytest.param("rnn-tiny", ("bidirectional=false",), marks=pytest.mark.slow),
+        ("rnn-tiny", ("cell=gru", "num_layers=1")),
+        ("rnn-tiny", ("bidirectional=false",)),
     ],
 )
 def test_classes_do_not_depend_on_the_batch(exported_model: Builder, name: str, settings: tuple[str, ...]) -> None:
@@ -47,9 +47,9 @@ def test_tagger_classifies_tokens(exported_model: Builder, settings: tuple[str, 
 @pytest.mark.parametrize(
     "settings",
     [
-        pytest.param((), marks=pytest.mark.slow),
+        (),
         ("cell=lstm", "attention=dot", "maxout_size=none", "num_layers=1"),
-        pytest.param(("attention=none", "bidirectional=false"), marks=pytest.mark.slow),
+        ("attention=none", "bidirectional=false"),
     ],
     ids=str,
 )

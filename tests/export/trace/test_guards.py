@@ -92,8 +92,8 @@ def test_branch_at_a_size_of_0_or_1_is_refused(install: Install, branch: str, si
     "branch",
     [
         "if length == 1 and past > 0: x = x + 0",
-        pytest.param("if batch == 1 or length == 1 or past == 0: x = x + 0", marks=pytest.mark.slow),
-        pytest.param("x = x + 0 if total > 1 else x", marks=pytest.mark.slow),
+        "if batch == 1 or length == 1 or past == 0: x = x + 0",
+        "x = x + 0 if total > 1 else x",
     ],
 )
 def test_branch_on_sizes_of_0_and_1_alone_is_left_to_the_comparison(install: Install, branch: str) -> None:

@@ -18,10 +18,8 @@ LONGEST = 32
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name", ["linformer-tiny", "performer-tiny", pytest.param("longformer-tiny", marks=pytest.mark.slow)]
-)
-@pytest.mark.parametrize("profile", ["portable", pytest.param("cpu", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["linformer-tiny", "performer-tiny", "longformer-tiny"])
+@pytest.mark.parametrize("profile", ["portable", "cpu"])
 def test_every_length_and_batch_size(name: str, profile: str, exported_build: Callable[..., Path]) -> None:
     """All lengths up to the maximum, more than the comparison covers, with rows of every number of tokens."""
     folder = exported_build(name, noise=True, gain=4.0)

@@ -556,9 +556,7 @@ def workers(run: subprocess.Popen[str]) -> list[psutil.Process]:
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="kills by signal")
-@pytest.mark.parametrize(
-    ("shards", "rows", "kills"), [(8, 1000, 2), pytest.param(60, 1000, 20, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize(("shards", "rows", "kills"), [(8, 1000, 2), (60, 1000, 20)])
 def test_killed_workers_and_a_killed_run_lose_nothing(
     bert: Path, zoo: Zoo, corpus: Corpus, shards: int, rows: int, kills: int
 ) -> None:
