@@ -218,6 +218,8 @@ def test_prompts(tmp_path: Path, zoo: Zoo) -> None:
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
     tokenizer.save(str(tmp_path / "hub/tokenizer.json"))
+    as_it_is = {"tokenizer_class": "PreTrainedTokenizerFast", "pad_token": "[PAD]", "unk_token": "[UNK]"}
+    (tmp_path / "hub/tokenizer_config.json").write_text(json.dumps(as_it_is))
     ours = tmp_path / "ours"
     import_checkpoint(tmp_path / "hub", ours)
     sign_export(ours)
