@@ -131,4 +131,5 @@ def test_loss_of_two_terms_is_shared(zoo: Zoo) -> None:
         torch.testing.assert_close(found[name], values, rtol=1e-4, atol=1e-5)
     lines = [(Path(name) / "metrics.jsonl").read_text().splitlines()[-1] for name in ("whole", "shared")]
     one, other = (json.loads(line)["evaluation"] for line in lines)
+    assert other.pop("terms") == pytest.approx(one.pop("terms"), rel=1e-5)
     assert other == pytest.approx(one, rel=1e-5)

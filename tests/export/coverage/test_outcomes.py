@@ -21,6 +21,7 @@ from zoo.probe.inputs import Point, make_feeds
 from zoo_export.coverage.outcomes import Conditions
 from zoo_export.coverage.points import LARGEST_BATCH, turning_points
 from zoo_export.graph.file import parse, serialize
+from zoo_export.parity.covering import cover
 from zoo_export.parity.subject import OnnxSubject
 from zoo_export.parity.sweep import Sweep
 from zoo_export.trace.make import Options, make_graphs
@@ -29,8 +30,8 @@ Zoo = Callable[..., Result]
 Exported = Callable[..., Path]
 
 
-def plant_in_the_scan(graph: onnx.GraphProto, past: int) -> None:
-    """Change the context of each step of a recurrent decoder, in the body of its Scan, at one length of the past."""
+def plant_in_the_scan(graph: onnx.GraphProto, length: int) -> None:
+    """Change the context of each step of a recurrent decoder, in the body of its Scan, at one length of the texts."""
     (node,) = (node for node in graph.node if node.op_type == "Scan")
     (body,) = (attribute.g for attribute in node.attribute if attribute.name == "body")
     makers = {name: number for number, node in enumerate(body.node) for name in node.output}
@@ -42,9 +43,9 @@ def plant_in_the_scan(graph: onnx.GraphProto, past: int) -> None:
                 reader.input[place] = "planted"
     scalar = helper.make_tensor
     nodes = [
-        helper.make_node("Shape", ["past_key_values.0.value"], ["planted_past"], start=2, end=3),
-        helper.make_node("Constant", [], ["planted_at"], value_ints=[past]),
-        helper.make_node("Equal", ["planted_past", "planted_at"], ["planted_here"]),
+        helper.make_node("Shape", ["decoder_input_ids"], ["planted_length"], start=1, end=2),
+        helper.make_node("Constant", [], ["planted_at"], value_ints=[length]),
+        helper.make_node("Equal", ["planted_length", "planted_at"], ["planted_here"]),
         helper.make_node("Constant", [], ["planted_less"], value=scalar("", TensorProto.FLOAT, [], [0.9])),
         helper.make_node("Constant", [], ["planted_one"], value=scalar("", TensorProto.FLOAT, [], [1.0])),
         helper.make_node("Where", ["planted_here", "planted_less", "planted_one"], ["planted_factor"]),
@@ -81,21 +82,21 @@ def test_turning_points_have_declared_sizes() -> None:
 
 @pytest.mark.slow
 def test_condition_in_a_scan_is_covered(exported_model: Exported) -> None:
-    """No point of the grid has this past: one is added, at which the graph differs from the model."""
+    """No point of the grid has this length: one is added, at which the graph differs from the model."""
     export = Export(ModelDirectory.open(exported_model("seq2seq-tiny")))
-    files, past = export.read(), 11
+    files, length = export.read(), 11
     planted = parse(files["decoder"])
-    plant_in_the_scan(planted.graph, past)
+    plant_in_the_scan(planted.graph, length)
     sweep = Sweep(OnnxSubject(export.stored, files | {"decoder": serialize(planted)}, "cpu"))
     grid, _ = make_grid(export.graphs, sweep.longest, sweep.parameters, whole=False)
-    assert all(point.past != past for point in grid)
-    added = sweep.cover(grid)
-    assert any(point.past == past for point in added)
+    assert all(point.length != length for point in grid)
+    added, _ = cover(sweep.evaluator, grid)
+    assert any(point.length == length for point in added)
     sweep.compare_at(Point(2, 7, 3, "none"), sweep.runtimes)
     assert not sweep.findings.failures()
     for point in added:
         sweep.compare_at(point, sweep.runtimes)
-    assert f"past {past}" in sweep.findings.failures()[0]
+    assert f"length {length}" in sweep.findings.failures()[0]
 
 
 @pytest.mark.parametrize(
