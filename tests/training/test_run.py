@@ -71,7 +71,7 @@ def test_trained_model_is_a_model_directory(zoo: Zoo, corpus: Path) -> None:
 def test_classes_come_from_the_data(zoo: Zoo, reviews: Path) -> None:
     said = zoo("train", "bert-tiny", "--data", str(reviews), "--task", "text-classification", "-o", "judge", *FAST,
                "--tokenizer", "bytes", "--max-steps", "40")  # fmt: skip
-    assert said.status == 0, said.stderr
+    assert said.status == 0, said.err
     model = library.load("judge")
     assert model.config.labels == ("no", "yes")
     assert model.config.problem_type == "single_label_classification"

@@ -24,6 +24,7 @@ from zoo_export.bench.plot import plot_bench
 from zoo_export.bench.points import MEASURED, OUT_OF_MEMORY, measure_point
 from zoo_export.cli.bench import command
 from zoo_export.cli.curves import growth_rows, table_rows
+from zoo_export.comparison import Comparison
 from zoo_export.parity.compare import compare
 from zoo_export.parity.evidence import write_export
 from zoo_export.parity.report import Report
@@ -168,16 +169,16 @@ def test_memory_is_the_peak_of_the_run(exported_build: Exported) -> None:
     model = exported_build("bert-tiny", "max_seq_len=2048", "num_layers=1")
     stored = ModelDirectory.open(model)
     graphs = make_graphs(stored)
-    report = compare(stored, graphs, longest=5)
+    report = compare(stored, graphs, Comparison(longest=5))
     assert max(point["length"] for point in report.evidence["grid"]["points"]) == 5
     write_export(Export(stored), graphs, report.evidence)
     scores = 4 * 4 * 1200**2
     found = measure_point(model, 1200, seconds=0.001, threads=1, memory=10e9)
     assert found["failure"] is None
     assert scores < found["memory"] < 6 * scores
-    # With a third of that memory, the process reports the failure, and this process continues.
-    found = measure_point(model, 1200, seconds=0.001, threads=1, memory=scores / 3)
-    assert found == {"length": 1200, "failure": OUT_OF_MEMORY, **dict.fromkeys(MEASURED)}
+    # The process has memory in reserve, which 2,048 tokens exceed: it reports the failure, and this one continues.
+    found = measure_point(model, 2048, seconds=0.001, threads=1, memory=scores / 3)
+    assert found == {"length": 2048, "failure": OUT_OF_MEMORY, **dict.fromkeys(MEASURED)}
 
 
 def test_killed_process_gives_a_failed_point(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

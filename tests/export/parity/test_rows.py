@@ -108,7 +108,7 @@ def build(install: Callable[..., Path], zoo: Zoo) -> Callable[..., None]:
 def test_images_and_texts_are_verified(build: Callable[..., None], zoo: Zoo) -> None:
     build()
     made = zoo("export", "model", "--onnx")
-    assert made.status == 0, made.stderr
+    assert made.status == 0, made.err
     evidence = json.loads(Path("model/parity.json").read_text())
     assert evidence["verified"]
     assert evidence["laws"]["batch-invariance"] == evidence["laws"]["padding-invariance"] == "passed"
