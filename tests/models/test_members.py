@@ -152,7 +152,7 @@ def test_standard_fields() -> None:
     ],
 )
 def test_misnamed_fields(name: str, standard: str) -> None:
-    assert list(misnamed_fields(("hidden_size", name))) == [(name, standard)]
+    assert list(misnamed_fields(("hidden_size", "image_size", name))) == [(name, standard)]
     assert not list(misnamed_fields((name, standard)))
 
 

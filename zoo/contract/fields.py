@@ -73,6 +73,8 @@ _OTHER_NAMES = {
     "num_classes": ("n_classes", "num_labels"),
 }  # fmt: skip
 """Names of other libraries for the same. A field with such a name is not read, where it could be meant to be."""
+_OTHER_MEANING = frozenset({"image_size"})
+"""Names that nearly equal a standard one, ``image_resize``, and mean something else."""
 
 
 def standard_fields(config: object) -> StandardFields:
@@ -88,9 +90,9 @@ def standard_fields(config: object) -> StandardFields:
 def misnamed_fields(names: tuple[str, ...]) -> Iterator[tuple[str, str]]:
     """Yield each field of a configuration that nearly has the name of a standard one which is missing, and that one.
 
-    >>> list(misnamed_fields(("vocab_size", "max_seq_length", "pad_id", "patch_size")))
+    >>> list(misnamed_fields(("vocab_size", "max_seq_length", "pad_id", "patch_size", "image_size")))
     [('max_seq_length', 'max_seq_len'), ('pad_id', 'pad_token_id')]
     """
     others = {other: name for name, group in _OTHER_NAMES.items() for other in group}
     renamed = {name: others[name] for name in names if name in others and others[name] not in names}
-    yield from {**dict(near_misses(names, _NAMES)), **renamed}.items()
+    yield from {**dict(near_misses({*names} - _OTHER_MEANING, _NAMES)), **renamed}.items()

@@ -8,8 +8,9 @@ the last place.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,9 @@ from zoo_runtime.running.runner import Runner
 from zoo_runtime.running.session import Session
 
 __all__ = ["Answers", "Questions"]
+
+_KEPT = 2**25
+"""Bytes of outputs that are kept for tasks that read the same inputs."""
 
 
 @dataclass
@@ -101,12 +105,41 @@ def _tasks(declared: str) -> Iterator[tuple[Plugin, Task]]:
                 yield plugin, task
 
 
-_Known = dict[tuple[object, ...], Arrays]
-"""Outputs of the models on the stored weights, by model and inputs. Tasks read the same few short inputs."""
+class _Known:
+    """Outputs of the models on the stored weights, by model and inputs: tasks read the same few short inputs.
+
+    The oldest are forgotten, so that the logits of a large vocabulary do not add up.
+    """
+
+    def __init__(self) -> None:
+        self._outputs: dict[tuple[object, ...], Arrays] = {}
+        self._bytes = 0
+
+    def find(self, key: tuple[object, ...], compute: Callable[[], Arrays]) -> Arrays:
+        """Return the outputs of a call, computed only if they are not known."""
+        if key in self._outputs:
+            return self._outputs[key]
+        outputs = self._outputs[key] = compute()
+        self._bytes += _size(outputs)
+        while self._bytes > _KEPT and len(self._outputs) > 1:
+            self._bytes -= _size(self._outputs.pop(next(iter(self._outputs))))
+        return outputs
+
+    def clear(self) -> None:
+        """Forget all."""
+        self._outputs.clear()
+        self._bytes = 0
+
+
+def _size(outputs: Arrays) -> int:
+    return sum(value.nbytes for value in outputs.values())
 
 
 class _WholePass:
-    """The outputs of all graphs, in one pass without a cache, as float64. Those in ``seen`` are not computed again."""
+    """The outputs of all graphs, in one pass without a cache, as float64. Those in ``seen`` are not computed again.
+
+    The past after the pass is left out.
+    """
 
     def __init__(self, executor: Executor, graphs: Sequence[Graph], seen: _Known) -> None:
         self._executor, self._graphs, self._seen = executor, graphs, seen
@@ -114,9 +147,7 @@ class _WholePass:
     def __call__(self, feeds: Mapping[str, Array]) -> Arrays:
         inputs = ((name, value.shape, value.dtype, value.tobytes()) for name, value in sorted(feeds.items()))
         key = (self._executor, *inputs)
-        if key not in self._seen:
-            self._seen[key] = self._compute(feeds)
-        return {name: value.copy() for name, value in self._seen[key].items()}
+        return {name: value.copy() for name, value in self._seen.find(key, partial(self._compute, feeds)).items()}
 
     def _compute(self, feeds: Mapping[str, Array]) -> Arrays:
         tensors, outputs = dict(feeds), Arrays()
@@ -125,7 +156,8 @@ class _WholePass:
             if names <= tensors.keys():
                 outputs |= execute(self._executor, graph, {name: tensors[name] for name in names})
                 tensors |= outputs
-        return {name: np.asarray(value, np.float64) for name, value in outputs.items()}
+        past = {tensor.name for graph in self._graphs for tensor in graph.present_tensors()}
+        return {name: np.asarray(value, np.float64) for name, value in outputs.items() if name not in past}
 
 
 @dataclass
@@ -240,7 +272,9 @@ class _Comparison:
 
     def _expected(self, item: Any, answer: Answer, executor: Executor) -> Mapping[str, Numbers | Choice | Same]:
         models = self.subject.models
-        seen = self.known if executor in (models.reference, models.yardstick) else {}  # others have nudged weights
+        seen = (
+            self.known if executor in (models.reference, models.yardstick) else _Known()
+        )  # others have nudged weights
         with plugins.blame(self.plugin, f"cannot evaluate {self.task.formula}"):
             return self.formula(self.runner, item, answer.result, _WholePass(executor, self.subject.graphs, seen))
 

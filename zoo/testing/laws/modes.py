@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from zoo.probe.pipeline import Executor
     from zoo.testing.compute import Feeds, Results
 
+    _Call = tuple[Feeds, Sequence[int], Results | Exception]
+
 __all__ = ["dtype_invariance", "grad_invariance"]
 
 _ALLOWED = 16
@@ -38,26 +40,32 @@ def dtype_invariance(subject: Subject) -> None:
     """
     import torch
 
+    for name in dict.fromkeys(("float32", subject.dtype)):
+        for grad_mode in (torch.inference_mode, torch.enable_grad):
+            _check_dtype(subject, name, grad_mode)
+
+
+def _check_dtype(subject: Subject, name: str, grad_mode: Any) -> None:
+    """Compare the model with a new one whose tensors claim a dtype."""
+    import torch
+
     from zoo.probe.claimed import Asked, AskedDtypes, ClaimedDtype
     from zoo.probe.module import TorchExecutor
 
-    expected = "the code computes the same function in every dtype"
-    for name in dict.fromkeys(("float32", subject.dtype)):
-        dtype: torch.dtype = getattr(torch, name)
-        for grad_mode in (torch.inference_mode, torch.enable_grad):
-            reference, other = _model(subject), _model(subject)
-            for feeds, cuts in _inputs(subject, long=grad_mode is torch.inference_mode):
-                asked: list[Asked] = []
-                record = TorchExecutor(reference, conversions=partial(AskedDtypes, asked), grad_mode=grad_mode)
-                wanted = _results(subject, record, feeds, cuts)
-                if isinstance(wanted, Exception):  # without gradients, another law reports it
-                    continue
-                claim = TorchExecutor(other, conversions=partial(ClaimedDtype, dtype, iter(asked)), grad_mode=grad_mode)
-                given = _results(subject, claim, feeds, cuts)
-                situation = f"where tensors claim to be in {name}"
-                if isinstance(given, Exception):
-                    fail(expected, f"{situation}, it raises {type(given).__name__}: {given}")
-                _check_same(subject, feeds, wanted, given, expected, situation, _ALLOWED * torch.finfo(dtype).eps)
+    dtype: torch.dtype = getattr(torch, name)
+    expected, situation = "the code computes the same function in every dtype", f"where tensors claim to be in {name}"
+    model = _model(subject)
+    for feeds, cuts in _inputs(subject, long=grad_mode is torch.inference_mode):
+        asked: list[Asked] = []
+        record = TorchExecutor(subject.exact, conversions=partial(AskedDtypes, asked), grad_mode=grad_mode)
+        wanted = _results(subject, record, feeds, cuts)
+        if isinstance(wanted, Exception):  # without gradients, another law reports it
+            continue
+        claim = TorchExecutor(model, conversions=partial(ClaimedDtype, dtype, iter(asked)), grad_mode=grad_mode)
+        given = _results(subject, claim, feeds, cuts)
+        if isinstance(given, Exception):
+            fail(expected, f"{situation}, it raises {type(given).__name__}: {given}")
+        _check_same(subject, feeds, wanted, given, expected, situation, _ALLOWED * torch.finfo(dtype).eps)
 
 
 def grad_invariance(subject: Subject) -> None:
@@ -72,30 +80,36 @@ def grad_invariance(subject: Subject) -> None:
     import torch
 
     from zoo.probe.module import TorchExecutor
-    from zoo.testing.compute import TOLERANCE
 
-    reference = _model(subject)
-    calls = [
-        (feeds, cuts, _results(subject, TorchExecutor(reference), feeds, cuts)) for feeds, cuts in _inputs(subject)
-    ]
+    execute = TorchExecutor(subject.exact)
+    calls = [(feeds, cuts, _results(subject, execute, feeds, cuts)) for feeds, cuts in _inputs(subject)]
     for grad_mode, mode in (
         (torch.no_grad, "outside inference mode"),
         (torch.enable_grad, "where torch records gradients"),
     ):
         for frozen, weights in ((0.0, "all weights"), (0.5, "the last half of the weights"), (1.0, "no weight")):
-            model = _model(subject)
-            parameters = list(model.parameters())
-            for parameter in parameters[: math.ceil(frozen * len(parameters))]:
-                parameter.requires_grad_(False)
-            if grad_mode is torch.enable_grad and not frozen:
-                model.register_forward_pre_hook(_require_gradients, with_kwargs=True)
-            for feeds, cuts, wanted in calls[: 1 if frozen else 2]:  # a long text takes time
-                given = _results(subject, TorchExecutor(model, grad_mode=grad_mode), feeds, cuts)
-                if isinstance(wanted, Exception) or isinstance(given, Exception):
-                    continue  # code that changes views in place has no gradients, and so no other function
-                situation = f"{mode}, with gradients of {weights}"
-                expected = "outputs do not depend on gradients"
-                _check_same(subject, feeds, wanted, given, expected, situation, TOLERANCE)
+            some = calls[: 1 if frozen else 2]  # a long text takes time
+            _check_gradients(subject, some, grad_mode, frozen, f"{mode}, with gradients of {weights}")
+
+
+def _check_gradients(subject: Subject, calls: Sequence[_Call], grad_mode: Any, frozen: float, situation: str) -> None:
+    """Compare the model with a new one whose first weights, ``frozen`` of all, do not require gradients."""
+    import torch
+
+    from zoo.probe.module import TorchExecutor
+    from zoo.testing.compute import TOLERANCE
+
+    model = _model(subject)
+    parameters = list(model.parameters())
+    for parameter in parameters[: math.ceil(frozen * len(parameters))]:
+        parameter.requires_grad_(False)
+    if grad_mode is torch.enable_grad and not frozen:
+        model.register_forward_pre_hook(_require_gradients, with_kwargs=True)
+    for feeds, cuts, wanted in calls:
+        given = _results(subject, TorchExecutor(model, grad_mode=grad_mode), feeds, cuts)
+        if isinstance(wanted, Exception) or isinstance(given, Exception):
+            continue  # code that changes views in place has no gradients, and so no other function
+        _check_same(subject, feeds, wanted, given, "outputs do not depend on gradients", situation, TOLERANCE)
 
 
 def _require_gradients(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
@@ -110,11 +124,9 @@ def _require_gradients(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, An
 
 
 def _model(subject: Subject) -> nn.Module:
-    """Return a new instance of the model in float64, which no other mode has called."""
-    from zoo.probe.module import perturb
-
+    """Return a new instance of the model in float64 with the same weights, which no other mode has called."""
     model = subject.build().double()
-    perturb(model)
+    model.load_state_dict(subject.exact.state_dict())
     return model
 
 
