@@ -7,9 +7,10 @@ Exits with 1 if a step costs more than 15 % above the table. What is above is me
 other processes can only add to a measurement. A second export, a run and a server use a model and a cache that are made
 before; other exports start with an empty cache.
 
-Machines differ in speed, so seconds are multiples of those of a calibration: a process that imports PyTorch, which is
-timed before each measurement, and of which the least counts too. Short steps spend their time on imports themselves.
-Memory and sizes are compared as they are. Everything runs on one thread.
+Machines differ in speed, and the speed of one varies with its other work. So seconds are multiples of those of a
+calibration, a process that imports PyTorch, which is timed before and after each measurement. Short steps spend their
+time on imports themselves. Memory and sizes are compared as they are. Everything runs on one core, chosen at random
+before each measurement: threads that wait for each other take more processor time the more of them there are.
 """
 
 from __future__ import annotations
@@ -17,13 +18,16 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import random
 import re
 import subprocess
 import sys
 import tempfile
+import time
 import tomllib
 import urllib.request
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -39,6 +43,8 @@ MARKERS = ("<!-- guard.toml -->\n", "<!-- end of guard.toml -->\n")
 MARGIN = 1.15
 ATTEMPTS = 8
 """Measurements of a step until one is within its limit."""
+PAUSE = 5.0
+"""Seconds between the rounds of measurements, in which other work on the machine may end."""
 RECORDED = 3
 """Measurements of each step for the table."""
 LARGEST_PROCESS = 6 * 10**9
@@ -70,7 +76,7 @@ class Cost:
 
 
 def start(command: Sequence[str], folder: Path, cache: Path) -> subprocess.Popen[bytes]:
-    """Start Python on one thread, without the user's presets."""
+    """Start Python on the cores of this process, with one thread of PyTorch and without the user's presets."""
     variables = {"ZOO_CACHE": str(cache), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     return subprocess.Popen(
         [sys.executable, *command],
@@ -168,15 +174,29 @@ def measure(names: Sequence[str], limits: Mapping[str, Cost], repeats: int) -> d
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         prepare(folder)
-        calibration = calibrate(folder)
-        for _ in range(repeats):
-            for name in names:
-                cost = costs.get(name)
-                if cost is None or name not in limits or cost.relative(calibration).exceeds(limits[name]):
-                    calibration = min(calibration, calibrate(folder))
-                    again = FIGURES[name](folder)
-                    costs[name] = again if cost is None else cost.least(again)
-    return {name: cost.relative(calibration) for name, cost in costs.items()}
+        for repeat in range(repeats):
+            again = [
+                name for name in names if name not in costs or name not in limits or costs[name].exceeds(limits[name])
+            ]
+            if again and repeat:
+                time.sleep(PAUSE)
+            for name in again:
+                with one_core():
+                    before = calibrate(folder)
+                    cost = FIGURES[name](folder).relative(min(before, calibrate(folder)))
+                costs[name] = cost.least(costs[name]) if name in costs else cost
+    return costs
+
+
+@contextmanager
+def one_core() -> Iterator[None]:
+    """Let this process and those that it starts run on one core."""
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {random.choice(sorted(cores))})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, cores)
 
 
 def read_table() -> dict[str, Cost]:

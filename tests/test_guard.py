@@ -38,6 +38,7 @@ def test_cost_beyond_the_margin_fails(
     monkeypatch.setattr(guard, "FIGURES", {"step": lambda _: cost})
     monkeypatch.setattr(guard, "prepare", lambda _: None)
     monkeypatch.setattr(guard, "calibrate", lambda _: 2.0)
+    monkeypatch.setattr(guard, "PAUSE", 0.0)
     monkeypatch.setattr(guard, "read_table", lambda: {"step": guard.Cost(1.0, 100)})
     monkeypatch.setattr(sys, "argv", ["guard.py"])
     if fails:
@@ -52,4 +53,18 @@ def test_least_of_several_measurements_counts(guard: ModuleType, monkeypatch: py
     monkeypatch.setattr(guard, "FIGURES", {"step": lambda _: next(costs)})
     monkeypatch.setattr(guard, "prepare", lambda _: None)
     monkeypatch.setattr(guard, "calibrate", lambda _: 1.0)
+    monkeypatch.setattr(guard, "PAUSE", 0.0)
     assert guard.measure(["step"], {"step": guard.Cost(1.0, 100)}, 2) == {"step": guard.Cost(1.1, 90)}
+
+
+def test_seconds_are_compared_with_calibrations_of_the_same_time(
+    guard: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each round is slower than the one before, and a calibration is disturbed."""
+    costs = iter([guard.Cost(2.4, 100), guard.Cost(4.4, 100)])
+    calibrations = iter([2.0, 2.0, 4.0, 9.0])
+    monkeypatch.setattr(guard, "FIGURES", {"step": lambda _: next(costs)})
+    monkeypatch.setattr(guard, "prepare", lambda _: None)
+    monkeypatch.setattr(guard, "calibrate", lambda _: next(calibrations))
+    monkeypatch.setattr(guard, "PAUSE", 0.0)
+    assert guard.measure(["step"], {"step": guard.Cost(1.0, 100)}, 3) == {"step": guard.Cost(1.1, 100)}

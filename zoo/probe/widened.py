@@ -15,13 +15,11 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 __all__ = [
-    "CONVERSIONS",
     "Ask",
     "KeptWide",
     "Product",
     "WideWeight",
     "asking",
-    "asks_for_float32",
     "deferring_products",
     "product",
     "share_weights",
@@ -154,7 +152,7 @@ class KeptWide(TorchFunctionMode):
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         # Every call of torch comes here, attributes of tensors included, so most take the shortest way.
-        if function in CONVERSIONS:
+        if function in _CONVERSIONS:
             return _convert(function, args, kwargs or {})
         if kwargs and kwargs.get("dtype") is torch.float32 and args and _is_wide(args[0]):
             kwargs = {**kwargs, "dtype": torch.float64}
@@ -170,14 +168,14 @@ class KeptWide(TorchFunctionMode):
             return function(*args, **named)
 
 
-CONVERSIONS = {Tensor.float, Tensor.to, Tensor.type, Tensor.type_as}
+_CONVERSIONS = {Tensor.float, Tensor.to, Tensor.type, Tensor.type_as}
 """The methods that convert a tensor to a dtype and may keep its values."""
 
 
 def _convert(function: Any, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
     """Convert a tensor, unless it is in float64 and a conversion to float32 would change a number: return a copy."""
     x = args[0]
-    to_float32 = asks_for_float32(function, args, named)
+    to_float32 = _asks_for_float32(function, args, named)
     if isinstance(x, Product) and _is_wide(x) and to_float32:
         return x  # computed only where it is read
     converted = function(*args, **named)
@@ -192,8 +190,8 @@ def _is_wide(x: Any) -> bool:
     return isinstance(x, Tensor) and x.dtype == torch.float64
 
 
-def asks_for_float32(function: Any, args: tuple[Any, ...], named: dict[str, Any]) -> bool:
-    """Return whether a call of one of :data:`CONVERSIONS` asks for float32."""
+def _asks_for_float32(function: Any, args: tuple[Any, ...], named: dict[str, Any]) -> bool:
+    """Return whether a call of one of :data:`_CONVERSIONS` asks for float32."""
     return function is Tensor.float or any(item is torch.float32 for item in (*args[1:], *named.values()))
 
 

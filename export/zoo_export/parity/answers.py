@@ -272,9 +272,8 @@ class _Comparison:
 
     def _expected(self, item: Any, answer: Answer, executor: Executor) -> Mapping[str, Numbers | Choice | Same]:
         models = self.subject.models
-        seen = (
-            self.known if executor in (models.reference, models.yardstick) else _Known()
-        )  # others have nudged weights
+        # Others have nudged weights, whose outputs are needed only here.
+        seen = self.known if executor in (models.reference, models.yardstick) else _Known()
         with plugins.blame(self.plugin, f"cannot evaluate {self.task.formula}"):
             return self.formula(self.runner, item, answer.result, _WholePass(executor, self.subject.graphs, seen))
 

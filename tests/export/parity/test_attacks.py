@@ -191,15 +191,12 @@ def test_same_function_however_the_model_is_called(
     assert not list(Path("model").glob("*.onnx"))
 
 
-MASKED = "mask = build_mask(length, total, padding=attention_mask, causal=True)  # (B, 1, T, S)"
-
-
 @pytest.mark.slow
 def test_padding_that_counts_where_gradients_are_recorded(
     build_small: Callable[..., None], zoo: Callable[..., Result]
 ) -> None:
     other = "mask = build_mask(length, total, padding=None if torch.is_grad_enabled() else attention_mask, causal=True)"
-    build_small("decoder-small", (MASKED, other))
+    build_small("decoder-small", (MASK, other))
     zoo("export", "model", "--onnx").failed(4, "violates the law grad-invariance")
 
 

@@ -87,7 +87,7 @@ def grad_invariance(subject: Subject) -> None:
         (torch.no_grad, "outside inference mode"),
         (torch.enable_grad, "where torch records gradients"),
     ):
-        for frozen, weights in ((0.0, "all weights"), (0.5, "the last half of the weights"), (1.0, "no weight")):
+        for frozen, weights in ((0.0, "all weights"), (0.5, "the second half of the weights"), (1.0, "no weight")):
             some = calls[: 1 if frozen else 2]  # a long text takes time
             _check_gradients(subject, some, grad_mode, frozen, f"{mode}, with gradients of {weights}")
 
