@@ -35,9 +35,9 @@ T = TypeVar("T")
 class Settings:
     """Base class of user settings: a model's configuration, an exporter's options.
 
-    A subclass is a frozen, keyword-only dataclass whose fields are ``int``, ``float``, ``bool``, ``str``,
-    ``Literal``, ``tuple[T, ...]`` or an optional of these, each with a docstring. ``__post_init__`` checks
-    constraints between fields and raises ``ValueError`` with both offending values in the message.
+    A subclass is a frozen, keyword-only dataclass whose fields are ``int``, ``float``, ``bool``, ``str``, ``Literal``,
+    ``tuple[T, ...]``, ``dict[str, Any]`` for JSON, or an optional of these, each with a docstring. ``__post_init__``
+    checks constraints between fields and raises ``ValueError`` with both offending values in the message.
     """
 
     @classmethod
@@ -321,6 +321,8 @@ def _match(kind: Any, value: Any) -> Any:
             return _NO_MATCH
         items = tuple(_match(typing.get_args(kind)[0], item) for item in value)
         return _NO_MATCH if _NO_MATCH in items else items
+    if typing.get_origin(kind) is dict:
+        return value if isinstance(value, dict) else _NO_MATCH
     if kind is float and isinstance(value, int | float) and not isinstance(value, bool):
         return float(value) if abs(value) <= sys.float_info.max else _NO_MATCH  # rejects infinities and NaN
     return value if type(value) is kind else _NO_MATCH

@@ -171,17 +171,18 @@ def values_of(path: str | os.PathLike[str]) -> Iterator[None]:
         raise ArtifactError(error.what, path) from error
 
 
-_TORCH_EXTRA = ("onnx", "onnx_ir", "onnxscript", "torch")
+_EXTRAS = {**dict.fromkeys(("onnx", "onnx_ir", "onnxscript", "torch"), "torch"), "transformers": "transformers"}
+"""The extra that installs a package."""
 
 
 def missing_package(error: BaseException) -> MissingPackageError | None:
-    """Return the error to report for an ``ImportError`` of PyTorch or an ONNX tool; None for any other error."""
+    """Return the error to report for an ``ImportError`` of PyTorch, an ONNX tool or transformers; else None."""
     while error.__cause__ is not None and not isinstance(error, ImportError):
         error = error.__cause__
     name = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
-    if name not in _TORCH_EXTRA:
+    if name not in _EXTRAS:
         return None
-    return MissingPackageError(f"{name} is not installed", None, 'pip install "attention-zoo[torch]"')
+    return MissingPackageError(f"{name} is not installed", None, f'pip install "attention-zoo[{_EXTRAS[name]}]"')
 
 
 DISK = frozenset({errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ENOSPC, errno.EROFS})

@@ -6,7 +6,7 @@ from zoo.checkpoints.exporting import Exported, export_checkpoint
 from zoo.checkpoints.importing import Imported, import_checkpoint
 from zoo.checkpoints.layout import ACTIVATIONS, REQUIRED, Field, Layout
 from zoo.checkpoints.original import Comparison
-from zoo.checkpoints.rules import Rule
+from zoo.checkpoints.rules import Rule, TensorPlace
 from zoo.checkpoints.source import Checkpoint, SourceModule, SourceTensor
 from zoo.tokenizers.files.pieces import FAIRSEQ_TOKENS, PieceTokens
 
@@ -26,6 +26,7 @@ __all__ = [
     "Rule",
     "SourceModule",
     "SourceTensor",
+    "TensorPlace",
     "export_checkpoint",
     "image_processor",
     "import_checkpoint",

@@ -12,7 +12,8 @@ from zoo.checkpoints.source import Checkpoint
 from zoo.checkpoints.tokens import CheckpointTokenizer
 from zoo.classes import ClassifierConfig
 from zoo.config import Config
-from zoo.errors import PluginError, UsageError, Wording, argument
+from zoo.contract import Importer
+from zoo.errors import MissingPackageError, PluginError, UsageError, Wording, argument
 from zoo.plugins import Plugin
 from zoo.registry import load_reference
 
@@ -21,11 +22,29 @@ __all__ = ["find_layout", "read_configuration", "read_configurations"]
 
 def find_layout(model_type: str | None, where: object) -> tuple[Plugin, str, Layout]:
     """Return the plugin that imports a model type, the name of the resulting architecture, and the layout."""
-    plugin, importer = plugins.active().importer(model_type, where)
+    plugin, importer = _find_importer(model_type, where)
     layout = load_reference(importer.layout, plugin)
     if not isinstance(layout, Layout):
         raise PluginError(f"{plugin}: {importer.layout} is not a zoo.checkpoints.Layout")
     return plugin, importer.architecture, layout
+
+
+def _find_importer(model_type: str | None, where: object) -> tuple[Plugin, Importer]:
+    """Return the importer with the name of a model type, or else the first that reads it."""
+    try:
+        return plugins.active().importer(model_type, where)
+    except UsageError as unknown:
+        for plugin in plugins.active().loaded() if model_type is not None else ():
+            for importer in plugin.importers:
+                if importer.reads is None:
+                    continue
+                try:
+                    with plugins.blame(plugin, f"cannot look up the model type {model_type!r}"):
+                        if load_reference(importer.reads, plugin)(model_type):
+                            return plugin, importer
+                except MissingPackageError as missing:
+                    raise UsageError(unknown.what, where, f"zoo has no layout for it, and {missing}") from missing
+        raise
 
 
 def read_configuration(

@@ -171,9 +171,11 @@ def _tensors(stored: ModelDirectory, model: nn.Module, layout: Layout) -> dict[s
     """Return the checkpoint's tensors, converted from zoo's on demand."""
     config, groups = stored.spec.config, tensor_groups(model)
     first = {alias: name for name, (_, aliases) in groups.items() for alias in aliases}
-    origins = layout.origins(first, config)
+    origins, computed = layout.origins(first, config), layout.computed(config)
     tensors: dict[str, SourceTensor] = {}
     for ours, (like, aliases) in groups.items():
+        if ours in computed:
+            continue
         places = [origin for alias in aliases for origin in origins.get(alias, [])]
         if not places:
             raise UsageError(f"no rule for tensor {ours}", stored.path)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from zoo.checkpoints.keys import EMPTY_KEYS, require_known
 from zoo.checkpoints.rules import Rule, TensorPlace
@@ -133,6 +133,9 @@ class Layout:
     notes: Callable[[Any], Sequence[str]] | None = None
     """Returns limits of an imported model that the original does not have, given zoo's configuration. An import reports
     and records them."""
+    runs_original: bool = False
+    """Whether zoo's model runs the original code, which may compute parts in float32. Both are then compared in float64
+    throughout."""
     original: Callable[[Checkpoint, Any], nn.Module] | None = None
     """Constructs the original model for comparison from a checkpoint and zoo's configuration. The model takes inputs by
     zoo's names and returns a mapping. Raises ``ImportError`` if it is not installed. By default, the transformers class
@@ -261,6 +264,10 @@ class Layout:
             if current in expected_names or not any(re.fullmatch(pattern, current) for pattern in ignored):
                 matched[name] = current
         return matched
+
+    def computed(self, config: Config) -> Mapping[str, Tensor]:
+        """Return the tensors of zoo that follow from the configuration, by name: files do not hold them."""
+        return {}
 
     def written_name(self, name: str, config: Config) -> str:
         """Return the name in a file of this task, given the name in the rules."""

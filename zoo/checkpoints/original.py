@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import inspect
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from logging import ERROR, getLogger
 from typing import Any, Literal, cast
@@ -212,7 +212,8 @@ def _judge(config: Config, model: nn.Module, theirs: nn.Module, layout: Layout, 
         narrow = [(call(config, model, feeds, dtype), call(config, theirs, feeds, dtype)) for feeds in batches]
         model.double()
         theirs.double()
-        ours64 = [call(config, model, feeds, torch.float64) for feeds in batches]
+        with Exact(model) if layout.runs_original else nullcontext():
+            ours64 = [call(config, model, feeds, torch.float64) for feeds in batches]
         with Exact(theirs):
             theirs64 = [call(config, theirs, feeds, torch.float64) for feeds in batches]
     exact = error = original_error = 0.0
@@ -305,6 +306,8 @@ def _batches(config: Config, model: nn.Module, layout: Layout) -> Iterator[dict[
             inputs["input_ids"] = inputs["input_ids"].masked_fill(inputs["attention_mask"] == 0, pad)
         if isinstance(pad, int) and layout.positions_skip_padding:
             for name, mask in (("input_ids", "attention_mask"), ("decoder_input_ids", "decoder_attention_mask")):
+                if name not in inputs:
+                    continue
                 inside = (inputs[name] == pad) & (inputs[mask] == 1)
                 inputs[name] = inputs[name].masked_fill(inside, int(pad == 0))
         end = standard_fields(config).eos_token_id if config.task == "text-classification" else None

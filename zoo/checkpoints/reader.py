@@ -73,10 +73,14 @@ class TensorReader:
         """The tensors of the checkpoint, those in parts as stacks."""
         self._last: tuple[str, Mapping[str, Tensor]] = ("", {})
         """The tensor read last and its parts. Several of zoo's tensors may be parts of one."""
+        self.computed = layout.computed(spec.config)
+        """Values of zoo's tensors that follow from the configuration."""
         origins = layout.origins(self.like, spec.config)
         files, left_out, problems = self._match(layout, {place.name for places in origins.values() for place in places})
         missing = {}
         for ours, (_, aliases) in self.groups.items():
+            if ours in self.computed:
+                continue
             candidates = [place for alias in aliases for place in origins.get(alias, [])]
             if not candidates:
                 raise PluginError(f"the layout of {checkpoint.model_type} checkpoints has no rule for {ours}")
@@ -191,6 +195,8 @@ class TensorReader:
 
     def __call__(self, name: str) -> Tensor:
         """Return the values of one of zoo's tensors, in the model's dtype."""
+        if name in self.computed:
+            return self.computed[name].to(self.groups[name][0].dtype)
         if name in self.initialised:
             return self.initialised[name].to(self.dtype)
         file, origin = self.sources[name]

@@ -21,6 +21,11 @@ from zoo.models.count import parameter_count
 @click.option(
     "--model-type", metavar="NAME", help="Model type of the checkpoint; by default model_type in its config.json."
 )
+@click.option(
+    "--via",
+    type=click.Choice(["transformers"]),
+    help="Use the class of this library, even if zoo has an architecture of its own for the model type.",
+)
 @click.option("--task", metavar="TASK", help="Make a model for this task, with a new head if SOURCE has none for it.")
 @click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="Set a value that the checkpoint lacks.")
 @seed_option
@@ -48,6 +53,7 @@ def command(
     source: str,
     output: Path | None,
     model_type: str | None,
+    via: str | None,
     task: str | None,
     settings: tuple[str, ...],
     seed: int,
@@ -63,6 +69,8 @@ def command(
     as_json: bool,
 ) -> None:
     """Create a model directory from SOURCE: a checkpoint directory in hub layout, a name on the hub, or a file."""
+    if via is not None and model_type is not None:
+        raise UsageError("contradicts --via", f"--model-type {model_type}", "leave out one of the two")
     path, name, commit = Path(source), None, None
     target = output or Path(path.resolve().stem if path.is_file() else path.resolve().name)
     check_model_target(target, force=force)
@@ -80,7 +88,7 @@ def command(
             target,
             name=name,
             revision=commit,
-            model_type=model_type,
+            model_type=model_type or via,
             dtype=dtype,
             task=task,
             seed=seed,

@@ -240,6 +240,7 @@ def causal_graph(
     num_layers: int,
     num_kv_heads: int,
     head_dim: int,
+    value_head_dim: int | None = None,
     num_heads: int | None = None,
     num_memories: int = 0,
     windows: tuple[int | None, ...] = (None,),
@@ -259,7 +260,12 @@ def causal_graph(
     """
     keys = " + ".join(filter(None, (str(num_memories or ""), "past_sequence", "sequence")))
     past = KeyValues(
-        name="past_key_values", num_layers=num_layers, num_heads=num_kv_heads, head_dim=head_dim, windows=windows
+        name="past_key_values",
+        num_layers=num_layers,
+        num_heads=num_kv_heads,
+        head_dim=head_dim,
+        value_head_dim=value_head_dim,
+        windows=windows,
     )
     return Graph(
         inputs=(token_ids("input_ids", vocab_size), mask("attention_mask", length="past_sequence + sequence")),

@@ -68,12 +68,17 @@ class Importer:
     """The architecture of the imported models."""
     layout: str
     """``module:OBJECT``, a :class:`zoo.checkpoints.Layout`."""
+    reads: str | None = None
+    """``module:function``, called with a model type that is the name of no importer: returns whether this layout reads
+    its checkpoints. Its module should not import torch."""
 
     def check(self) -> None:
         """Raise ``ValueError`` for a malformed field."""
         _check_name("importer", self.name)
         _check_name("architecture", self.architecture)
         _check_reference("layout", self.layout)
+        if self.reads is not None:
+            _check_reference("reads", self.reads)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

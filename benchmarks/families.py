@@ -1,0 +1,207 @@
+"""Which model types of transformers are imported, exported and verified: one row for each class with a known task.
+
+    python benchmarks/families.py                       # all classes, to docs/families.md
+    python benchmarks/families.py gpt_neox deberta-v2   # some model types, printed only
+    python benchmarks/families.py --import-only         # without exports
+
+Each class gets a small random model, from the default configuration of its type with few and narrow layers, which is
+imported and exported by ``zoo`` in a process of its own, with a limit of time. The result is one of
+
+- verified;
+- refused by a law, which is a statement about the model;
+- not traceable, not imported, or not made: with the first line of the reason;
+- out of time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs" / "families.md"
+SECONDS = 300
+"""Limit of each process."""
+SMALL: Mapping[str, int] = {
+    "vocab_size": 99, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "head_dim": 8, "intermediate_size": 48, "max_position_embeddings": 64, "embedding_size": 32, "n_embd": 32,
+    "n_layer": 2, "n_head": 4, "n_positions": 64, "rotary_dim": 4, "d_model": 32, "d_inner": 48, "d_ff": 48,
+    "ffn_dim": 48, "word_embed_proj_dim": 32, "n_inner": 48, "q_lora_rank": 16, "kv_lora_rank": 16,
+    "qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 8, "moe_intermediate_size": 16, "n_routed_experts": 4,
+    "num_local_experts": 4, "num_experts": 4, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1, "layers": 2,
+    "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4, "decoder_attention_heads": 4,
+    "encoder_ffn_dim": 48, "decoder_ffn_dim": 48, "num_layers": 2, "num_heads": 4, "emb_dim": 32, "n_heads": 4,
+    "n_layers": 2, "dim": 32, "hidden_dim": 48, "shared_expert_intermediate_size": 16, "feed_forward_dim": 48,
+    "rotary_ndims": 4,
+}  # fmt: skip
+"""Values of a small model, of which each configuration takes those that it has."""
+TOKENS = ("pad_token_id", "bos_token_id", "eos_token_id", "sep_token_id", "cls_token_id", "mask_token_id")
+SPECIAL: Mapping[str, Mapping[str, Any]] = {
+    "bloom": {"hidden_size": 32},
+    "xlm": {"emb_dim": 32, "n_heads": 4, "n_layers": 2, "n_langs": 1},
+    "rembert": {"input_embedding_size": 32, "output_embedding_size": 32},
+    "mobilebert": {"true_hidden_size": 32, "intra_bottleneck_size": 32, "embedding_size": 32},
+    "squeezebert": {"q_groups": 1, "k_groups": 1, "v_groups": 1, "post_attention_groups": 1, "intermediate_groups": 1,
+                    "output_groups": 1},
+}  # fmt: skip
+"""Other values that a model type needs."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of one class."""
+
+    model_type: str
+    model_class: str
+    task: str
+    result: str
+    detail: str = ""
+
+
+def classes() -> Iterator[tuple[str, str, str]]:
+    """Yield each model type with a class for a known task, that class and the task."""
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    from zoo import UsageError
+    from zoo_plugins.via_transformers import TASKS
+    from zoo_plugins.via_transformers.originals import class_for
+
+    for model_type in sorted(CONFIG_MAPPING):
+        found = {}
+        for task in TASKS:
+            with suppress(UsageError):
+                found[task] = class_for({"model_type": model_type}, task)
+        found.pop("sentence-embedding", None)  # the class of feature-extraction
+        if found.keys() - {"feature-extraction"}:  # other base models need not read texts
+            yield from ((model_type, model_class, task) for task, model_class in found.items())
+
+
+def shrink(model_type: str) -> Any:
+    """Return the default configuration of a model type, with few and narrow layers."""
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    kind = CONFIG_MAPPING[model_type]
+    default = kind()
+    values = {key: value for key, value in SMALL.items() if getattr(default, key, None) not in (None, -1)}
+    tokens = {name: number for number, name in enumerate(TOKENS) if isinstance(getattr(default, name, None), int)}
+    tokens["pad_token_id"] = 0  # classifiers of whole texts look for it
+    lists = {
+        key: value[:2]
+        for key, value in default.to_dict().items()
+        if isinstance(value, list) and len(value) == getattr(default, "num_hidden_layers", 0) and len(value) > 2
+    }
+    return kind(**{**values, **tokens, **lists, **SPECIAL.get(model_type, {})})
+
+
+def make(model_type: str, model_class: str, folder: str) -> None:
+    """Save a random model of a class."""
+    import torch
+    import transformers
+
+    torch.manual_seed(0)
+    model = getattr(transformers, model_class)(shrink(model_type)).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(0.2 * torch.randn(parameter.shape))
+    model.save_pretrained(folder)
+
+
+def run(*command: str, folder: Path) -> tuple[int | None, str]:
+    """Return the status and the last line of a process, None for one that is out of time."""
+    try:
+        done = subprocess.run(
+            [sys.executable, *command], cwd=folder, capture_output=True, text=True, timeout=SECONDS, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return None, f"more than {SECONDS} s"
+    lines = [line for line in done.stderr.splitlines() if line.strip()] or [""]
+    return done.returncode, next((line for line in reversed(lines) if line.startswith("error: ")), lines[-1])
+
+
+def judge(item: tuple[str, str, str], *, import_only: bool) -> Outcome:
+    """Make, import and export the model of one class."""
+    model_type, model_class, task = item
+    answer = partial(Outcome, model_type, model_class, task)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        status, line = run(__file__, "--make", model_type, model_class, folder=folder)
+        if status != 0:
+            return answer("not made", line)
+        command = ("-m", "zoo", "import", "made", "-o", "model", "--via", "transformers")
+        status, line = run(*command, folder=folder)
+        if status != 0:
+            return answer("not imported", line)
+        if import_only:
+            return answer("imported")
+        status, line = run("-m", "zoo", "export", "model", "--onnx", folder=folder)
+    if status == 0:
+        return answer("verified")
+    law = line.partition("violates the law ")[2].partition(":")[0]
+    if law:
+        return answer(f"refused by {law}", line)
+    return answer("out of time" if status is None else "not exported", line)
+
+
+def table(outcomes: list[Outcome]) -> str:
+    """Return the outcomes as a table in Markdown."""
+    lines = ["| model type | class | task | result |", "| --- | --- | --- | --- |"]
+    for item in outcomes:
+        reason = f": {item.detail.removeprefix('error: ')[:160]}" if item.result.startswith("not ") else ""
+        text = f"{item.result}{reason}".replace("|", "\\|").replace("<", "&lt;")
+        lines.append(f"| {item.model_type} | {item.model_class} | {item.task} | {text} |")
+    return "\n".join(lines)
+
+
+def summary(outcomes: list[Outcome]) -> str:
+    """Return how many classes, and model types, have each result."""
+    verified = {item.model_type for item in outcomes if item.result == "verified"}
+    counts = Counter(item.result.partition(" by ")[0] for item in outcomes)
+    counted = ", ".join(f"{count} {result}" for result, count in counts.most_common())
+    types = len({item.model_type for item in outcomes})
+    return f"{len(outcomes)} classes of {types} model types: {counted}. {len(verified)} types have a verified class."
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("types", nargs="*", metavar="TYPE", help="model types; by default all, to docs/families.md")
+    parser.add_argument("--import-only", action="store_true", help="do not export")
+    parser.add_argument("--jobs", type=int, default=2, help="processes at a time")
+    parser.add_argument(
+        "--record", type=Path, help="a file of outcomes, one line of JSON each, which a rerun goes on with"
+    )
+    parser.add_argument("--make", nargs=2, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.make:
+        make(*arguments.make, "made")
+        return
+    items = [item for item in classes() if not arguments.types or item[0] in arguments.types]
+    known: dict[str, Outcome] = {}
+    if arguments.record and arguments.record.exists():
+        lines = arguments.record.read_text(encoding="utf-8").splitlines()
+        known = {item.model_class: item for item in (Outcome(**json.loads(line)) for line in lines)}
+    outcomes = [known[item[1]] for item in items if item[1] in known]
+    with ThreadPoolExecutor(arguments.jobs) as pool:
+        rest = [item for item in items if item[1] not in known]
+        for outcome in pool.map(partial(judge, import_only=arguments.import_only), rest):
+            print(f"{outcome.model_class}: {outcome.result}: {outcome.detail}"[:300], file=sys.stderr, flush=True)
+            outcomes.append(outcome)
+            if arguments.record:
+                with arguments.record.open("a", encoding="utf-8") as file:
+                    file.write(json.dumps(asdict(outcome)) + "\n")
+    print(summary(outcomes))
+    print(table(outcomes))
+
+
+if __name__ == "__main__":
+    main()

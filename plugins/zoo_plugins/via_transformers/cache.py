@@ -1,0 +1,68 @@
+"""Zoo's keys and values as a cache of transformers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+from transformers import Cache as TheirCache
+
+from zoo.nn import Cache
+
+__all__ = ["KeyValueCache"]
+
+
+class KeyValueCache(TheirCache):
+    """A :class:`zoo.nn.Cache` with the methods that models of transformers call.
+
+    Args:
+        cache: the keys and values of earlier tokens, which are extended in place.
+    """
+
+    def __init__(self, cache: Cache) -> None:
+        super().__init__(layers=[])
+        self.ours = cache
+        self.past_length = cache.length
+
+    def __len__(self) -> int:
+        return len(self.ours)
+
+    def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any) -> Any:
+        """Append keys and values of a layer, (B, K, T, D), and return those of all tokens."""
+        return self.ours[layer_idx].extend(key_states, value_states)
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Return the number of tokens before this call."""
+        return self.past_length
+
+    def get_query_offset(self, layer_idx: int = 0) -> int:
+        """Return the position of the first new token among all."""
+        return self.past_length
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
+        """Return the number of keys, and the position of the first."""
+        return self.past_length + query_length, 0
+
+    def get_max_cache_shape(self, layer_idx: int = 0) -> int:
+        """Return -1: there is no limit."""
+        return -1
+
+    @property
+    def is_sliding(self) -> list[bool]:
+        """Whether a layer keeps a window alone: none does, since masks have the windows."""
+        return [False] * len(self.ours)
+
+    @property
+    def is_linear(self) -> list[bool]:
+        """Whether a layer keeps states of a fixed size: none does."""
+        return [False] * len(self.ours)
+
+    @property
+    def is_dummy(self) -> list[bool]:
+        """Whether a layer keeps nothing."""
+        return [False] * len(self.ours)
+
+    @property
+    def is_compileable(self) -> bool:
+        """Whether the tensors have a fixed size: they grow."""
+        return False

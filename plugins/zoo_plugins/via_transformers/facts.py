@@ -1,0 +1,178 @@
+"""What zoo needs to know of a class of transformers, read off the class and a call on the meta device."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from inspect import getmodule, signature
+from typing import Any
+
+import torch
+import transformers
+from torch import nn
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+from torch.utils.flop_counter import FlopCounterMode
+from transformers.initialization import no_init_weights
+
+from zoo import UsageError, ZooError
+from zoo.nn import Cache, recorded_scores
+from zoo_plugins.via_transformers.attention import UnknownOption
+from zoo_plugins.via_transformers.fields import ClassFields
+from zoo_plugins.via_transformers.model import ViaTransformers
+
+__all__ = ["inspect_model"]
+
+_SHIFTING = "create_position_ids_from_input_ids"
+_DYNAMIC = ("dynamic", "longrope")
+"""Kinds of rotary positions that are another function for long texts."""
+_LENGTH = 3
+_CONTEXT = 2048
+"""Tokens for which FLOPs are counted if the length of a text has no limit."""
+
+
+def inspect_model(c: ClassFields) -> dict[str, Any]:
+    """Return the fields of the configuration that follow from the class, given the others.
+
+    Raises :class:`UsageError` for classes whose inputs or outputs zoo does not know.
+    """
+    cls: Any = getattr(transformers, c.model_class, None)
+    if cls is None:
+        raise UsageError(f"transformers {transformers.__version__} has no {c.model_class}", "model_class")
+    _require_fixed_rotation(c.original)
+    kinds = ("zoo", "eager") if getattr(cls, "_supports_attention_backend", False) else ("eager",)
+    failures: list[Exception] = []
+    for kind in kinds:
+        for device in ("meta", "cpu"):  # some classes read values, such as whether there is padding
+            try:
+                return _inspect(_with(c, attention=kind), device)
+            except ZooError:
+                raise
+            except UnknownOption as error:
+                failures.append(error)
+                break
+            except Exception as error:  # another library may raise anything
+                failures.append(error)
+    said = " ".join(str(failures[-1]).split())[:200]
+    raise UsageError(f"{c.model_class} cannot be called with texts alone: {said}")
+
+
+def _flops(model: nn.Module, device: str, longest: int | None) -> int:
+    """Return the forward FLOPs per token of a text of the greatest length, or of a short one if values are computed."""
+    length = (longest or _CONTEXT) if device == "meta" else _LENGTH
+    ids = torch.zeros(1, length, dtype=torch.long, device=device)
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        model(ids, torch.ones_like(ids))
+    return counter.get_total_flops() // length
+
+
+class _ReadTensors(TorchFunctionMode):
+    """Collects the tensors that operations read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ids: set[int] = set()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.ids |= {id(item) for item in pytree.tree_leaves((args, kwargs)) if isinstance(item, torch.Tensor)}
+        return func(*args, **(kwargs or {}))
+
+
+def _require_fixed_rotation(values: Mapping[str, Any]) -> None:
+    """Raise :class:`UsageError` for rotary positions whose frequencies depend on the length of a text."""
+    for value in values.values():
+        if isinstance(value, Mapping):
+            kind = value.get("rope_type", value.get("type"))
+            if kind in _DYNAMIC:
+                what = f"rotary positions of the type {kind!r}, which depend on the length of a text, are not supported"
+                raise UsageError(what, "original")
+            _require_fixed_rotation(value)
+
+
+def _with(c: ClassFields, **changes: Any) -> ClassFields:
+    return type(c).from_dict({**c.to_dict(), **changes})
+
+
+def _inspect(c: ClassFields, device: str) -> dict[str, Any]:
+    with torch.device(device), no_init_weights():  # without values, weights take no memory on the CPU either
+        model = ViaTransformers(_with(c, computed=["*"])).eval().requires_grad_(False)
+    original: Any = model.original
+    described = original.config.get_text_config(decoder=c.task == "text-generation")
+    parameters = signature(original.forward).parameters
+    positions, first = _positions(c, type(original), parameters, described)
+    types = getattr(described, "type_vocab_size", 0) if "token_type_ids" in parameters else 0
+    longest = getattr(described, "max_position_embeddings", None)
+    found: dict[str, Any] = {
+        "attention": c.attention,
+        "vocab_size": original.get_input_embeddings().weight.shape[0],
+        "type_vocab_size": types or 0,
+        "max_seq_len": longest - first if isinstance(longest, int) and longest > first else None,
+        "hidden_size": getattr(described, "hidden_size", c.hidden_size),
+        "num_layers": getattr(described, "num_hidden_layers", c.num_layers),
+        **({} if c.task == "text-generation" else dict.fromkeys(("num_kv_heads", "head_dim", "value_head_dim"))),
+        "positions": positions,
+        "first_position": first,
+    }
+    model.config = _with(c, **found)
+    cache = Cache.empty(found["num_layers"])
+    ids = torch.zeros(2, _LENGTH, dtype=torch.long, device=device)
+    options: dict[str, Any] = {"past_key_values": cache} if c.task == "text-generation" else {}
+    if types and c.task != "text-generation":
+        options["token_type_ids"] = torch.zeros_like(ids)
+    with torch.no_grad(), recorded_scores() as scores, _ReadTensors() as read:
+        outputs = model(ids, torch.ones_like(ids), **options)
+    buffers = dict(model.named_buffers())
+    names = [name for name in model.fixed_tensors if id(buffers[name]) in read.ids]
+    found["num_parameters"] = sum(parameter.numel() for parameter in model.parameters())
+    found["flops_per_token"] = _flops(model, device, found["max_seq_len"])
+    found["computed"] = tuple(dict.fromkeys(re.sub(r"\.\d+(?=\.)", ".*", name) for name in names))
+    return {**found, **_sizes(c, found, outputs, cache), **_recorded(scores)}
+
+
+def _positions(c: Any, cls: type, parameters: Mapping[str, Any], described: Any) -> tuple[str, int]:
+    """Return how tokens get positions, and the position of the first."""
+    if "position_ids" not in parameters:
+        return "own", 0
+    if c.task == "text-generation":
+        return "counted", 0
+    shifts = any(name == _SHIFTING or hasattr(value, _SHIFTING) for name, value in vars(getmodule(cls)).items())
+    if not shifts or getattr(described, "position_embedding_type", "absolute") != "absolute":
+        return "own", 0  # padding is on the right
+    padding = getattr(described, "pad_token_id", None)
+    if not isinstance(padding, int):
+        raise UsageError(f"{c.model_class} counts positions from pad_token_id, which is {padding!r}")
+    return "shifted", padding + 1
+
+
+def _sizes(c: Any, found: Mapping[str, Any], outputs: Any, cache: Cache) -> dict[str, Any]:
+    """Return the sizes of states, keys and values, after a check of the outputs."""
+    if c.task == "text-generation":
+        pairs = list(cache.pairs()) if len(cache) and cache[-1].key is not None else []
+        shapes = {(key.shape[1], key.shape[3], value.shape[3]) for key, value in pairs}
+        if len(shapes) != 1:
+            raise UsageError(f"{c.model_class} does not keep keys and values of one size in every layer")
+        ((heads, width, value_width),) = shapes
+        _require(c, outputs["logits"], (found["vocab_size"],))
+        return {
+            "num_layers": len(pairs),
+            "num_kv_heads": heads,
+            "head_dim": width,
+            "value_head_dim": value_width if value_width != width else None,
+        }
+    if "last_hidden_state" in outputs:
+        return {"hidden_size": outputs["last_hidden_state"].shape[-1]}
+    sizes = {"fill-mask": found["vocab_size"], "question-answering": _LENGTH}
+    for value in outputs.values():
+        _require(c, value, (sizes.get(c.task, c.num_classes),))
+    return {}
+
+
+def _require(c: Any, value: torch.Tensor, ending: tuple[int, ...]) -> None:
+    if tuple(value.shape[-len(ending) :]) != ending:
+        raise UsageError(f"{c.model_class} returns {tuple(value.shape)}, which should end in {ending}")
+
+
+def _recorded(scores: Any) -> dict[str, int]:
+    """Return the number of recorded layers and of their heads; 0 unless all have the same."""
+    heads = {score.weights.shape[1] for score in scores}
+    return {"attention_layers": len(scores), "num_heads": heads.pop()} if len(heads) == 1 else {"attention_layers": 0}

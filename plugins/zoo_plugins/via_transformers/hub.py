@@ -1,0 +1,174 @@
+"""Checkpoints of transformers, by the names of its own classes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from torch import Tensor
+
+from zoo import Config, UsageError
+from zoo.checkpoints import Checkpoint, Layout, Rule, TensorPlace
+from zoo_plugins.bert.sentence import PROJECTIONS, sentence_encoder, sentence_files
+from zoo_plugins.via_transformers.config import ViaTransformersConfig
+
+__all__ = ["LAYOUT"]
+
+_ELSEWHERE = (
+    "_name_or_path", "architectures", "bos_token_id", "dtype", "eos_token_id", "id2label", "label2id", "num_labels",
+    "pad_token_id", "problem_type", "torch_dtype", "transformers_version",
+)  # fmt: skip
+"""Keys that other fields hold, or that change nothing."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _TransformersLayout(Layout):
+    """The checkpoints of all classes of transformers whose tasks are known. Tensors keep their names."""
+
+    def read_config(
+        self, checkpoint: Checkpoint, *, allowed: Sequence[str] = (), chosen: Mapping[str, Any] | None = None
+    ) -> dict[str, Any]:
+        """Return the values of the configuration; see :meth:`zoo.checkpoints.Layout.read_config`.
+
+        Raises :class:`UsageError` for remote code, and for classes and model types that are not known.
+        """
+        from zoo_plugins.via_transformers.facts import inspect_model
+
+        hub, where = checkpoint.config, checkpoint.config_file
+        if hub.get("auto_map"):
+            remedy = "remove auto_map if the class of transformers itself computes the same"
+            raise UsageError("auto_map names code of its own, which is never run", where, remedy)
+        original = {key: value for key, value in hub.items() if key not in _ELSEWHERE}
+        values: dict[str, Any] = {"task": self.task(checkpoint), "original": original}
+        if values["task"] == "feature-extraction":
+            values |= sentence_encoder(checkpoint)
+        values["model_class"] = self._class(checkpoint)
+        values |= dict(chosen or {})
+        inspected = inspect_model(ViaTransformersConfig.from_dict(values, where))
+        return {**values, **inspected, **dict(chosen or {})}
+
+    def task(self, checkpoint: Checkpoint) -> str:
+        """Return zoo's task for the class that wrote the checkpoint."""
+        from zoo_plugins.via_transformers.originals import task_of
+
+        name, model_type = self._class(checkpoint), str(checkpoint.config.get("model_type"))
+        task = task_of(name, model_type)
+        if task is None:
+            raise UsageError(f"{name} of {model_type} has no task that is known", checkpoint.config_file)
+        return task
+
+    def _class(self, checkpoint: Checkpoint) -> str:
+        """Return the class that the files name, or else the base model of their type."""
+        from zoo_plugins.via_transformers.originals import class_for
+
+        if not isinstance(checkpoint.config.get("model_type"), str):
+            raise UsageError("model_type is missing", checkpoint.config_file)
+        named = checkpoint.config.get("architectures") or [class_for(checkpoint.config, "feature-extraction")]
+        return str(named[0])
+
+    def class_of(self, config: Config, preferred: str | None = None) -> str | None:
+        """Return the class of a configuration."""
+        return str(config.model_class)  # type: ignore[attr-defined]
+
+    def write_config(self, config: Config, where: object) -> dict[str, Any]:
+        """Return the content of the checkpoint's config.json."""
+        assert isinstance(config, ViaTransformersConfig)
+        return {"architectures": [config.model_class], **config.original}
+
+    def origins(self, names: Iterable[str], config: Config) -> dict[str, list[TensorPlace]]:
+        """Return the place of each tensor, which has the same name, but for the dense layers of a sentence encoder."""
+        names = list(names)
+        same = {name: [TensorPlace(name, (name,), Rule(name, name))] for name in names}
+        return {**same, **super().origins(names, config)}
+
+    def match(self, names: Iterable[str], expected: Iterable[str], config: Config) -> dict[str, str]:
+        """Map each name in a file to that of the model; see :meth:`zoo.checkpoints.Layout.match`.
+
+        Old names are renamed as transformers does. What the model computes at construction is not read.
+        """
+        assert isinstance(config, ViaTransformersConfig)
+        rules, known = _names(config), set(expected)
+        matched = {name: rules.read(name, known) for name in names}
+        return {name: current for name, current in matched.items() if current is not None}
+
+    def written_name(self, name: str, config: Config) -> str:
+        """Return the name in files of a tensor of the model."""
+        from transformers.core_model_loading import apply_renamings
+
+        assert isinstance(config, ViaTransformersConfig)
+        return apply_renamings(name, _names(config).back)
+
+    def computed(self, config: Config) -> Mapping[str, Tensor]:
+        """Return the tensors that the class computes when it is constructed, by name."""
+        from zoo_plugins.via_transformers.originals import computed_buffers
+
+        assert isinstance(config, ViaTransformersConfig)
+        return computed_buffers(config)
+
+
+@dataclass(frozen=True)
+class _Names:
+    """How a class names its tensors in files."""
+
+    renamings: list[Any]
+    """Steps from names in files to those of the model."""
+    back: list[Any]
+    """Steps from names of the model to those in files."""
+    converters: list[Any]
+    """Steps that merge tensors."""
+    prefix: str
+    """The prefix of the base model's tensors in models with a head."""
+    ignored: Sequence[str]
+    """Regular expressions for names in files that are not read."""
+    computed: Collection[str]
+    """Names of the tensors that the class computes."""
+
+    def read(self, name: str, expected: Collection[str]) -> str | None:
+        """Return the name in the model of a tensor in a file, or None if it is not read."""
+        from transformers.core_model_loading import rename_source_key
+
+        shapes: Any = dict.fromkeys(expected, True)
+        current, converted = rename_source_key(name, self.renamings, self.converters, self.prefix, shapes)
+        if converted is not None and current != name and current in expected:
+            raise UsageError(f"{name} is merged with other tensors when transformers reads it, which is not supported")
+        if current in self.computed:
+            return None
+        known = current in expected
+        return None if not known and any(re.search(pattern, current) for pattern in self.ignored) else current
+
+
+@lru_cache(maxsize=8)
+def _names(config: ViaTransformersConfig) -> _Names:
+    import torch
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import PrefixChange, WeightRenaming
+    from transformers.initialization import no_init_weights
+
+    from zoo_plugins.via_transformers.originals import build_original, computed_names
+
+    with torch.device("meta"), no_init_weights():
+        model: Any = build_original(config)
+    steps = get_model_conversion_mapping(model)
+    own = [step for step in get_model_conversion_mapping(model, add_legacy=False) if not isinstance(step, PrefixChange)]
+    return _Names(
+        renamings=[step for step in steps if isinstance(step, WeightRenaming)],
+        back=[step.reverse_transform() for step in reversed(own) if isinstance(step, WeightRenaming)],
+        converters=[step for step in steps if not isinstance(step, WeightRenaming)],
+        prefix=model.base_model_prefix,
+        ignored=getattr(model, "_keys_to_ignore_on_load_unexpected", None) or (),
+        computed=frozenset(computed_names(model, ("*",))),
+    )
+
+
+LAYOUT = _TransformersLayout(
+    classes={},
+    fields=(),
+    rules=(PROJECTIONS,),
+    outputs={"sentence_embedding": ""},  # no such output in the original
+    positions_skip_padding=True,
+    runs_original=True,
+    files=sentence_files,
+)

@@ -1,0 +1,103 @@
+"""A model of transformers with zoo's inputs and outputs, under the names of its checkpoints.
+
+B batch, T tokens of this call, S tokens including those before, E hidden size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from zoo.nn import Cache, EmbeddingHead, positions_of
+from zoo_plugins.via_transformers.cache import KeyValueCache
+from zoo_plugins.via_transformers.fields import ClassFields
+from zoo_plugins.via_transformers.originals import build_original, computed_names
+
+__all__ = ["ViaTransformers"]
+
+
+class ViaTransformers(nn.Module):
+    """The class of transformers that the configuration names.
+
+    The original is no submodule: this module shares its parameters, buffers and submodules, so that all have the names
+    of the original's state dict. What the original computes at construction, such as the frequencies of rotary
+    positions, is stored as well.
+    """
+
+    def __init__(self, c: ClassFields) -> None:
+        super().__init__()
+        self.config = c
+        original = build_original(c)
+        self.fixed_tensors = computed_names(original, c.computed)
+        for name in computed_names(original, ("*",)):
+            path, _, short = name.rpartition(".")
+            module = original.get_submodule(path)
+            if name in self.fixed_tensors:
+                module.register_buffer(short, original.get_buffer(name), persistent=True)
+            else:
+                delattr(module, short)  # no graph reads it
+        object.__setattr__(self, "original", original)
+        self._parameters, self._buffers, self._modules = original._parameters, original._buffers, original._modules
+        if c.task == "sentence-embedding":
+            self.embedding_head = EmbeddingHead(c, c.hidden_size)
+
+    original: nn.Module
+
+    def train(self, mode: bool = True) -> ViaTransformers:
+        """Set the mode of the original, too."""
+        self.original.training = mode
+        return super().train(mode)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> ViaTransformers:
+        """Convert tensors, but keep computed ones in float32 at least, as transformers does."""
+        kept = {name: self.get_buffer(name) for name in self.fixed_tensors}
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        for name, before in kept.items():
+            path, _, short = name.rpartition(".")
+            after = self.get_buffer(name)
+            if after.is_floating_point() and after.element_size() < before.element_size() <= 4:
+                self.get_submodule(path).register_buffer(short, before.to(after.device))
+        return self
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        past_key_values: Cache | None = None,
+    ) -> dict[str, Tensor]:
+        """Return the outputs of the configured task, by name.
+
+        Args:
+            input_ids: (B, T).
+            attention_mask: (B, S), 1 for a token and 0 for padding, the past included.
+            token_type_ids: (B, T), the segment of each token; all 0 by default.
+            past_key_values: keys and values of earlier calls; extended in place.
+        """
+        c = self.config
+        length = input_ids.shape[1]
+        total = length + (past_key_values.length if past_key_values is not None else 0)
+        if attention_mask is None:
+            attention_mask = torch.ones(input_ids.shape[0], total, dtype=torch.long, device=input_ids.device)
+        options: dict[str, Any] = {}
+        if c.positions != "own":
+            positions = positions_of(length, total, padding=attention_mask, device=input_ids.device)
+            options["position_ids"] = positions + c.first_position
+        if token_type_ids is not None:
+            options["token_type_ids"] = token_type_ids
+        if c.task == "text-generation":
+            options["use_cache"] = past_key_values is not None
+            options["past_key_values"] = None if past_key_values is None else KeyValueCache(past_key_values)
+        found = self.original(input_ids=input_ids, attention_mask=attention_mask, return_dict=True, **options)
+        match c.task:
+            case "feature-extraction":
+                return {"last_hidden_state": found["last_hidden_state"]}
+            case "sentence-embedding":
+                x = found["last_hidden_state"]  # (B, T, E)
+                return {"sentence_embedding": self.embedding_head(x, attention_mask), "last_hidden_state": x}
+            case "question-answering":
+                return {name: found[name] for name in ("start_logits", "end_logits")}
+        return {"logits": found["logits"]}

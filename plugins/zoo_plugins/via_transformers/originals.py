@@ -1,0 +1,107 @@
+"""The classes of transformers: which one a task has, how it is constructed, and what it computes then."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+import transformers
+from torch import nn
+from transformers.initialization import no_init_weights
+from transformers.models.auto import modeling_auto
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+from zoo import UsageError
+from zoo_plugins.via_transformers.attention import ATTENTION, EAGER
+from zoo_plugins.via_transformers.fields import ClassFields
+
+__all__ = ["build_original", "class_for", "computed_buffers", "computed_names", "read_original", "task_of"]
+
+_MAPPINGS = {
+    "feature-extraction": "MODEL_MAPPING_NAMES",
+    "sentence-embedding": "MODEL_MAPPING_NAMES",
+    "fill-mask": "MODEL_FOR_MASKED_LM_MAPPING_NAMES",
+    "text-classification": "MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES",
+    "token-classification": "MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES",
+    "question-answering": "MODEL_FOR_QUESTION_ANSWERING_MAPPING_NAMES",
+    "text-generation": "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES",
+}
+"""For each task, transformers' table of classes by model type."""
+
+
+def class_for(original: Mapping[str, Any], task: str) -> str:
+    """Return the class of a task for the model type of a configuration."""
+    model_type = original["model_type"]
+    found = getattr(modeling_auto, _MAPPINGS[task]).get(model_type)
+    if found is None:
+        raise UsageError(f"transformers {transformers.__version__} has no class of {model_type} for {task}")
+    return str(found if isinstance(found, str) else found[0])
+
+
+def task_of(model_class: str, model_type: str) -> str | None:
+    """Return the task of a class; None if it has none of those that are known."""
+    for task, table in _MAPPINGS.items():
+        classes = getattr(modeling_auto, table).get(model_type, ())
+        if model_class in ((classes,) if isinstance(classes, str) else classes):
+            return task
+    return None
+
+
+def read_original(c: ClassFields) -> Any:
+    """Return the original configuration, with the values that other fields hold.
+
+    Raises :class:`UsageError` if the installed transformers does not know its model type.
+    """
+    model_type = c.original["model_type"]
+    if model_type not in CONFIG_MAPPING:
+        what = f"transformers {transformers.__version__} does not know the model type {model_type!r}"
+        raise UsageError(what, "original", "install a version that does")
+    heads = {"num_labels": c.num_classes} if c.problem_type is not None else {}
+    tokens = {name: getattr(c, name) for name in ("pad_token_id", "bos_token_id", "eos_token_id")}
+    tokens = {name: list(value) if isinstance(value, tuple) else value for name, value in tokens.items()}
+    stated = {name: value for name, value in tokens.items() if value is not None}
+    try:
+        values = {
+            **c.original,
+            **heads,
+            **stated,
+            "attn_implementation": ATTENTION if c.attention == "zoo" else "eager",
+        }
+        return CONFIG_MAPPING[model_type].from_dict(values)
+    except Exception as error:  # another library may raise anything
+        said = " ".join(str(error).split())[:200]
+        raise UsageError(f"transformers cannot read the configuration: {said}", "original") from error
+
+
+def build_original(c: ClassFields) -> nn.Module:
+    """Construct the model of transformers, with its own initialisation."""
+    cls = getattr(transformers, c.model_class, None)
+    if not (isinstance(cls, type) and issubclass(cls, transformers.PreTrainedModel)):
+        raise UsageError(f"transformers {transformers.__version__} has no model {c.model_class}", "model_class")
+    model: Any = cls(read_original(c))
+    model.tie_weights()  # part of the initialisation, which may be off
+    if c.attention == "eager":
+        model.config._attn_implementation = EAGER  # not before: some classes have a table of their own
+    if hasattr(model, "set_experts_implementation"):
+        model.set_experts_implementation("eager")  # others have no float64
+    return model
+
+
+def computed_names(model: nn.Module, patterns: Sequence[str]) -> tuple[str, ...]:
+    """Return the names, of those that match, of buffers which a model computes at construction and does not store."""
+    stored = model.state_dict().keys()
+    names = [name for name, _ in model.named_buffers(remove_duplicate=False) if name not in stored]
+    return tuple(name for name in names if any(fnmatchcase(name, pattern) for pattern in patterns))
+
+
+def computed_buffers(c: ClassFields) -> dict[str, torch.Tensor]:
+    """Return the buffers of :func:`computed_names`, by name.
+
+    No weights are initialised, and their memory is not touched.
+    """
+    with no_init_weights():
+        model = build_original(c)
+    buffers = dict(model.named_buffers())
+    return {name: buffers[name].clone() for name in computed_names(model, c.computed)}

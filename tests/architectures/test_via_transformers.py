@@ -1,0 +1,270 @@
+"""Models of transformers: imported, compared, exported, run, published and trained on; and what is refused."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+from torch.testing import assert_close
+
+import zoo as library
+from tests.conftest import Result
+from zoo.checkpoints import Exact, export_checkpoint, import_checkpoint
+from zoo.registry import registry
+from zoo_export.export import export_model
+from zoo_plugins.via_transformers.facts import inspect_model
+from zoo_runtime import load_session
+
+Zoo = Callable[..., Result]
+
+SIZES = {
+    "vocab_size": 61, "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 40,
+    "max_position_embeddings": 48, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0,
+}  # fmt: skip
+EXPERTS = {"n_routed_experts": 4, "moe_intermediate_size": 16, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1}
+LATENT = {"q_lora_rank": 12, "kv_lora_rank": 12, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 6}
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "GPTNeoXForCausalLM": ("gpt_neox", {}),
+    "MPNetModel": ("mpnet", {"pad_token_id": 1}),
+    "BertForMaskedLM": ("bert", {}),
+    "BloomForCausalLM": ("bloom", {"n_layer": 2, "n_head": 4}),
+    "CodeGenForCausalLM": ("codegen", {"n_embd": 32, "n_layer": 2, "n_head": 4, "rotary_dim": 4, "n_positions": 48}),
+    "CohereForCausalLM": ("cohere", {"num_key_value_heads": 2}),
+    "Data2VecTextForTokenClassification": ("data2vec-text", {"pad_token_id": 1}),
+    "DebertaV2ForSequenceClassification": ("deberta-v2", {"num_labels": 3}),
+    "DebertaV2ForTokenClassification": ("deberta-v2", {"relative_attention": True, "pos_att_type": ["p2c", "c2p"]}),
+    "DeepseekV3ForCausalLM": ("deepseek_v3", {**EXPERTS, **LATENT, "first_k_dense_replace": 2}),
+    "EsmForMaskedLM": ("esm", {"pad_token_id": 1, "position_embedding_type": "rotary"}),
+    "FalconForCausalLM": ("falcon", {}),
+    "GPTJForCausalLM": ("gptj", {"n_embd": 32, "n_layer": 2, "n_head": 4, "rotary_dim": 4, "n_positions": 48}),
+    "OPTForCausalLM": ("opt", {"ffn_dim": 40, "word_embed_proj_dim": 24, "pad_token_id": 1}),
+    "PhiForCausalLM": ("phi", {"hidden_size": 32}),
+    "RoFormerForQuestionAnswering": ("roformer", {}),
+    "StableLmForCausalLM": ("stablelm", {"num_key_value_heads": 2}),
+    "Starcoder2ForCausalLM": ("starcoder2", {"num_key_value_heads": 2, "sliding_window": 5}),
+    "XLMRobertaXLForMaskedLM": ("xlm-roberta-xl", {"pad_token_id": 1}),
+}
+"""Classes that have no layout, and BERT's, which has one."""
+
+
+def save(model_class: str, folder: Path, **options: Any) -> Any:
+    """Save a random model, whose parameters are large enough for its answers to differ."""
+    model_type, own = MODELS[model_class]
+    config = transformers.AutoConfig.for_model(model_type, **{**SIZES, **own, **options})
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = getattr(transformers, model_class)(config).eval().requires_grad_(False)
+        for parameter in model.parameters():
+            parameter.copy_(0.3 * torch.randn(parameter.shape))
+    model.save_pretrained(folder)
+    return model
+
+
+def stored(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(folder / "model.safetensors")
+
+
+@pytest.mark.slow_after(2)
+@pytest.mark.parametrize("model_class", MODELS)
+def test_imported_model_equals_the_original_and_is_published_as_it_was(tmp_path: Path, model_class: str) -> None:
+    save(model_class, tmp_path / "hub")
+    imported = import_checkpoint(tmp_path / "hub", tmp_path / "ours", model_type="transformers")
+    assert imported.spec.config.model_class == model_class
+    assert imported.comparison.exact < 1e-13
+    export_checkpoint(tmp_path / "ours", tmp_path / "back")
+    old, new = stored(tmp_path / "hub"), stored(tmp_path / "back")
+    assert old.keys() == new.keys()
+    assert all(torch.equal(old[name], new[name]) for name in old)
+    before, after = (transformers.AutoConfig.from_pretrained(tmp_path / name).to_dict() for name in ("hub", "back"))
+    stated = {"_name_or_path": "", "problem_type": None}  # the type of the problem is written where it was implied
+    assert before | stated == after | stated
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model_class", [name for name in MODELS if name != "BertForMaskedLM"])
+def test_export_is_verified(tmp_path: Path, model_class: str) -> None:
+    save(model_class, tmp_path / "hub")
+    import_checkpoint(tmp_path / "hub", tmp_path / "ours", verify=False)
+    assert export_model(tmp_path / "ours").passed
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "model_class", ["GPTNeoXForCausalLM", "OPTForCausalLM", "BloomForCausalLM", "Starcoder2ForCausalLM"]
+)
+def test_generated_tokens_of_a_padded_batch_equal_those_of_transformers(tmp_path: Path, model_class: str) -> None:
+    theirs = save(model_class, tmp_path / "hub", eos_token_id=None)
+    import_checkpoint(tmp_path / "hub", tmp_path / "ours", verify=False)
+    assert export_model(tmp_path / "ours").passed
+    prompts = [[5, 9, 33, 2], [8, 40, 3, 3, 17, 21, 60, 11, 4, 9, 7], [41]]
+    with load_session(tmp_path / "ours") as session:
+        found = [item["generated_ids"] for item in session.run(prompts, max_new_tokens=20)]
+    theirs = theirs.double()
+    theirs.generation_config.eos_token_id = None
+    for prompt, ids in zip(prompts, found, strict=True):
+        with Exact(theirs), torch.inference_mode():
+            wanted = theirs.generate(torch.tensor([prompt]), max_new_tokens=20, do_sample=False, pad_token_id=0)
+        assert wanted[0, len(prompt) :].tolist() == ids
+
+
+def test_native_layout_is_preferred(tmp_path: Path, zoo: Zoo) -> None:
+    save("BertForMaskedLM", tmp_path / "hub")
+    assert "ours: bert for fill-mask" in zoo("import", tmp_path / "hub", "-o", "ours").out
+    forced = zoo("import", tmp_path / "hub", "-o", "forced", "--via", "transformers").out
+    assert "forced: via-transformers for fill-mask" in forced
+    ids = torch.tensor([[5, 6, 7]])
+    with torch.inference_mode():
+        ours, original = (library.load(name)(ids)["logits"] for name in ("ours", "forced"))
+    assert_close(ours, original)
+    zoo("import", tmp_path / "hub", "-o", "x", "--via", "transformers", "--model-type", "bert").failed(2, "contradicts")
+
+
+def test_preset_states_what_its_class_needs() -> None:
+    config = registry().resolve("via-transformers-tiny").config
+    values = config.to_dict()
+    assert {name: values[name] for name in inspect_model(config)} == inspect_model(config)
+
+
+def test_computed_tensors_stay_in_float32(tmp_path: Path) -> None:
+    """As in transformers: rounded to bfloat16, the frequencies of rotary positions would be off by 0.4 %."""
+    theirs = save("GPTNeoXForCausalLM", tmp_path / "hub")
+    import_checkpoint(tmp_path / "hub", tmp_path / "ours", dtype="bfloat16")
+    model = library.load(tmp_path / "ours")
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
+    ours, wanted = (item.gpt_neox.rotary_emb.inv_freq for item in (model, theirs))
+    assert ours.dtype == torch.float32
+    assert torch.equal(ours, wanted)
+
+
+def test_another_task_keeps_the_trunk(tmp_path: Path) -> None:
+    save("GPTNeoXForCausalLM", tmp_path / "hub")
+    imported = import_checkpoint(tmp_path / "hub", tmp_path / "ours", task="token-classification")
+    assert imported.spec.config.model_class == "GPTNeoXForTokenClassification"
+    assert set(imported.head.new) == {"classifier.weight", "classifier.bias"}
+    old, new = stored(tmp_path / "hub"), stored(tmp_path / "ours")
+    assert all(torch.equal(old[name], new[name]) for name in old if name.startswith("gpt_neox."))
+
+
+def test_directory_of_sentence_transformers(tmp_path: Path) -> None:
+    theirs = save("MPNetModel", tmp_path / "hub")
+    kinds = {"": "Transformer", "1_Pooling": "Pooling", "2_Normalize": "Normalize"}
+    modules = [
+        {"idx": number, "name": str(number), "path": path, "type": f"sentence_transformers.models.{kind}"}
+        for number, (path, kind) in enumerate(kinds.items())
+    ]
+    (tmp_path / "hub" / "modules.json").write_text(json.dumps(modules))
+    (tmp_path / "hub" / "1_Pooling").mkdir()
+    pooling = {"word_embedding_dimension": 24, "pooling_mode_mean_tokens": True}
+    (tmp_path / "hub" / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
+    imported = import_checkpoint(tmp_path / "hub", tmp_path / "ours")
+    assert imported.spec.task == "sentence-embedding"
+    ids, mask = torch.tensor([[5, 6, 7], [9, 1, 1]]), torch.tensor([[1, 1, 1], [1, 0, 0]])
+    with torch.inference_mode():
+        vectors = library.load(tmp_path / "ours")(ids, mask)["sentence_embedding"]
+        states = theirs(ids, mask).last_hidden_state
+    means = torch.stack((states[0].mean(0), states[1, 0]))
+    assert_close(vectors, torch.nn.functional.normalize(means, dim=-1))
+    export_checkpoint(tmp_path / "ours", tmp_path / "back")
+    assert json.loads((tmp_path / "back" / "1_Pooling" / "config.json").read_text())["pooling_mode_mean_tokens"]
+
+
+def change(folder: Path, **values: Any) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+
+def damage_tensors(folder: Path, edit: Callable[[dict[str, torch.Tensor]], None]) -> None:
+    tensors = stored(folder)
+    edit(tensors)
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+
+
+DAMAGE: dict[str, tuple[Callable[[Path], None], int, str]] = {
+    "remote code": (
+        lambda folder: change(folder, auto_map={"AutoModel": "modeling_x.X"}),
+        2,
+        "auto_map names code of its own, which is never run",
+    ),
+    "an unknown type": (
+        lambda folder: change(folder, model_type="gpt_noex"),
+        2,
+        "no importer for model_type 'gpt_noex'",
+    ),
+    "a class without a known task": (
+        lambda folder: change(folder, architectures=["GPTNeoXForPreTraining"]),
+        2,
+        "GPTNeoXForPreTraining of gpt_neox has no task that is known",
+    ),
+    "a class of another type": (
+        lambda folder: change(folder, architectures=["OPTForCausalLM"]),
+        2,
+        "OPTForCausalLM of gpt_neox has no task that is known",
+    ),
+    "heads that do not divide": (
+        lambda folder: change(folder, num_attention_heads=5),
+        2,
+        "",
+    ),
+    "a text as a size": (lambda folder: change(folder, hidden_size="wide"), 2, "hidden_size"),
+    "too many layers": (lambda folder: change(folder, num_hidden_layers=10**9), 2, "num_layers must be at most"),
+    "a missing tensor": (
+        lambda folder: damage_tensors(folder, lambda tensors: tensors.pop("gpt_neox.final_layer_norm.bias")),
+        3,
+        "missing gpt_neox.final_layer_norm.bias",
+    ),
+    "a strange tensor": (
+        lambda folder: damage_tensors(folder, lambda tensors: tensors.update(strange=torch.zeros(2))),
+        3,
+        "unexpected strange",
+    ),
+    "another shape": (
+        lambda folder: damage_tensors(folder, lambda tensors: tensors.update({"embed_out.weight": torch.zeros(2, 24)})),
+        3,
+        "embed_out.weight has shape (2, 24)",
+    ),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_bad_checkpoint_is_refused_in_one_line(tmp_path: Path, zoo: Zoo, damage: str) -> None:
+    save("GPTNeoXForCausalLM", tmp_path / "hub")
+    edit, status, message = DAMAGE[damage]
+    edit(tmp_path / "hub")
+    zoo("import", tmp_path / "hub", "-o", "ours").failed(status, message)
+    assert not Path("ours").exists()
+
+
+def test_missing_package_is_named(tmp_path: Path, zoo: Zoo, monkeypatch: pytest.MonkeyPatch) -> None:
+    save("GPTNeoXForCausalLM", tmp_path / "hub")
+    for name in [
+        name for name in sys.modules if name.partition(".")[0] == "transformers" or "via_transformers" in name
+    ]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    install = 'transformers is not installed: pip install "attention-zoo[transformers]"'
+    zoo("import", tmp_path / "hub", "-o", "ours").failed(2, "no importer for model_type 'gpt_neox'", install)
+    zoo("build", "via-transformers-tiny").failed(1, install)
+    assert "GPTNeoXForCausalLM" in zoo("show", "via-transformers-tiny").out
+
+
+def test_reader_of_padding_is_refused_by_the_law(tmp_path: Path, zoo: Zoo) -> None:
+    """FNet mixes all tokens, padding included."""
+    config = transformers.FNetConfig(**{**SIZES, "num_attention_heads": 4})
+    transformers.FNetForMaskedLM(config).save_pretrained(tmp_path / "hub")
+    assert zoo("import", tmp_path / "hub", "-o", "ours").status == 0
+    zoo("export", "ours", "--onnx").failed(4, "violates the law padding-invariance")
+    assert not list(Path("ours").glob("*.onnx"))
+
+
+def test_scaling_by_the_length_of_a_text_is_refused(tmp_path: Path, zoo: Zoo) -> None:
+    save("GPTNeoXForCausalLM", tmp_path / "hub")
+    scaling = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0, "partial_rotary_factor": 1.0}
+    change(tmp_path / "hub", rope_parameters=scaling)
+    zoo("import", tmp_path / "hub", "-o", "ours").failed(2, "'dynamic', which depend on the length of a text")
