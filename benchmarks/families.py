@@ -1,7 +1,7 @@
 """Which model types of transformers are imported, exported and verified: one row for each class with a known task.
 
-    python benchmarks/families.py                       # all classes, to docs/families.md
-    python benchmarks/families.py gpt_neox deberta-v2   # some model types, printed only
+    python benchmarks/families.py                       # all classes
+    python benchmarks/families.py gpt_neox deberta-v2   # those of some model types
     python benchmarks/families.py --import-only         # without exports
 
 Each class gets a small random model, from the default configuration of its type with few and narrow layers, which is
@@ -29,8 +29,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[1]
-PAGE = ROOT / "docs" / "families.md"
 SECONDS = 300
 """Limit of each process."""
 SMALL: Mapping[str, int] = {
@@ -174,7 +172,8 @@ def summary(outcomes: list[Outcome]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("types", nargs="*", metavar="TYPE", help="model types; by default all, to docs/families.md")
+    parser.add_argument("types", nargs="*", metavar="TYPE", help="model types; by default all")
+    parser.add_argument("--task", help="classes of this task alone")
     parser.add_argument("--import-only", action="store_true", help="do not export")
     parser.add_argument("--jobs", type=int, default=2, help="processes at a time")
     parser.add_argument(
@@ -186,6 +185,7 @@ def main() -> None:
         make(*arguments.make, "made")
         return
     items = [item for item in classes() if not arguments.types or item[0] in arguments.types]
+    items = [item for item in items if arguments.task in (None, item[2])]
     known: dict[str, Outcome] = {}
     if arguments.record and arguments.record.exists():
         lines = arguments.record.read_text(encoding="utf-8").splitlines()

@@ -40,12 +40,22 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "Data2VecTextForTokenClassification": ("data2vec-text", {"pad_token_id": 1}),
     "DebertaV2ForSequenceClassification": ("deberta-v2", {"num_labels": 3}),
     "DebertaV2ForTokenClassification": ("deberta-v2", {"relative_attention": True, "pos_att_type": ["p2c", "c2p"]}),
-    "DeepseekV3ForCausalLM": ("deepseek_v3", {**EXPERTS, **LATENT, "first_k_dense_replace": 2}),
+    "DeepseekV3ForCausalLM": ("deepseek_v3", {**EXPERTS, **LATENT, "first_k_dense_replace": 1}),
     "EsmForMaskedLM": ("esm", {"pad_token_id": 1, "position_embedding_type": "rotary"}),
     "FalconForCausalLM": ("falcon", {}),
     "GPTJForCausalLM": ("gptj", {"n_embd": 32, "n_layer": 2, "n_head": 4, "rotary_dim": 4, "n_positions": 48}),
+    "MixtralForCausalLM": ("mixtral", {"num_key_value_heads": 2, "num_local_experts": 4}),
     "OPTForCausalLM": ("opt", {"ffn_dim": 40, "word_embed_proj_dim": 24, "pad_token_id": 1}),
     "PhiForCausalLM": ("phi", {"hidden_size": 32}),
+    "Qwen2MoeForCausalLM": (
+        "qwen2_moe",
+        {
+            "num_key_value_heads": 2,
+            "num_experts": 4,
+            "moe_intermediate_size": 16,
+            "shared_expert_intermediate_size": 16,
+        },
+    ),
     "RoFormerForQuestionAnswering": ("roformer", {}),
     "StableLmForCausalLM": ("stablelm", {"num_key_value_heads": 2}),
     "Starcoder2ForCausalLM": ("starcoder2", {"num_key_value_heads": 2, "sliding_window": 5}),
@@ -227,7 +237,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], None], int, str]] = {
     "another shape": (
         lambda folder: damage_tensors(folder, lambda tensors: tensors.update({"embed_out.weight": torch.zeros(2, 24)})),
         3,
-        "embed_out.weight has shape (2, 24)",
+        "lm_head.weight has shape (2, 24)",
     ),
 }
 

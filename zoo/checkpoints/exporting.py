@@ -185,7 +185,7 @@ def _tensors(stored: ModelDirectory, model: nn.Module, layout: Layout) -> dict[s
         shapes = [tuple(groups[first[name]][0].shape) for name in origin.group]
         read = partial(_read, stored, origin, [first[name] for name in origin.group])
         tensors[layout.written_name(origin.name, config)] = SourceTensor(origin.rule.shape(shapes), like.dtype, read)
-    return split_stacks(tensors)
+    return dict(layout.divided(split_stacks(tensors), config))
 
 
 def _read_as(tensors: Mapping[str, SourceTensor], names: Mapping[str, str], name: str) -> Tensor:

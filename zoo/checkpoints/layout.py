@@ -19,7 +19,7 @@ from zoo.config import Config
 from zoo.errors import UsageError, Wording
 
 if TYPE_CHECKING:
-    from zoo.checkpoints.source import Checkpoint
+    from zoo.checkpoints.source import Checkpoint, SourceTensor
     from zoo.tokenizers.files.pieces import PieceTokens
 
 __all__ = ["ACTIVATIONS", "REQUIRED", "Field", "Layout"]
@@ -264,6 +264,14 @@ class Layout:
             if current in expected_names or not any(re.fullmatch(pattern, current) for pattern in ignored):
                 matched[name] = current
         return matched
+
+    def merged(self, tensors: Mapping[str, SourceTensor], config: Config) -> Mapping[str, SourceTensor]:
+        """Return the tensors of a checkpoint with those that this layout makes of several, in place of these."""
+        return tensors
+
+    def divided(self, tensors: Mapping[str, SourceTensor], config: Config) -> Mapping[str, SourceTensor]:
+        """Invert :meth:`merged`."""
+        return tensors
 
     def computed(self, config: Config) -> Mapping[str, Tensor]:
         """Return the tensors of zoo that follow from the configuration, by name: files do not hold them."""

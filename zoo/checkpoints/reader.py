@@ -69,7 +69,7 @@ class TensorReader:
         """For each of zoo's tensors, its name in the checkpoint and its place there."""
         self.used: dict[str, None] = {}
         """Tensors of the checkpoint that the model has."""
-        self.tensors = join_stacks(checkpoint.tensors, layout, spec.config)
+        self.tensors = join_stacks(layout.merged(checkpoint.tensors, spec.config), layout, spec.config)
         """The tensors of the checkpoint, those in parts as stacks."""
         self._last: tuple[str, Mapping[str, Tensor]] = ("", {})
         """The tensor read last and its parts. Several of zoo's tensors may be parts of one."""

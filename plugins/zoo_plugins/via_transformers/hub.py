@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
 from zoo import Config, UsageError
-from zoo.checkpoints import Checkpoint, Layout, Rule, TensorPlace
+from zoo.checkpoints import Checkpoint, Layout, Rule, SourceTensor, TensorPlace
 from zoo_plugins.bert.sentence import PROJECTIONS, sentence_encoder, sentence_files
 from zoo_plugins.via_transformers.config import ViaTransformersConfig
+
+if TYPE_CHECKING:
+    from zoo_plugins.via_transformers.conversions import FileNames
 
 __all__ = ["LAYOUT"]
 
@@ -90,16 +91,24 @@ class _TransformersLayout(Layout):
         Old names are renamed as transformers does. What the model computes at construction is not read.
         """
         assert isinstance(config, ViaTransformersConfig)
-        rules, known = _names(config), set(expected)
+        rules, known = _file_names(config), set(expected)
         matched = {name: rules.read(name, known) for name in names}
         return {name: current for name, current in matched.items() if current is not None}
 
     def written_name(self, name: str, config: Config) -> str:
         """Return the name in files of a tensor of the model."""
-        from transformers.core_model_loading import apply_renamings
-
         assert isinstance(config, ViaTransformersConfig)
-        return apply_renamings(name, _names(config).back)
+        return _file_names(config).written(name)
+
+    def merged(self, tensors: Mapping[str, SourceTensor], config: Config) -> Mapping[str, SourceTensor]:
+        """Return the tensors of a checkpoint, merged and split as transformers does when it reads them."""
+        assert isinstance(config, ViaTransformersConfig)
+        return _file_names(config).merged(tensors)
+
+    def divided(self, tensors: Mapping[str, SourceTensor], config: Config) -> Mapping[str, SourceTensor]:
+        """Return the tensors of the model, split and merged as transformers does when it writes them."""
+        assert isinstance(config, ViaTransformersConfig)
+        return _file_names(config).divided(tensors)
 
     def computed(self, config: Config) -> Mapping[str, Tensor]:
         """Return the tensors that the class computes when it is constructed, by name."""
@@ -109,58 +118,10 @@ class _TransformersLayout(Layout):
         return computed_buffers(config)
 
 
-@dataclass(frozen=True)
-class _Names:
-    """How a class names its tensors in files."""
+def _file_names(config: ViaTransformersConfig) -> FileNames:
+    from zoo_plugins.via_transformers.conversions import file_names
 
-    renamings: list[Any]
-    """Steps from names in files to those of the model."""
-    back: list[Any]
-    """Steps from names of the model to those in files."""
-    converters: list[Any]
-    """Steps that merge tensors."""
-    prefix: str
-    """The prefix of the base model's tensors in models with a head."""
-    ignored: Sequence[str]
-    """Regular expressions for names in files that are not read."""
-    computed: Collection[str]
-    """Names of the tensors that the class computes."""
-
-    def read(self, name: str, expected: Collection[str]) -> str | None:
-        """Return the name in the model of a tensor in a file, or None if it is not read."""
-        from transformers.core_model_loading import rename_source_key
-
-        shapes: Any = dict.fromkeys(expected, True)
-        current, converted = rename_source_key(name, self.renamings, self.converters, self.prefix, shapes)
-        if converted is not None and current != name and current in expected:
-            raise UsageError(f"{name} is merged with other tensors when transformers reads it, which is not supported")
-        if current in self.computed:
-            return None
-        known = current in expected
-        return None if not known and any(re.search(pattern, current) for pattern in self.ignored) else current
-
-
-@lru_cache(maxsize=8)
-def _names(config: ViaTransformersConfig) -> _Names:
-    import torch
-    from transformers.conversion_mapping import get_model_conversion_mapping
-    from transformers.core_model_loading import PrefixChange, WeightRenaming
-    from transformers.initialization import no_init_weights
-
-    from zoo_plugins.via_transformers.originals import build_original, computed_names
-
-    with torch.device("meta"), no_init_weights():
-        model: Any = build_original(config)
-    steps = get_model_conversion_mapping(model)
-    own = [step for step in get_model_conversion_mapping(model, add_legacy=False) if not isinstance(step, PrefixChange)]
-    return _Names(
-        renamings=[step for step in steps if isinstance(step, WeightRenaming)],
-        back=[step.reverse_transform() for step in reversed(own) if isinstance(step, WeightRenaming)],
-        converters=[step for step in steps if not isinstance(step, WeightRenaming)],
-        prefix=model.base_model_prefix,
-        ignored=getattr(model, "_keys_to_ignore_on_load_unexpected", None) or (),
-        computed=frozenset(computed_names(model, ("*",))),
-    )
+    return file_names(config)
 
 
 LAYOUT = _TransformersLayout(

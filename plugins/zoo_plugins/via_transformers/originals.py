@@ -85,7 +85,7 @@ def build_original(c: ClassFields) -> nn.Module:
     if c.attention == "eager":
         model.config._attn_implementation = EAGER  # not before: some classes have a table of their own
     if hasattr(model, "set_experts_implementation"):
-        model.set_experts_implementation("eager")  # others have no float64
+        model.set_experts_implementation("batched_mm")  # others are not traceable, or have no float64
     return model
 
 
