@@ -93,6 +93,8 @@ def shrink(model_type: str) -> Any:
     default = kind()
     values = {key: value for key, value in SMALL.items() if getattr(default, key, None) not in (None, -1)}
     tokens = {name: number for number, name in enumerate(TOKENS) if isinstance(getattr(default, name, None), int)}
+    if "kv_lora_rank" in values:
+        values["num_key_value_heads"] = SMALL["num_attention_heads"]
     tokens["pad_token_id"] = 0  # classifiers of whole texts look for it
     lists = {
         key: value[:2]

@@ -7,6 +7,7 @@ from typing import Any
 from torch import Tensor
 from transformers import Cache as TheirCache
 
+from zoo import UsageError
 from zoo.nn import Cache
 
 __all__ = ["KeyValueCache"]
@@ -19,10 +20,16 @@ class KeyValueCache(TheirCache):
         cache: the keys and values of earlier tokens, which are extended in place.
     """
 
-    def __init__(self, cache: Cache) -> None:
-        super().__init__(layers=[])
+    def __init__(self, cache: Cache) -> None:  # without that of the base class, which makes layers of its own
         self.ours = cache
         self.past_length = cache.length
+        self.layer_class_to_replicate = None
+        self.offloading = False
+
+    @property
+    def layers(self) -> list[Any]:  # type: ignore[override]
+        """Raises :class:`zoo.UsageError`: what a model reads off the layers themselves is more than keys and values."""
+        raise UsageError("the class keeps more of earlier tokens than keys and values, which is not supported")
 
     def __len__(self) -> int:
         return len(self.ours)

@@ -99,26 +99,22 @@ def _inspect(c: ClassFields, device: str) -> dict[str, Any]:
     original: Any = model.original
     described = original.config.get_text_config(decoder=c.task == "text-generation")
     parameters = signature(original.forward).parameters
-    positions, first = _positions(c, type(original), parameters, described)
     types = getattr(described, "type_vocab_size", 0) if "token_type_ids" in parameters else 0
-    longest = getattr(described, "max_position_embeddings", None)
+    longest, unused = getattr(described, "max_position_embeddings", None), _unused_positions(original)
     found: dict[str, Any] = {
         "attention": c.attention,
         "vocab_size": original.get_input_embeddings().weight.shape[0],
         "type_vocab_size": types or 0,
-        "max_seq_len": longest - first if isinstance(longest, int) and longest > first else None,
+        "max_seq_len": longest - unused if isinstance(longest, int) and longest > unused else None,
         "hidden_size": getattr(described, "hidden_size", c.hidden_size),
         "num_layers": getattr(described, "num_hidden_layers", c.num_layers),
         **({} if c.task == "text-generation" else dict.fromkeys(("num_kv_heads", "head_dim", "value_head_dim"))),
-        "positions": positions,
-        "first_position": first,
+        "counts_positions": c.task == "text-generation" and "position_ids" in parameters,
     }
     model.config = _with(c, **found)
     cache = Cache.empty(found["num_layers"])
     ids = torch.zeros(2, _LENGTH, dtype=torch.long, device=device)
     options: dict[str, Any] = {"past_key_values": cache} if c.task == "text-generation" else {}
-    if types and c.task != "text-generation":
-        options["token_type_ids"] = torch.zeros_like(ids)
     with torch.no_grad(), recorded_scores() as scores, _ReadTensors() as read:
         outputs = model(ids, torch.ones_like(ids), **options)
     buffers = dict(model.named_buffers())
@@ -129,19 +125,16 @@ def _inspect(c: ClassFields, device: str) -> dict[str, Any]:
     return {**found, **_sizes(c, found, outputs, cache), **_recorded(scores)}
 
 
-def _positions(c: Any, cls: type, parameters: Mapping[str, Any], described: Any) -> tuple[str, int]:
-    """Return how tokens get positions, and the position of the first."""
-    if "position_ids" not in parameters:
-        return "own", 0
-    if c.task == "text-generation":
-        return "counted", 0
-    shifts = any(name == _SHIFTING or hasattr(value, _SHIFTING) for name, value in vars(getmodule(cls)).items())
-    if not shifts or getattr(described, "position_embedding_type", "absolute") != "absolute":
-        return "own", 0  # padding is on the right
-    padding = getattr(described, "pad_token_id", None)
-    if not isinstance(padding, int):
-        raise UsageError(f"{c.model_class} counts positions from pad_token_id, which is {padding!r}")
-    return "shifted", padding + 1
+def _unused_positions(original: Any) -> int:
+    """Return the number of rows of the table of positions that no token has: up to that of padding, as in RoBERTa."""
+    shifts = any(
+        name == _SHIFTING or hasattr(item, _SHIFTING) for name, item in vars(getmodule(type(original))).items()
+    )
+    tables = [
+        module for module in original.modules() if isinstance(getattr(module, "position_embeddings", None), nn.Module)
+    ]
+    padding = getattr(tables[0], "padding_idx", original.config.pad_token_id) if shifts and tables else None
+    return padding + 1 if isinstance(padding, int) else 0
 
 
 def _sizes(c: Any, found: Mapping[str, Any], outputs: Any, cache: Cache) -> dict[str, Any]:

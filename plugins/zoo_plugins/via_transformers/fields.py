@@ -46,16 +46,14 @@ class ClassFields(EmbeddingConfig):
     vocab_size: int = 260
     """Size of the vocabulary."""
     type_vocab_size: int = 0
-    """Number of segment types; 0 if the class takes none."""
+    """Number of segment types; 0 if the class takes none. With one type, graphs have no such input."""
     max_seq_len: int | None = 128
     """Maximum input length, in tokens; None for no limit."""
     hidden_size: int = 64
     """Width of the last hidden states."""
-    positions: Literal["counted", "shifted", "own"] = "counted"
-    """How tokens get positions: ``counted`` from 0, without padding; ``shifted``, from the row after that of padding
-    on, as in RoBERTa; or as the class itself computes them."""
-    first_position: int = 0
-    """The position of the first token, if positions are shifted."""
+    counts_positions: bool = True
+    """Whether the class gets positions, counted without padding; otherwise it computes them itself. In text generation
+    alone: the padding of other tasks is on the right."""
     computed: tuple[str, ...] = ("gpt_neox.rotary_emb.inv_freq",)
     """Tensors that the class computes at construction and does not store in its checkpoints, such as the frequencies of
     rotary positions; ``*`` stands for the number of a layer."""
@@ -109,7 +107,7 @@ class ClassFields(EmbeddingConfig):
             )
             return (graph,)
         inputs = [token_ids("input_ids", self.vocab_size), mask("attention_mask", padding="right")]
-        if self.type_vocab_size:
+        if self.type_vocab_size > 1:
             inputs.append(token_ids("token_type_ids", self.type_vocab_size))
         return (Graph(inputs=tuple(inputs), outputs=self._outputs(), attentions=recorded),)
 

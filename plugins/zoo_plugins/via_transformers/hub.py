@@ -129,7 +129,6 @@ LAYOUT = _TransformersLayout(
     fields=(),
     rules=(PROJECTIONS,),
     outputs={"sentence_embedding": ""},  # no such output in the original
-    positions_skip_padding=True,
     runs_original=True,
     files=sentence_files,
 )

@@ -83,11 +83,10 @@ class ViaTransformers(nn.Module):
         if attention_mask is None:
             attention_mask = torch.ones(input_ids.shape[0], total, dtype=torch.long, device=input_ids.device)
         options: dict[str, Any] = {}
-        if c.positions != "own":
-            positions = positions_of(length, total, padding=attention_mask, device=input_ids.device)
-            options["position_ids"] = positions + c.first_position
-        if token_type_ids is not None:
-            options["token_type_ids"] = token_type_ids
+        if c.counts_positions:
+            options["position_ids"] = positions_of(length, total, padding=attention_mask, device=input_ids.device)
+        if c.type_vocab_size and c.task != "text-generation":
+            options["token_type_ids"] = torch.zeros_like(input_ids) if token_type_ids is None else token_type_ids
         if c.task == "text-generation":
             options["use_cache"] = past_key_values is not None
             options["past_key_values"] = None if past_key_values is None else KeyValueCache(past_key_values)
