@@ -109,8 +109,13 @@ def make(model_type: str, model_class: str, folder: str) -> None:
     import torch
     import transformers
 
+    from zoo_plugins.via_transformers.originals import task_of
+
+    config = shrink(model_type)
+    if hasattr(config, "is_decoder") and task_of(model_class, model_type) == "text-generation":
+        config.is_decoder = True
     torch.manual_seed(0)
-    model = getattr(transformers, model_class)(shrink(model_type)).eval()
+    model = getattr(transformers, model_class)(config).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.copy_(0.2 * torch.randn(parameter.shape))

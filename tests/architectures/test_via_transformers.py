@@ -43,10 +43,12 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "DeepseekV3ForCausalLM": ("deepseek_v3", {**EXPERTS, **LATENT, "first_k_dense_replace": 1}),
     "EsmForMaskedLM": ("esm", {"pad_token_id": 1, "position_embedding_type": "rotary"}),
     "FalconForCausalLM": ("falcon", {}),
+    "GPTNeoXForSequenceClassification": ("gpt_neox", {"num_labels": 3}),
     "GPTJForCausalLM": ("gptj", {"n_embd": 32, "n_layer": 2, "n_head": 4, "rotary_dim": 4, "n_positions": 48}),
     "MixtralForCausalLM": ("mixtral", {"num_key_value_heads": 2, "num_local_experts": 4}),
     "OPTForCausalLM": ("opt", {"ffn_dim": 40, "word_embed_proj_dim": 24, "pad_token_id": 1}),
     "PhiForCausalLM": ("phi", {"hidden_size": 32}),
+    "MPNetForSequenceClassification": ("mpnet", {"pad_token_id": 1, "num_labels": 3}),
     "Qwen2MoeForCausalLM": (
         "qwen2_moe",
         {
@@ -122,6 +124,88 @@ def test_generated_tokens_of_a_padded_batch_equal_those_of_transformers(tmp_path
         with Exact(theirs), torch.inference_mode():
             wanted = theirs.generate(torch.tensor([prompt]), max_new_tokens=20, do_sample=False, pad_token_id=0)
         assert wanted[0, len(prompt) :].tolist() == ids
+
+
+@pytest.mark.parametrize(
+    "model_class",
+    [
+        "MPNetForSequenceClassification",
+        "GPTNeoXForSequenceClassification",
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in (
+                "Data2VecTextForTokenClassification",
+                "EsmForMaskedLM",
+                "XLMRobertaXLForMaskedLM",
+                "OPTForCausalLM",
+            )
+        ),
+    ],
+)
+def test_text_with_the_padding_token_means_the_same(tmp_path: Path, model_class: str) -> None:
+    """Some classes give it no position, and some find the end of a text by it."""
+    theirs = save(model_class, tmp_path / "hub", **({"tie_word_embeddings": False} if "OPT" in model_class else {}))
+    import_checkpoint(tmp_path / "hub", tmp_path / "ours")
+    pad = theirs.config.pad_token_id
+    ids = torch.tensor([[5, 6, pad, 9, 8, pad], [7, pad, pad, 4, 9, pad]])
+    with torch.inference_mode():
+        original = getattr(transformers, model_class).from_pretrained(tmp_path / "hub", attn_implementation="eager")
+        logits = original(input_ids=ids, attention_mask=torch.ones_like(ids)).logits
+        assert_close(library.load(tmp_path / "ours")(ids, torch.ones_like(ids))["logits"], logits)
+
+
+def test_class_that_changes_its_weights_when_they_are_read_is_refused(tmp_path: Path, zoo: Zoo) -> None:
+    """transformers sets the embedding of padding to zero, which counts where that token is part of a text."""
+    config = transformers.FunnelConfig(
+        vocab_size=61, d_model=32, n_head=4, d_head=8, d_inner=40, block_sizes=[1, 1], num_decoder_layers=1,
+        pad_token_id=0,
+    )  # fmt: skip
+    model = transformers.FunnelForTokenClassification(config).requires_grad_(False)
+    model.funnel.embeddings.word_embeddings.weight[0] = torch.linspace(-1, 1, 32)
+    model.save_pretrained(tmp_path / "hub")
+    zoo("import", tmp_path / "hub", "-o", "ours").failed(4, "output logits")
+    assert not Path("ours").exists()
+
+
+def test_absent_tokens_stay_absent(tmp_path: Path) -> None:
+    """OPT's defaults are 1, 2 and 2."""
+    absent = dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id"))
+    save("OPTForCausalLM", tmp_path / "hub")
+    (tmp_path / "hub" / "generation_config.json").unlink()
+    change(tmp_path / "hub", **absent)
+    import_checkpoint(tmp_path / "hub", tmp_path / "ours")
+    export_checkpoint(tmp_path / "ours", tmp_path / "back")
+    config = transformers.AutoConfig.from_pretrained(tmp_path / "back")
+    assert {name: getattr(config, name) for name in absent} == absent
+
+
+def test_original_without_float64_is_not_compared(tmp_path: Path) -> None:
+    """XGLM compares scores with the least number of their dtype, which it stores in float32."""
+    config = transformers.XGLMConfig(
+        vocab_size=61, d_model=24, num_layers=2, attention_heads=4, ffn_dim=40, max_position_embeddings=48
+    )
+    transformers.XGLMForCausalLM(config).save_pretrained(tmp_path / "hub")
+    reason = import_checkpoint(tmp_path / "hub", tmp_path / "ours").comparison.reason
+    assert reason is not None
+    assert reason.startswith("the original cannot run in float64")
+
+
+def test_settings_of_calls_change_nothing(tmp_path: Path) -> None:
+    save("GPTNeoXForCausalLM", tmp_path / "hub")
+    settings = {"return_dict": False, "output_attentions": True, "output_hidden_states": True, "use_cache": False}
+    change(tmp_path / "hub", **settings, _attn_implementation="flash_attention_2")
+    imported = import_checkpoint(tmp_path / "hub", tmp_path / "ours", verify=False)
+    assert imported.spec.config.num_kv_heads == 4
+
+
+def test_base_model_gets_the_head_of_a_generator(tmp_path: Path) -> None:
+    theirs = save("OPTForCausalLM", tmp_path / "whole")
+    theirs.model.save_pretrained(tmp_path / "hub")
+    imported = import_checkpoint(tmp_path / "hub", tmp_path / "ours", task="text-generation")
+    assert imported.head.new == ()
+    ids = torch.tensor([[5, 6, 7]])
+    with torch.inference_mode():
+        assert_close(library.load(tmp_path / "ours")(ids)["logits"], theirs(ids).logits)
 
 
 def test_native_layout_is_preferred(tmp_path: Path, zoo: Zoo) -> None:
@@ -216,6 +300,11 @@ DAMAGE: dict[str, tuple[Callable[[Path], None], int, str]] = {
         lambda folder: change(folder, architectures=["OPTForCausalLM"]),
         2,
         "OPTForCausalLM of gpt_neox has no task that is known",
+    ),
+    "a class that is no list": (
+        lambda folder: change(folder, architectures="GPTNeoXForCausalLM"),
+        2,
+        "architectures must be a list of names",
     ),
     "heads that do not divide": (
         lambda folder: change(folder, num_attention_heads=5),

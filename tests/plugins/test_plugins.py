@@ -554,6 +554,27 @@ def test_importer_of_an_unknown_checkpoint_type_is_a_usage_error() -> None:
         Plugins(Selection()).importer("brt", "x")
 
 
+@pytest.mark.parametrize(
+    ("model_type", "answer", "message"),
+    [
+        ("acme", "model_type == 'acme'", "a:B"),
+        ("acme", "1 / 0", "plugin 'zoo-acme' (zoo-acme 1.2) cannot say whether the importer acme-files reads 'acme'"),
+        ("opt", "True", "importer 'opt' is provided by"),
+    ],
+    ids=["one", "raises", "two"],
+)
+def test_importer_reads_types_that_it_is_not_named_after(
+    install, zoo, model_type: str, answer: str, message: str
+) -> None:
+    """The order of loading does not decide between two."""
+    code = f"{HEAD}def reads(model_type):\n    return {answer}\n@zoo.hookimpl\ndef zoo_importers():\n    return ["
+    code += "zoo.Importer(name='acme-files', architecture='bert', layout='a:B', reads='zoo_acme:reads')]\n"
+    install("zoo-acme", code, version="1.2")
+    Path("source").mkdir()
+    Path("source", "config.json").write_text(f'{{"model_type": "{model_type}"}}')
+    zoo("import", "source", "-o", "model").failed(5, message)
+
+
 def test_plugin_that_provides_a_name_twice_conflicts_with_itself(install, zoo) -> None:
     """There is one warning, and other commands work."""
     install("zoo-aaa", architectures(f"[{architecture('twin')}, {architecture('twin')}]"), version="3.1.4")

@@ -30,21 +30,38 @@ def find_layout(model_type: str | None, where: object) -> tuple[Plugin, str, Lay
 
 
 def _find_importer(model_type: str | None, where: object) -> tuple[Plugin, Importer]:
-    """Return the importer with the name of a model type, or else the first that reads it."""
+    """Return the importer with the name of a model type, or else the one that reads it.
+
+    Raises :class:`UsageError` if there is none, and :class:`PluginError` if there are several.
+    """
     try:
         return plugins.active().importer(model_type, where)
     except UsageError as unknown:
-        for plugin in plugins.active().loaded() if model_type is not None else ():
+        if model_type is None:
+            raise
+        found: list[tuple[Plugin, Importer]] = []
+        missing: MissingPackageError | None = None
+        for plugin in plugins.active().loaded():
             for importer in plugin.importers:
-                if importer.reads is None:
-                    continue
                 try:
-                    with plugins.blame(plugin, f"cannot look up the model type {model_type!r}"):
-                        if load_reference(importer.reads, plugin)(model_type):
-                            return plugin, importer
-                except MissingPackageError as missing:
-                    raise UsageError(unknown.what, where, f"zoo has no layout for it, and {missing}") from missing
-        raise
+                    found += [(plugin, importer)] if _reads(plugin, importer, model_type) else []
+                except MissingPackageError as error:
+                    missing = error
+        if len(found) > 1:
+            raise plugins.clash("importer", model_type, [plugin for plugin, _ in found], where) from unknown
+        if not found and missing is not None:
+            raise UsageError(unknown.what, where, f"zoo has no layout for it, and {missing}") from missing
+        if not found:
+            raise
+        return found[0]
+
+
+def _reads(plugin: Plugin, importer: Importer, model_type: str) -> bool:
+    """Return whether an importer reads a model type that it is not named after."""
+    if importer.reads is None:
+        return False
+    with plugins.blame(plugin, f"cannot say whether the importer {importer.name} reads {model_type!r}"):
+        return bool(load_reference(importer.reads, plugin)(model_type))
 
 
 def read_configuration(

@@ -212,10 +212,14 @@ def _judge(config: Config, model: nn.Module, theirs: nn.Module, layout: Layout, 
         narrow = [(call(config, model, feeds, dtype), call(config, theirs, feeds, dtype)) for feeds in batches]
         model.double()
         theirs.double()
+        try:
+            with Exact(theirs):
+                theirs64 = [call(config, theirs, feeds, torch.float64) for feeds in batches]
+        except Exception as failure:  # another library may raise anything
+            said = " ".join(str(failure).split())[:200]
+            raise Unavailable(f"the original cannot run in float64: {said}") from failure
         with Exact(model) if layout.runs_original else nullcontext():
             ours64 = [call(config, model, feeds, torch.float64) for feeds in batches]
-        with Exact(theirs):
-            theirs64 = [call(config, theirs, feeds, torch.float64) for feeds in batches]
     exact = error = original_error = 0.0
     for feeds, (ours, others), reference, theirs_exact in zip(batches, narrow, ours64, theirs64, strict=True):
         moved: list[dict[str, Tensor]] = []
@@ -308,6 +312,8 @@ def _batches(config: Config, model: nn.Module, layout: Layout) -> Iterator[dict[
             for name, mask in (("input_ids", "attention_mask"), ("decoder_input_ids", "decoder_attention_mask")):
                 inside = (inputs[name] == pad) & (inputs[mask] == 1)
                 inputs[name] = inputs[name].masked_fill(inside, int(pad == 0))
+        if isinstance(pad, int) and layout.runs_original and {"input_ids", "attention_mask"} <= inputs.keys():
+            inputs["input_ids"][:, 1:2] = pad  # the same code treats it in the same way, also within a text
         end = standard_fields(config).eos_token_id if config.task == "text-classification" else None
         end = layout.end_token(config) if layout.end_token is not None else end
         if isinstance(end, int) and "input_ids" in inputs:  # some read its state

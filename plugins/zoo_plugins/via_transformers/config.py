@@ -26,5 +26,5 @@ class ViaTransformersConfig(ClassFields):
         from zoo_plugins.via_transformers.originals import class_for
 
         changes = {**(values or {}), "model_class": class_for(self.original, task)}
-        moved = super().with_task(task, changes, where)
+        moved = super().with_task(task, {**changes, "num_kv_heads": 1, "head_dim": 1}, where)  # inspected next
         return super().with_task(task, {**changes, **inspect_model(moved)}, where)

@@ -42,7 +42,7 @@ class _TransformersLayout(Layout):
         if hub.get("auto_map"):
             remedy = "remove auto_map if the class of transformers itself computes the same"
             raise UsageError("auto_map names code of its own, which is never run", where, remedy)
-        original = {key: value for key, value in hub.items() if key not in _ELSEWHERE}
+        original = {key: value for key, value in hub.items() if key not in _ELSEWHERE or _is_no_token(key, value)}
         values: dict[str, Any] = {"task": self.task(checkpoint), "original": original}
         if values["task"] == "feature-extraction":
             values |= sentence_encoder(checkpoint)
@@ -68,7 +68,9 @@ class _TransformersLayout(Layout):
         if not isinstance(checkpoint.config.get("model_type"), str):
             raise UsageError("model_type is missing", checkpoint.config_file)
         named = checkpoint.config.get("architectures") or [class_for(checkpoint.config, "feature-extraction")]
-        return str(named[0])
+        if not (isinstance(named, list) and isinstance(named[0], str)):
+            raise UsageError(f"architectures must be a list of names, got {named!r:.80}", checkpoint.config_file)
+        return named[0]
 
     def class_of(self, config: Config, preferred: str | None = None) -> str | None:
         """Return the class of a configuration."""
@@ -116,6 +118,11 @@ class _TransformersLayout(Layout):
 
         assert isinstance(config, ViaTransformersConfig)
         return computed_buffers(config)
+
+
+def _is_no_token(key: str, value: Any) -> bool:
+    """Return whether a configuration says that there is no such token, which is not the default of every class."""
+    return key.endswith("_token_id") and value is None
 
 
 def _file_names(config: ViaTransformersConfig) -> FileNames:

@@ -82,6 +82,8 @@ class ViaTransformers(nn.Module):
         total = length + (past_key_values.length if past_key_values is not None else 0)
         if attention_mask is None:
             attention_mask = torch.ones(input_ids.shape[0], total, dtype=torch.long, device=input_ids.device)
+        if c.task == "text-classification" and c.pad_token_id is not None:
+            input_ids = input_ids.masked_fill(attention_mask == 0, c.pad_token_id)  # decoders look for the last token
         options: dict[str, Any] = {}
         if c.counts_positions:
             options["position_ids"] = positions_of(length, total, padding=attention_mask, device=input_ids.device)

@@ -31,6 +31,10 @@ _MAPPINGS = {
 """For each task, transformers' table of classes by model type."""
 
 
+_CALLED = {"return_dict": True, "output_attentions": False, "output_hidden_states": False, "torchscript": False}
+"""Settings of calls, not of the model, that a configuration may have."""
+
+
 def class_for(original: Mapping[str, Any], task: str) -> str:
     """Return the class of a task for the model type of a configuration."""
     model_type = original["model_type"]
@@ -63,12 +67,9 @@ def read_original(c: ClassFields) -> Any:
     tokens = {name: list(value) if isinstance(value, tuple) else value for name, value in tokens.items()}
     stated = {name: value for name, value in tokens.items() if value is not None}
     try:
-        values = {
-            **c.original,
-            **heads,
-            **stated,
-            "attn_implementation": ATTENTION if c.attention == "zoo" else "eager",
-        }
+        own = {key: value for key, value in c.original.items() if "attn_implementation" not in key}
+        attention = ATTENTION if c.attention == "zoo" else "eager"
+        values = {**own, **_CALLED, **heads, **stated, "attn_implementation": attention}
         return CONFIG_MAPPING[model_type].from_dict(values)
     except Exception as error:  # another library may raise anything
         said = " ".join(str(error).split())[:200]
