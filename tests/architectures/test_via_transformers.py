@@ -269,6 +269,36 @@ def test_directory_of_sentence_transformers(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "back" / "1_Pooling" / "config.json").read_text())["pooling_mode_mean_tokens"]
 
 
+def test_generator_becomes_a_classifier(zoo: Zoo) -> None:
+    assert zoo("build", "via-transformers-tiny", "-o", "model").status == 0
+    task = ("--task", "text-classification", "--set", "labels=bad,good")
+    zoo("adapt", "model", *task, "-o", "judge").failed(2, "set pad_token_id, by which decoders find the end of a text")
+    adapted = zoo("adapt", "model", *task, "--set", "pad_token_id=256", "-o", "judge")
+    assert "new: score.weight\ndropped: lm_head.weight\n" in adapted.out
+    model = library.load("judge")
+    ids = torch.tensor([[5, 6, 7], [9, 3, 3]])
+    mask = torch.tensor([[1, 1, 1], [1, 0, 0]])
+    with torch.inference_mode():
+        assert_close(model(ids, mask)["logits"][1], model(ids[1:, :1])["logits"][0])
+
+
+@pytest.mark.slow
+def test_whole_life_of_a_model(zoo: Zoo) -> None:
+    """Trained, exported, quantized, run, and exported with attention weights."""
+    Path("notes.txt").write_text("".join(f"note {number}: {number} and {number + 1}\n" for number in range(300)))
+    for command in (
+        ("train", "via-transformers-tiny", "--data", "notes.txt", "-o", "model", "--max-steps", "30"),
+        ("export", "model", "--onnx"),
+        ("quantize", "model", "--dtype", "int8"),
+        ("export", "model", "--onnx", "--attentions"),
+    ):
+        done = zoo(*command)
+        assert done.status == 0, done.err
+    assert zoo("run", "model", "note 12: ").out.startswith("note 12: ")
+    assert zoo("run", "model", "note 12: ", "--variant", "int8").out.startswith("note 12: ")
+    assert zoo("show", "model", "--attention", "note 12: 12", "-o", "page.html").status == 0
+
+
 def change(folder: Path, **values: Any) -> None:
     path = folder / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | values))

@@ -54,7 +54,9 @@ def inspect_model(c: ClassFields) -> dict[str, Any]:
             except Exception as error:  # another library may raise anything
                 failures.append(error)
     said = " ".join(str(failures[-1]).split())[:200]
-    raise UsageError(f"{c.model_class} cannot be called with texts alone: {said}")
+    needs_padding = c.task == "text-classification" and c.pad_token_id is None
+    remedy = "set pad_token_id, by which decoders find the end of a text" if needs_padding else None
+    raise UsageError(f"{c.model_class} cannot be called with texts alone: {said}", None, remedy)
 
 
 def _flops(model: nn.Module, device: str, longest: int | None) -> int:

@@ -25,7 +25,11 @@ class ClassFields(EmbeddingConfig):
     The defaults are a small GPT-NeoX.
     """
 
-    head_fields: ClassVar[tuple[str, ...]] = (*EmbeddingConfig.head_fields, "model_class", "attention_layers")
+    head_fields: ClassVar[tuple[str, ...]] = (
+        *EmbeddingConfig.head_fields, "model_class", "attention", "type_vocab_size", "counts_positions", "computed",
+        "num_kv_heads", "head_dim", "value_head_dim", "num_parameters", "flops_per_token", "attention_layers",
+        "num_heads",
+    )  # fmt: skip
     task: Literal[
         "feature-extraction",
         "sentence-embedding",
