@@ -329,7 +329,7 @@ def test_different_tied_tensors_are_rejected(tmp_path: Path, zoo: Zoo) -> None:
 
 
 REFUSED = {
-    "an unknown family": ({"model_type": "xlnet"}, 2, ("no importer for model_type 'xlnet'", "bert")),
+    "an unknown family": ({"model_type": "brt"}, 2, ("no importer for model_type 'brt'", "bert")),
     "no family": ({"model_type": None}, 2, ("the model_type is unknown", "--model-type NAME, one of ", "bert")),
     "unknown key": (
         {"use_flux": 1},
