@@ -275,6 +275,9 @@ def test_generator_becomes_a_classifier(zoo: Zoo) -> None:
     zoo("adapt", "model", *task, "-o", "judge").failed(2, "set pad_token_id, by which decoders find the end of a text")
     adapted = zoo("adapt", "model", *task, "--set", "pad_token_id=256", "-o", "judge")
     assert "new: score.weight\ndropped: lm_head.weight\n" in adapted.out
+    zoo("build", "via-transformers-tiny", "--set", "task=fill-mask").failed(
+        2, "GPTNeoXForCausalLM is no class for fill-mask"
+    )
     model = library.load("judge")
     ids = torch.tensor([[5, 6, 7], [9, 3, 3]])
     mask = torch.tensor([[1, 1, 1], [1, 0, 0]])

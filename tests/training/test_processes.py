@@ -64,7 +64,8 @@ def test_number_of_processes_may_change(zoo: Zoo) -> None:
     assert out.count("shared: 60 steps") == 1
     expected, found = weights("whole"), weights("shared")
     for name, values in expected.items():
-        torch.testing.assert_close(found[name], values, rtol=1e-5, atol=1e-6)
+        if not name.endswith("attention.key.bias"):  # its gradient is 0, so that only rounding errors move it
+            torch.testing.assert_close(found[name], values, rtol=1e-5, atol=1e-6)
     rows = [
         [json.loads(line) for line in (Path(name) / "metrics.jsonl").read_text().splitlines()]
         for name in ("whole", "shared")

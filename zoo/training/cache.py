@@ -32,6 +32,8 @@ __all__ = ["LIMIT", "SHORTER", "Data", "Facts", "prepare"]
 LIMIT = "ZOO_CACHE_GB"
 """The environment variable with the size in GB that tokenised data may have in the cache."""
 _LIMIT = 50.0
+_ATTEMPTS = 3
+"""Number of times that an entry is added: another process that adds the same one may replace it in between."""
 _RECENT = 3600
 """Seconds in which an entry of the cache that was opened is kept, and a process may pause that writes one."""
 
@@ -101,13 +103,14 @@ def prepare(
 
     def get(parent: Path) -> tuple[Facts, StoredExamples]:
         target = parent / "examples" / name
-        if _read(target) is None:
-            _add(target, lambda stage: _write(rows, criterion, stage, skip_bad, progress), limit)
-        with suppress(OSError):
-            os.utime(target / _FACTS)  # the time of the last use
-        if (entry := _read(target)) is None:
-            raise ArtifactError("another process has altered the cache", target, "try again")
-        return entry
+        for _ in range(_ATTEMPTS):
+            if _read(target) is None:
+                _add(target, lambda stage: _write(rows, criterion, stage, skip_bad, progress), limit)
+            with suppress(OSError):
+                os.utime(target / _FACTS)  # the time of the last use
+            if (entry := _read(target)) is not None:
+                return entry
+        raise ArtifactError("another process has altered the cache", target, "try again")
 
     entry = None
     if cache is not None:

@@ -45,12 +45,16 @@ def class_for(original: Mapping[str, Any], task: str) -> str:
 
 
 def task_of(model_class: str, model_type: str) -> str | None:
-    """Return the task of a class; None if it has none of those that are known."""
-    for task, table in _MAPPINGS.items():
-        classes = getattr(modeling_auto, table).get(model_type, ())
-        if model_class in ((classes,) if isinstance(classes, str) else classes):
-            return task
-    return None
+    """Return the first task of a class; None if it has none of those that are known."""
+    return next(iter(_tasks_of(model_class, model_type)), None)
+
+
+def _tasks_of(model_class: str, model_type: str) -> list[str]:
+    """Return the tasks in whose tables a class is."""
+    tables = {task: getattr(modeling_auto, table).get(model_type, ()) for task, table in _MAPPINGS.items()}
+    return [
+        task for task, classes in tables.items() if model_class in ((classes,) if isinstance(classes, str) else classes)
+    ]
 
 
 def read_original(c: ClassFields) -> Any:
@@ -81,6 +85,9 @@ def build_original(c: ClassFields) -> nn.Module:
     cls = getattr(transformers, c.model_class, None)
     if not (isinstance(cls, type) and issubclass(cls, transformers.PreTrainedModel)):
         raise UsageError(f"transformers {transformers.__version__} has no model {c.model_class}", "model_class")
+    if c.task not in _tasks_of(c.model_class, c.original["model_type"]):
+        remedy = "zoo adapt MODEL --task chooses the class of another task"
+        raise UsageError(f"{c.model_class} is no class for {c.task}", "model_class", remedy)
     model: Any = cls(read_original(c))
     model.tie_weights()  # part of the initialisation, which may be off
     if c.attention == "eager":
