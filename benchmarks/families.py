@@ -1,4 +1,4 @@
-"""Which model types of transformers are imported, exported and verified: one row for each class with a known task.
+"""Table of the classes of transformers with a known task: whether each is imported, exported and verified.
 
     python benchmarks/families.py                       # all classes
     python benchmarks/families.py gpt_neox deberta-v2   # those of some model types
@@ -58,7 +58,7 @@ SPECIAL: Mapping[str, Mapping[str, Any]] = {
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one class."""
+    """The result for one class."""
 
     model_type: str
     model_class: str

@@ -46,7 +46,7 @@ class FileNames:
     """From files to the model."""
     writing: Steps
     """From the model to files."""
-    stored: Mapping[str, Any]
+    stored: dict[str, Any]
     """The tensors of the original."""
     ignored: Sequence[str]
     """Regular expressions for names in files that are not read."""
@@ -98,7 +98,7 @@ class FileNames:
 
     def _renamed(self, name: str) -> tuple[str, str | None]:
         """Return the name in the model, and the pattern of the step that converts the tensor or None."""
-        prefix, stored = self.model.base_model_prefix, dict(self.stored)
+        prefix, stored = self.model.base_model_prefix, self.stored
         found = rename_source_key(name, self.reading.renamings, self.reading.converters, prefix, stored)
         if found[0] not in stored and name in stored:
             found = rename_source_key(name, [], [], base_model_prefix=prefix, meta_state_dict=stored)

@@ -1,4 +1,4 @@
-"""What zoo needs to know of a class of transformers, read off the class and a call on the meta device."""
+"""Inspection of a class of transformers: its inputs, sizes and computed tensors, from a call on the meta device."""
 
 from __future__ import annotations
 

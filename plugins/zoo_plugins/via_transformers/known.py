@@ -1,4 +1,4 @@
-"""Which model types the installed transformers knows. This module does not import torch."""
+"""The model types of the installed transformers. This module does not import torch."""
 
 from __future__ import annotations
 
