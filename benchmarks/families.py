@@ -31,6 +31,8 @@ from typing import Any
 
 SECONDS = 300
 """Limit of each process."""
+LARGEST = 60_000_000
+"""Parameters of the largest models."""
 SMALL: Mapping[str, int] = {
     "vocab_size": 99, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
     "head_dim": 8, "intermediate_size": 48, "max_position_embeddings": 64, "embedding_size": 32, "n_embd": 32,
@@ -41,11 +43,17 @@ SMALL: Mapping[str, int] = {
     "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4, "decoder_attention_heads": 4,
     "encoder_ffn_dim": 48, "decoder_ffn_dim": 48, "num_layers": 2, "num_heads": 4, "emb_dim": 32, "n_heads": 4,
     "n_layers": 2, "dim": 32, "hidden_dim": 48, "shared_expert_intermediate_size": 16, "feed_forward_dim": 48,
-    "rotary_ndims": 4,
+    "rotary_ndims": 4, "image_size": 64,
 }  # fmt: skip
 """Values of a small model, of which each configuration takes those that it has."""
 TOKENS = ("pad_token_id", "bos_token_id", "eos_token_id", "sep_token_id", "cls_token_id", "mask_token_id")
+_WINDOWS = {"window_size": 2}  # of 16, 8, 4 and 2 patches
 SPECIAL: Mapping[str, Mapping[str, Any]] = {
+    "swin": _WINDOWS, "swinv2": _WINDOWS, "donut-swin": _WINDOWS,
+    "swin2sr": {"num_heads": [2, 2], "depths": [1, 1], "window_size": 4},
+    "efficientnet": {"hidden_dim": 2560, "num_block_repeats": [1] * 7},
+    "bit": {"hidden_sizes": [32, 64, 64, 64], "num_groups": 8}, "regnet": {"groups_width": 32},
+    "resnet": {"hidden_sizes": [16, 32, 64, 128]},
     "bloom": {"hidden_size": 32},
     "xlm": {"emb_dim": 32, "n_heads": 4, "n_layers": 2, "n_langs": 1},
     "rembert": {"input_embedding_size": 32, "output_embedding_size": 32},
@@ -54,6 +62,10 @@ SPECIAL: Mapping[str, Mapping[str, Any]] = {
                     "output_groups": 1},
 }  # fmt: skip
 """Other values that a model type needs."""
+
+
+_PREFERRED = {"fill-mask": 0, "text-generation": 1, "feature-extraction": 3, "image-feature-extraction": 3}
+"""Ranks of tasks, by which the classes of a model type are sorted; 2 for others."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +85,7 @@ def classes() -> Iterator[tuple[str, str, str]]:
 
     from zoo import UsageError
     from zoo_plugins.via_transformers import TASKS
+    from zoo_plugins.via_transformers.fields import IMAGE_TASKS
     from zoo_plugins.via_transformers.originals import class_for
 
     for model_type in sorted(CONFIG_MAPPING):
@@ -81,8 +94,10 @@ def classes() -> Iterator[tuple[str, str, str]]:
             with suppress(UsageError):
                 found[task] = class_for({"model_type": model_type}, task)
         found.pop("sentence-embedding", None)  # the class of feature-extraction
-        if found.keys() - {"feature-extraction"}:  # other base models need not read texts
-            yield from ((model_type, model_class, task) for task, model_class in found.items())
+        if not found.keys() - {"feature-extraction", *IMAGE_TASKS}:  # other base models need not read texts
+            found.pop("feature-extraction", None)
+        named = sorted(found.items(), key=lambda item: _PREFERRED.get(item[0], 2))
+        yield from ((model_type, model_class, task) for task, model_class in named)
 
 
 def shrink(model_type: str) -> Any:
@@ -90,18 +105,28 @@ def shrink(model_type: str) -> Any:
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     kind = CONFIG_MAPPING[model_type]
-    default = kind()
-    values = {key: value for key, value in SMALL.items() if getattr(default, key, None) not in (None, -1)}
-    tokens = {name: number for number, name in enumerate(TOKENS) if isinstance(getattr(default, name, None), int)}
+    return kind(**{**_small(kind()), **SPECIAL.get(model_type, {})})
+
+
+def _small(default: Any) -> dict[str, Any]:
+    """Return the values of a configuration, and of its parts, that make it small."""
+    numbers = {key: getattr(default, key, None) for key in SMALL}
+    values: dict[str, Any] = {key: SMALL[key] for key, number in numbers.items() if type(number) is int and number > 0}
     if "kv_lora_rank" in values:
         values["num_key_value_heads"] = SMALL["num_attention_heads"]
-    tokens["pad_token_id"] = 0  # classifiers of whole texts look for it
-    lists = {
-        key: value[:2]
-        for key, value in default.to_dict().items()
-        if isinstance(value, list) and len(value) == getattr(default, "num_hidden_layers", 0) and len(value) > 2
-    }
-    return kind(**{**values, **tokens, **lists, **SPECIAL.get(model_type, {})})
+    values |= {name: number for number, name in enumerate(TOKENS) if isinstance(getattr(default, name, None), int)}
+    values["pad_token_id"] = 0  # classifiers of whole texts look for it
+    stated = default.to_dict()
+    for key, value in stated.items():
+        if isinstance(value, list) and len(value) == stated.get("num_hidden_layers", 0) and len(value) > 2:
+            values[key] = value[:2]
+    for key, size in (("image_size", SMALL["image_size"]), ("depths", 1)):
+        if isinstance(getattr(default, key, None), list | tuple):
+            values[key] = [size] * len(getattr(default, key))
+    for key in getattr(default, "sub_configs", {}):
+        if getattr(default, key, None) is not None:
+            values[key] = {**getattr(default, key).to_dict(), **_small(getattr(default, key))}
+    return values
 
 
 def make(model_type: str, model_class: str, folder: str) -> None:
@@ -114,8 +139,13 @@ def make(model_type: str, model_class: str, folder: str) -> None:
     config = shrink(model_type)
     if hasattr(config, "is_decoder") and task_of(model_class, model_type) == "text-generation":
         config.is_decoder = True
+    cls = getattr(transformers, model_class)
+    with torch.device("meta"):
+        count = sum(parameter.numel() for parameter in cls(config).parameters())
+    if count > LARGEST:
+        raise ValueError(f"{count:,} parameters are too many")
     torch.manual_seed(0)
-    model = getattr(transformers, model_class)(config).eval()
+    model = cls(config).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.copy_(0.2 * torch.randn(parameter.shape))
@@ -181,6 +211,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("types", nargs="*", metavar="TYPE", help="model types; by default all")
     parser.add_argument("--task", help="classes of this task alone")
+    parser.add_argument("--first", action="store_true", help="the first class of each model type alone")
     parser.add_argument("--import-only", action="store_true", help="do not export")
     parser.add_argument("--jobs", type=int, default=2, help="processes at a time")
     parser.add_argument(
@@ -189,17 +220,20 @@ def main() -> None:
     parser.add_argument("--make", nargs=2, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.make:
-        make(*arguments.make, "made")
+        model_type, model_class = arguments.make
+        make(model_type, model_class, "made")
         return
     items = [item for item in classes() if not arguments.types or item[0] in arguments.types]
     items = [item for item in items if arguments.task in (None, item[2])]
-    known: dict[str, Outcome] = {}
+    if arguments.first:
+        items = list({item[0]: item for item in reversed(items)}.values())[::-1]
+    known: dict[tuple[str, str], Outcome] = {}
     if arguments.record and arguments.record.exists():
         lines = arguments.record.read_text(encoding="utf-8").splitlines()
-        known = {item.model_class: item for item in (Outcome(**json.loads(line)) for line in lines)}
-    outcomes = [known[item[1]] for item in items if item[1] in known]
+        known = {(item.model_type, item.model_class): item for item in (Outcome(**json.loads(line)) for line in lines)}
+    outcomes = [known[item[:2]] for item in items if item[:2] in known]
     with ThreadPoolExecutor(arguments.jobs) as pool:
-        rest = [item for item in items if item[1] not in known]
+        rest = [item for item in items if item[:2] not in known]
         for outcome in pool.map(partial(judge, import_only=arguments.import_only), rest):
             print(f"{outcome.model_class}: {outcome.result}: {outcome.detail}"[:300], file=sys.stderr, flush=True)
             outcomes.append(outcome)

@@ -171,12 +171,17 @@ def values_of(path: str | os.PathLike[str]) -> Iterator[None]:
         raise ArtifactError(error.what, path) from error
 
 
-_EXTRAS = {**dict.fromkeys(("onnx", "onnx_ir", "onnxscript", "torch"), "torch"), "transformers": "transformers"}
+_EXTRAS = {
+    **dict.fromkeys(("onnx", "onnx_ir", "onnxscript", "torch"), "torch"),
+    "transformers": "transformers",
+    "PIL": "images",
+}
 """The extra that installs a package."""
 
 
 def missing_package(error: BaseException) -> MissingPackageError | None:
-    """Return the error to report for an ``ImportError`` of PyTorch, an ONNX tool or transformers; else None."""
+    """Return the error to report for an ``ImportError`` of PyTorch, an ONNX tool, transformers or Pillow; else
+    None."""
     while error.__cause__ is not None and not isinstance(error, ImportError):
         error = error.__cause__
     name = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""

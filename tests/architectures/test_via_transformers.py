@@ -20,6 +20,7 @@ from zoo.checkpoints import Exact, export_checkpoint, import_checkpoint
 from zoo.registry import registry
 from zoo_export.export import export_model
 from zoo_plugins.via_transformers.facts import inspect_model
+from zoo_plugins.via_transformers.originals import read_original
 from zoo_runtime import load_session
 
 Zoo = Callable[..., Result]
@@ -188,6 +189,14 @@ def test_original_without_float64_is_not_compared(tmp_path: Path) -> None:
     reason = import_checkpoint(tmp_path / "hub", tmp_path / "ours").comparison.reason
     assert reason is not None
     assert reason.startswith("the original cannot run in float64")
+
+
+def test_infinity_in_a_configuration(tmp_path: Path) -> None:
+    """JSON has none: transformers writes an object in its place."""
+    save("GPTNeoXForCausalLM", tmp_path / "hub")
+    change(tmp_path / "hub", limits=[0.0, {"__float__": "Infinity"}])
+    imported = import_checkpoint(tmp_path / "hub", tmp_path / "ours", verify=False)
+    assert read_original(imported.spec.config).limits == [0.0, float("inf")]
 
 
 def test_settings_of_calls_change_nothing(tmp_path: Path) -> None:

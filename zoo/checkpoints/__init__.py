@@ -1,8 +1,8 @@
 """Import and export of foreign checkpoints, and the layouts that map them to zoo's models."""
 
-from zoo.checkpoints.common import RESAMPLING, image_processor
 from zoo.checkpoints.exact import Exact
 from zoo.checkpoints.exporting import Exported, export_checkpoint
+from zoo.checkpoints.images import PROCESSOR, RESAMPLING, ProcessedImages, image_processor, process_images
 from zoo.checkpoints.importing import Imported, import_checkpoint
 from zoo.checkpoints.layout import ACTIVATIONS, REQUIRED, Field, Layout
 from zoo.checkpoints.original import Comparison
@@ -13,6 +13,7 @@ from zoo.tokenizers.files.pieces import FAIRSEQ_TOKENS, PieceTokens
 __all__ = [
     "ACTIVATIONS",
     "FAIRSEQ_TOKENS",
+    "PROCESSOR",
     "REQUIRED",
     "RESAMPLING",
     "Checkpoint",
@@ -23,6 +24,7 @@ __all__ = [
     "Imported",
     "Layout",
     "PieceTokens",
+    "ProcessedImages",
     "Rule",
     "SourceModule",
     "SourceTensor",
@@ -30,4 +32,5 @@ __all__ = [
     "export_checkpoint",
     "image_processor",
     "import_checkpoint",
+    "process_images",
 ]

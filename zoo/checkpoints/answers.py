@@ -20,6 +20,8 @@ from torch import Tensor, nn
 from zoo.artifact import TARGET_TOKENIZER, TOKENIZER, ModelDirectory
 from zoo.artifact.prefixes import read_prefixes
 from zoo.checkpoints.exact import Exact
+from zoo.checkpoints.image_answers import ImageComparison
+from zoo.checkpoints.images import PROCESSOR
 from zoo.checkpoints.original import Unavailable, call, quiet, require_memory
 from zoo.checkpoints.sentences import applies_activation, lowers_texts
 from zoo.checkpoints.source import Checkpoint
@@ -106,6 +108,7 @@ class AnswerComparison:
         files: dict[str, Mapping[str, Any]] = {path.name: {} for path in stage.iterdir()}
         self.stored = ModelDirectory(stage, files, {**description, "task": spec.task, "config": spec.config.to_dict()})
         self.found = ComparedAnswers()
+        self._images = ImageComparison.of(spec, checkpoint)
 
     @cached_property
     def _tokenizer(self) -> Tokenizer:
@@ -163,10 +166,14 @@ class AnswerComparison:
         else:
             self.found.counts[kind] = count
 
-    def compare_tokens(self) -> None:
-        """Compare what needs no model. Raises :class:`ParityError` for a difference."""
+    def compare_inputs(self) -> None:
+        """Compare what needs no model: images and tokens. Raises :class:`ParityError` for a difference."""
+        if self._images is not None and not (self.checkpoint.path / PROCESSOR).exists():
+            self.found.reasons["images"] = f"the checkpoint has no {PROCESSOR}"
+        elif self._images is not None:
+            self._attempt("images to pixels", self._pixels)
         if TOKENIZER not in self.stored.files:
-            self.found.reasons["answers"] = "the model has no tokenizer"
+            self.found.reasons |= {} if self._images is not None else {"answers": "the model has no tokenizer"}
             return
 
         def texts() -> int | str:
@@ -187,13 +194,49 @@ class AnswerComparison:
         if self._original.chat_template:
             self._attempt("chats to prompts", lambda: self._tokens.compare_chats(self.stored.path))
 
+    def _pixels(self) -> int:
+        assert self._images is not None
+        count = self._images.compare_pixels()
+        import transformers
+
+        self._name(transformers)
+        return count
+
+    def _classes_of_images(self, model: nn.Module, theirs: nn.Module) -> int:
+        import transformers
+
+        assert self._images is not None
+        processed = self._images.processed
+        kind: Any = transformers.ImageClassificationPipeline
+        pipeline = kind(model=theirs, image_processor=processed.processor, device="cpu")
+        for number, image in enumerate(processed.images):
+            with torch.no_grad():
+                logits = call(self.spec.config, model, self._images.inputs(image), torch.float64)["logits"][0]
+            rows = self._ask(theirs, pipeline, image, top_k=len(logits), **self._function)
+            expected = sorted((row["label"], row["score"]) for row in rows)
+            self._require([f"image {number}"], self._scored(logits), expected)
+        return len(processed.images)
+
+    def _scored(self, logits: Tensor) -> list[tuple[str, float]]:
+        """Return the names of classes, sorted, and their scores."""
+        config = self.spec.config
+        assert isinstance(config, ClassifierConfig)
+        names = config.labels or tuple(f"LABEL_{number}" for number in range(config.num_classes))
+        return sorted(zip(names, _scores(config, logits).tolist(), strict=True))
+
+    @property
+    def _function(self) -> dict[str, str]:
+        """The option of a pipeline that says how logits become scores, where it would guess what the user stated."""
+        stated = self.checkpoint.config.get("problem_type") is not None
+        return {} if stated else {"function_to_apply": _FUNCTIONS[str(standard_fields(self.spec.config).problem_type)]}
+
     @cached_property
     def _tokens(self) -> TokenComparison:
         lowers = lowers_texts(self.checkpoint)
         return TokenComparison(self._tokenizer, self._original, self.checkpoint.where, self.dropped, lowers=lowers)
 
     def compare_classes(self, model: nn.Module, theirs: nn.Module) -> None:
-        """Compare the classes of texts or tokens with those of the original's pipeline.
+        """Compare the classes of texts, tokens or images with those of the original's pipeline.
 
         Args:
             model: zoo's model, in float64.
@@ -202,6 +245,8 @@ class AnswerComparison:
         Raises:
             ParityError: labels or scores differ.
         """
+        if self.spec.task == "image-classification" and "images to pixels" in self.found.counts:
+            self._attempt("images to classes", lambda: self._classes_of_images(model, theirs))
         if "texts to token ids" not in self.found.counts or applies_activation(self.checkpoint):
             return
         if self.spec.task == "text-classification":
@@ -233,18 +278,13 @@ class AnswerComparison:
         assert isinstance(config, ClassifierConfig)
         kind: Any = transformers.TextClassificationPipeline
         pipeline = kind(model=theirs, tokenizer=self._original, device="cpu")
-        options: dict[str, Any] = {"top_k": None}
-        if self.checkpoint.config.get("problem_type") is None:  # the pipeline would guess what the user has stated
-            options["function_to_apply"] = _FUNCTIONS[str(config.problem_type)]
-        names = config.labels or tuple(f"LABEL_{number}" for number in range(config.num_classes))
         cases = self._cases(pairs=True)
         for case in cases:
             logits = self._outputs(model, [case])["logits"][0]
-            scores = sorted(zip(names, _scores(config, logits).tolist(), strict=True))
             columns = dict(zip(("text", "text_pair"), case, strict=False))
-            rows = self._ask(theirs, pipeline, columns, **options)
+            rows = self._ask(theirs, pipeline, columns, top_k=None, **self._function)
             expected = sorted((row["label"], row["score"]) for row in rows)
-            self._require(case, scores, expected)
+            self._require(case, self._scored(logits), expected)
         return len(cases)
 
     def _classes_of_tokens(self, model: nn.Module, theirs: nn.Module) -> int:

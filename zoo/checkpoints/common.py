@@ -1,4 +1,4 @@
-"""Configuration keys common to checkpoints of all families: token ids, class labels, image normalisation."""
+"""Configuration keys common to checkpoints of all families: token ids and class labels."""
 
 from __future__ import annotations
 
@@ -11,16 +11,13 @@ from zoo.artifact.generation_config import chosen_values
 from zoo.checkpoints.sentences import stated_activation
 from zoo.checkpoints.source import Checkpoint
 from zoo.checkpoints.tokens import CheckpointTokenizer
-from zoo.classes import ImageConfig
 from zoo.config import Config
 from zoo.contract import standard_fields
 from zoo.errors import ArtifactError, UsageError
 from zoo.tokenizers.files.load import read_tokenizer
 
 __all__ = [
-    "RESAMPLING",
     "generation_config",
-    "image_processor",
     "read_common",
     "require_tokens",
     "task_prefixes",
@@ -30,9 +27,6 @@ __all__ = [
 
 _TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
 _CHOSEN_TOKENS = ("forced_bos_token_id", "forced_eos_token_id", "suppress_tokens", "begin_suppress_tokens")
-_IMAGES = ("image_mean", "image_std")
-RESAMPLING = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")
-"""Filters of Pillow, by number."""
 _MASKS = ("[MASK]", "<mask>")
 """Mask tokens of BERT and RoBERTa."""
 _ACTIVATIONS = {
@@ -46,14 +40,12 @@ _SPECIAL = {"bos_token_id": "bos_token", "eos_token_id": "eos_token", "pad_token
 def read_common(checkpoint: Checkpoint, cls: type[Config], tokenizer: CheckpointTokenizer | None) -> dict[str, Any]:
     """Read the common values of a checkpoint for which zoo's configuration has fields."""
     fields, hub = cls.field_types(), checkpoint.config
-    generation, images = checkpoint.json(GENERATION), checkpoint.json("preprocessor_config.json")
+    generation = checkpoint.json(GENERATION)
     values: dict[str, Any] = {}
     for key in _TOKENS:
         value = generation.get(key, hub.get(key))
         if value is not None:
             values[key] = value[0] if isinstance(value, list) and len(value) == 1 else value
-    if "image_mean" in fields:
-        values |= _images(images, hub, checkpoint.path / "preprocessor_config.json")
     if "mask_token_id" in fields:
         values["mask_token_id"] = _mask_token(tokenizer)
     labels = _labels(hub, checkpoint)
@@ -86,90 +78,6 @@ def write_common(config: Config) -> dict[str, Any]:
     if fields.problem_type is not None:
         hub["problem_type"] = fields.problem_type
     return hub
-
-
-def _images(images: Mapping[str, Any], hub: Mapping[str, Any], where: Path) -> dict[str, Any]:
-    """Return how images are normalised, resized and cropped.
-
-    Raises :class:`UsageError` if zoo does not treat images in this way.
-    """
-    values = {key: images[key] for key in _IMAGES if key in images}
-    for key in ("do_rescale", "do_normalize"):
-        if not images.get(key, True):
-            raise UsageError(f"{key} {images[key]!r} is not supported, only true", where)
-    factor = images.get("rescale_factor", 1 / 255)
-    if not isinstance(factor, int | float) or abs(factor - 1 / 255) > 1e-9:
-        raise UsageError(f"rescale_factor {factor!r} is not supported, only 1/255", where)
-    resample = images.get("resample")
-    if resample is not None:
-        if type(resample) is not int or resample not in range(len(RESAMPLING)):
-            raise UsageError(f"resample {resample!r} is not supported", where, "known: the filters of Pillow, 0 to 5")
-        values["image_resample"] = RESAMPLING[resample]
-    size, resize = _size(images, where)
-    if resize is not None:
-        values["image_resize"] = resize
-    towers = hub.get("vision_config")
-    side = (towers if isinstance(towers, dict) else hub).get("image_size")
-    if images.get("do_center_crop"):
-        crop = _side(images, "crop_size", where)
-        if crop != (side or crop) or crop > size:
-            raise UsageError(f"crop_size {crop} of size {size} does not fit image_size {side}", where)
-        values["image_crop"] = crop / size
-    elif resize == "shortest_edge":
-        problem = f"size {images['size']!r} without do_center_crop is not supported"
-        raise UsageError(problem, where, "images must be cropped to squares")
-    return values
-
-
-def _size(images: Mapping[str, Any], where: Path) -> tuple[int, str | None]:
-    """Return the side to which images are resized before they are cropped, and ``image_resize``; None without a size.
-
-    A number is the shorter side for CLIP's processor, and both sides for others.
-    """
-    value = images.get("size")
-    if value is None:
-        return 0, None
-    kind = str(images.get("image_processor_type") or images.get("feature_extractor_type"))
-    if isinstance(value, dict) and value.keys() == {"shortest_edge"}:
-        value = value["shortest_edge"]
-    elif not (isinstance(value, int) and kind.startswith("CLIP")):
-        return _side(images, "size", where), "stretch"
-    if type(value) is not int or value < 1:
-        raise UsageError(f"size {images['size']!r} is not supported", where, "the shortest edge must be a number")
-    return value, "shortest_edge"
-
-
-def _side(images: Mapping[str, Any], key: str, where: Path) -> int:
-    """Return the side of a square: a number, or equal height and width."""
-    value = images.get(key)
-    height, width = (value.get("height"), value.get("width")) if isinstance(value, dict) else (value, value)
-    if type(height) is not int or height != width or height < 1:
-        raise UsageError(f"{key} {value!r} is not supported, only squares", where)
-    return height
-
-
-def image_processor(c: ImageConfig, name: str) -> dict[str, Any]:
-    """Describe how images are prepared, as the file preprocessor_config.json of the hub.
-
-    ``name`` is the class of a processor that stretches images, unless they are cropped.
-    """
-    side, whole = c.image_size, int(c.image_size / c.image_crop + 1e-6)
-    keeps_ratio = c.image_resize == "shortest_edge"
-    crops = keeps_ratio or whole > side
-    return {
-        "preprocessor_config.json": {
-            "image_processor_type": f"{'CLIP' if keeps_ratio else 'DeiT' if crops else name}ImageProcessor",
-            "do_resize": True,
-            "size": {"shortest_edge": whole} if keeps_ratio else {"height": whole, "width": whole},
-            **({"do_center_crop": True, "crop_size": {"height": side, "width": side}} if crops else {}),
-            "resample": RESAMPLING.index(c.image_resample),
-            "do_rescale": True,
-            "rescale_factor": 1 / 255,
-            "do_normalize": True,
-            "image_mean": list(c.image_mean or ()),
-            "image_std": list(c.image_std or ()),
-        }
-    }
 
 
 def generation_config(checkpoint: Checkpoint, config: Config) -> dict[str, Any]:

@@ -114,6 +114,8 @@ def _read_values(
 ) -> tuple[Config, str | None]:
     """Read zoo's configuration, and the problem type that is stated or None."""
     common = read_common(checkpoint, cls, CheckpointTokenizer.find(checkpoint, layout))
+    if "image_mean" in cls.field_types():
+        common |= layout.read_images(checkpoint)
     values = layout.read_config(checkpoint, allowed=allow_keys, chosen={**common, **chosen})
     return cls.from_dict(values, checkpoint.config_file), values.get("problem_type")
 

@@ -239,11 +239,11 @@ def _of_task(fitted: _Fitted, layout: Layout, seed: int) -> tuple[ModelSpec, Ten
 
 
 def _compare(fitted: _Fitted, request: _Request, answers: AnswerComparison, verify: bool | None) -> Comparison:
-    """Compare tokens, then outputs, then answers with those of the original implementation.
+    """Compare images and tokens, then outputs, then answers with those of the original implementation.
 
     The model of the checkpoint's own task is compared, because a new head has no original.
     """
-    answers.compare_tokens()
+    answers.compare_inputs()
     reader = fitted.reader
     initialised = len(reader.initialised)
     comparison = compare(

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
+from zoo.checkpoints.images import read_preparation
 from zoo.checkpoints.keys import EMPTY_KEYS, require_known
 from zoo.checkpoints.rules import Rule, TensorPlace
 from zoo.config import Config
@@ -179,6 +180,13 @@ class Layout:
         if self.read_extra is not None:
             values |= self.read_extra(checkpoint, values | dict(chosen or {}))
         return values | dict(chosen or {})
+
+    def read_images(self, checkpoint: Checkpoint) -> dict[str, Any]:
+        """Return how images are prepared, as fields of :class:`zoo.ImageConfig`, from preprocessor_config.json.
+
+        Raises :class:`UsageError` if zoo does not prepare images in this way.
+        """
+        return read_preparation(checkpoint)
 
     def section(self, checkpoint: Checkpoint, name: str) -> Mapping[str, Any]:
         """Return a section of a configuration, empty if it is missing. One named NAME_dict replaces it."""

@@ -235,6 +235,8 @@ def _read_bytes(directory: Path, stored: StoredTensor) -> Tensor:
     data = np.fromfile(directory / stored.file, np.uint8, stored.length, offset=stored.offset)
     if len(data) != stored.length:
         raise ArtifactError("truncated while it was read", directory / stored.file)
+    if not len(data):  # without elements, arrays have a stride of 0, which cannot be viewed as another dtype
+        return torch.empty(stored.shape, dtype=_DTYPES[stored.dtype])
     return torch.from_numpy(data).view(_DTYPES[stored.dtype]).reshape(stored.shape)
 
 

@@ -14,7 +14,6 @@ from zoo.artifact.exports import find_exports
 from zoo.artifact.outputs import new_output
 from zoo.artifact.weights import load_json
 from zoo.checkpoints.exporting import choose_layout
-from zoo.classes import ImageConfig
 from zoo.errors import UsageError
 from zoo.exporters import Progress
 from zoo.models import create
@@ -69,9 +68,9 @@ def write_transformers_js(
     if len(stored.spec.graphs) > 1:
         names = ", ".join(graph.name for graph in stored.spec.graphs)
         raise UsageError(f"this layout holds one graph, but the model has {names}", stored.path, "--layout standalone")
-    config = stored.spec.config
-    if isinstance(config, ImageConfig) and config.num_channels != 3:
-        problem = f"transformers.js reads images as RGB, but the model has {config.num_channels} channel(s)"
+    channels = getattr(stored.spec.config, "num_channels", None)
+    if channels not in (None, 3):
+        problem = f"transformers.js reads images as RGB, but the model has {channels} channel(s)"
         raise UsageError(problem, stored.path, "--layout web")
     found = {"": Export(stored), **{export.variant: export for export in find_exports(stored)}}
     exports = [found[variant] for variant in NAMES if variant in found]

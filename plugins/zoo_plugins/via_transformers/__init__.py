@@ -13,6 +13,8 @@ TASKS = (
     "token-classification",
     "question-answering",
     "text-generation",
+    "image-classification",
+    "image-feature-extraction",
 )
 """Tasks whose classes are known."""
 

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.masking_utils import bidirectional_mask_function
 
 from zoo.nn import scaled_dot_product_attention
 
@@ -65,17 +66,19 @@ def _build_mask(
     batch_size: int,
     q_length: int,
     kv_length: int,
-    mask_function: Callable[..., Tensor],
+    mask_function: Callable[..., Any],
     q_offset: int = 0,
     kv_offset: int = 0,
     attention_mask: Tensor | None = None,
     device: torch.device | None = None,
     **_: Any,
-) -> Tensor:
-    """Return where a query may see a key, boolean, (B, 1, T, S).
+) -> Tensor | None:
+    """Return where a query may see a key, boolean, (B, 1, T, S); None if each sees all.
 
     ``mask_function`` maps numbers of rows, heads, queries and keys to truth values.
     """
+    if attention_mask is None and mask_function is bidirectional_mask_function:
+        return None
     rows = torch.arange(batch_size, device=device)[:, None, None, None]
     heads = torch.zeros(1, 1, 1, 1, dtype=torch.long, device=device)
     queries = (torch.arange(q_length, device=device) + q_offset)[None, None, :, None]
@@ -89,9 +92,10 @@ def _attend_eagerly(module: nn.Module, *args: Any, **options: Any) -> Any:
     return sys.modules[type(module).__module__].eager_attention_forward(module, *args, **options)
 
 
-def _build_added_mask(*, dtype: torch.dtype, **options: Any) -> Tensor:
+def _build_added_mask(*, dtype: torch.dtype, **options: Any) -> Tensor | None:
     """Return what is added to scores, (B, 1, T, S): 0, or the least number where a query may not see a key."""
-    return torch.zeros((), dtype=dtype).masked_fill(~_build_mask(**options), torch.finfo(dtype).min)
+    seen = _build_mask(**options)
+    return None if seen is None else torch.zeros((), dtype=dtype).masked_fill(~seen, torch.finfo(dtype).min)
 
 
 AttentionInterface.register(ATTENTION, _attend)

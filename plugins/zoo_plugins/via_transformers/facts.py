@@ -18,7 +18,7 @@ from transformers.initialization import no_init_weights
 from zoo import UsageError, ZooError
 from zoo.nn import Cache, recorded_scores
 from zoo_plugins.via_transformers.attention import UnknownOption
-from zoo_plugins.via_transformers.fields import ClassFields
+from zoo_plugins.via_transformers.fields import IMAGE_TASKS, ClassFields
 from zoo_plugins.via_transformers.model import ViaTransformers
 
 __all__ = ["inspect_model"]
@@ -26,7 +26,7 @@ __all__ = ["inspect_model"]
 _SHIFTING = "create_position_ids_from_input_ids"
 _DYNAMIC = ("dynamic", "longrope")
 """Kinds of rotary positions that are another function for long texts."""
-_LENGTH = 3
+_ROWS, _LENGTH = 2, 3
 _CONTEXT = 2048
 """Tokens for which FLOPs are counted if the length of a text has no limit."""
 
@@ -56,16 +56,28 @@ def inspect_model(c: ClassFields) -> dict[str, Any]:
     said = " ".join(str(failures[-1]).split())[:200]
     needs_padding = c.task == "text-classification" and c.pad_token_id is None
     remedy = "set pad_token_id, by which decoders find the end of a text" if needs_padding else None
-    raise UsageError(f"{c.model_class} cannot be called with texts alone: {said}", None, remedy)
+    read = "images" if c.task in IMAGE_TASKS else "texts"
+    raise UsageError(f"{c.model_class} cannot be called with {read} alone: {said}", None, remedy)
 
 
-def _flops(model: nn.Module, device: str, longest: int | None) -> int:
-    """Return the forward FLOPs per token of a text of the greatest length, or of a short one if values are computed."""
+def _flops(model: nn.Module, c: ClassFields, device: str, longest: int | None) -> int:
+    """Return the forward FLOPs of an image, or per token of a text.
+
+    The text has the greatest length, or a short one if values are computed.
+    """
     length = (longest or _CONTEXT) if device == "meta" else _LENGTH
-    ids = torch.zeros(1, length, dtype=torch.long, device=device)
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
-        model(ids, torch.ones_like(ids))
-    return counter.get_total_flops() // length
+        model(**_inputs(c, 1, length, device))
+    return counter.get_total_flops() // (1 if c.task in IMAGE_TASKS else length)
+
+
+def _inputs(c: ClassFields, rows: int, length: int, device: str) -> dict[str, torch.Tensor]:
+    """Return inputs of the model: texts of a length without padding, or images."""
+    if c.task in IMAGE_TASKS:
+        size = c.image_size or 0
+        return {"pixel_values": torch.zeros(rows, c.num_channels or 0, size, size, device=device)}
+    ids = torch.zeros(rows, length, dtype=torch.long, device=device)
+    return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
 
 
 class _ReadTensors(TorchFunctionMode):
@@ -99,12 +111,28 @@ def _inspect(c: ClassFields, device: str) -> dict[str, Any]:
     with torch.device(device), no_init_weights():  # without values, weights take no memory on the CPU either
         model = ViaTransformers(_with(c, computed=["*"])).eval().requires_grad_(False)
     original: Any = model.original
+    facts = _facts_of_images(original.config) if c.task in IMAGE_TASKS else _facts_of_texts(c, original)
+    found: dict[str, Any] = {"attention": c.attention, "output_sizes": {}, "num_patches": None, **facts}
+    c = model.config = _with(c, **found)
+    cache = Cache.empty(c.num_layers or 0)
+    options: dict[str, Any] = {"past_key_values": cache} if c.task == "text-generation" else {}
+    with torch.no_grad(), recorded_scores() as scores, _ReadTensors() as read:
+        outputs = model(**_inputs(c, _ROWS, _LENGTH, device), **options)
+    buffers = dict(model.named_buffers())
+    names = [name for name in model.fixed_tensors if id(buffers[name]) in read.ids]
+    found["num_parameters"] = sum(parameter.numel() for parameter in model.parameters())
+    found["flops_per_token"] = _flops(model, c, device, c.max_seq_len)
+    found["computed"] = tuple(dict.fromkeys(re.sub(r"\.\d+(?=\.)", ".*", name) for name in names))
+    return {**found, **_sizes(c, outputs, cache), **_recorded(c, scores)}
+
+
+def _facts_of_texts(c: ClassFields, original: Any) -> dict[str, Any]:
+    """Return what the class of texts says of itself."""
     described = original.config.get_text_config(decoder=c.task == "text-generation")
     parameters = signature(original.forward).parameters
     types = getattr(described, "type_vocab_size", 0) if "token_type_ids" in parameters else 0
     longest, unused = getattr(described, "max_position_embeddings", None), _unused_positions(original)
-    found: dict[str, Any] = {
-        "attention": c.attention,
+    return {
         "vocab_size": original.get_input_embeddings().weight.shape[0],
         "type_vocab_size": types or 0,
         "max_seq_len": longest - unused if isinstance(longest, int) and longest > unused else None,
@@ -113,18 +141,18 @@ def _inspect(c: ClassFields, device: str) -> dict[str, Any]:
         **({} if c.task == "text-generation" else dict.fromkeys(("num_kv_heads", "head_dim", "value_head_dim"))),
         "counts_positions": c.task == "text-generation" and "position_ids" in parameters,
     }
-    model.config = _with(c, **found)
-    cache = Cache.empty(found["num_layers"])
-    ids = torch.zeros(2, _LENGTH, dtype=torch.long, device=device)
-    options: dict[str, Any] = {"past_key_values": cache} if c.task == "text-generation" else {}
-    with torch.no_grad(), recorded_scores() as scores, _ReadTensors() as read:
-        outputs = model(ids, torch.ones_like(ids), **options)
-    buffers = dict(model.named_buffers())
-    names = [name for name in model.fixed_tensors if id(buffers[name]) in read.ids]
-    found["num_parameters"] = sum(parameter.numel() for parameter in model.parameters())
-    found["flops_per_token"] = _flops(model, device, found["max_seq_len"])
-    found["computed"] = tuple(dict.fromkeys(re.sub(r"\.\d+(?=\.)", ".*", name) for name in names))
-    return {**found, **_sizes(c, found, outputs, cache), **_recorded(scores)}
+
+
+def _facts_of_images(config: Any) -> dict[str, Any]:
+    """Return what the configuration of a class of images says."""
+    widths = getattr(config, "hidden_sizes", None) or [None]
+    return {
+        **dict.fromkeys(("vocab_size", "max_seq_len", "num_kv_heads", "head_dim", "value_head_dim")),
+        "type_vocab_size": 0,
+        "hidden_size": getattr(config, "hidden_size", widths[-1]),
+        "num_layers": getattr(config, "num_hidden_layers", None),
+        "counts_positions": False,
+    }
 
 
 def _unused_positions(original: Any) -> int:
@@ -139,35 +167,46 @@ def _unused_positions(original: Any) -> int:
     return padding + 1 if isinstance(padding, int) else 0
 
 
-def _sizes(c: Any, found: Mapping[str, Any], outputs: Any, cache: Cache) -> dict[str, Any]:
-    """Return the sizes of states, keys and values, after a check of the outputs."""
+def _sizes(c: ClassFields, outputs: Mapping[str, torch.Tensor], cache: Cache) -> dict[str, Any]:
+    """Return the sizes of outputs, keys and values, after a check of the outputs."""
     if c.task == "text-generation":
         pairs = list(cache.pairs()) if len(cache) and cache[-1].key is not None else []
         shapes = {(key.shape[1], key.shape[3], value.shape[3]) for key, value in pairs}
         if len(shapes) != 1:
             raise UsageError(f"{c.model_class} does not keep keys and values of one size in every layer")
         ((heads, width, value_width),) = shapes
-        _require(c, outputs["logits"], (found["vocab_size"],))
+        _require(c, outputs["logits"], (c.vocab_size,))
         return {
             "num_layers": len(pairs),
             "num_kv_heads": heads,
             "head_dim": width,
             "value_head_dim": value_width if value_width != width else None,
         }
+    if c.task == "image-feature-extraction":
+        if "last_hidden_state" not in outputs:
+            raise UsageError(f"{c.model_class} returns no last_hidden_state")
+        return {"output_sizes": {name: list(value.shape[1:]) for name, value in outputs.items()}}
     if "last_hidden_state" in outputs:
         return {"hidden_size": outputs["last_hidden_state"].shape[-1]}
-    sizes = {"fill-mask": found["vocab_size"], "question-answering": _LENGTH}
+    sizes = {"fill-mask": c.vocab_size, "question-answering": _LENGTH}
     for value in outputs.values():
         _require(c, value, (sizes.get(c.task, c.num_classes),))
     return {}
 
 
-def _require(c: Any, value: torch.Tensor, ending: tuple[int, ...]) -> None:
+def _require(c: ClassFields, value: torch.Tensor, ending: tuple[int | None, ...]) -> None:
     if tuple(value.shape[-len(ending) :]) != ending:
         raise UsageError(f"{c.model_class} returns {tuple(value.shape)}, which should end in {ending}")
 
 
-def _recorded(scores: Any) -> dict[str, int]:
-    """Return the number of recorded layers and of their heads; 0 unless all have the same."""
-    heads = {score.weights.shape[1] for score in scores}
-    return {"attention_layers": len(scores), "num_heads": heads.pop()} if len(heads) == 1 else {"attention_layers": 0}
+def _recorded(c: ClassFields, scores: Any) -> dict[str, int]:
+    """Return the sizes of the attention weights that are recorded; no layers unless all have the same.
+
+    Layers that attend within windows of an image have more rows than the batch.
+    """
+    shapes = {tuple(score.weights.shape) for score in scores}
+    rows, heads, *lengths = shapes.pop() if len(shapes) == 1 else (0, 0)
+    if rows != _ROWS:
+        return {"attention_layers": 0}
+    found = {"attention_layers": len(scores), "num_heads": heads}
+    return {**found, "num_patches": lengths[0]} if c.task in IMAGE_TASKS else found

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Literal
 
-from zoo import Cost, EmbeddingConfig, Graph, TensorSpec, attentions, causal_graph, floats, mask, token_ids
+from zoo import Cost, EmbeddingConfig, Graph, ImageConfig, TensorSpec, attentions, causal_graph, floats, mask, token_ids
 
-_CLASSIFIED = ("text-classification", "token-classification")
+IMAGE_TASKS = ("image-classification", "image-feature-extraction")
+"""Tasks of classes that read images. The others read texts."""
+_CLASSIFIED = ("text-classification", "token-classification", "image-classification")
 _GPT_NEOX = {
     "model_type": "gpt_neox", "vocab_size": 260, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
     "intermediate_size": 256, "max_position_embeddings": 128,
@@ -28,7 +30,7 @@ class ClassFields(EmbeddingConfig):
     head_fields: ClassVar[tuple[str, ...]] = (
         *EmbeddingConfig.head_fields, "model_class", "attention", "type_vocab_size", "counts_positions", "computed",
         "num_kv_heads", "head_dim", "value_head_dim", "num_parameters", "flops_per_token", "attention_layers",
-        "num_heads",
+        "num_heads", "num_patches", "output_sizes",
     )  # fmt: skip
     task: Literal[
         "feature-extraction",
@@ -38,6 +40,8 @@ class ClassFields(EmbeddingConfig):
         "token-classification",
         "question-answering",
         "text-generation",
+        "image-classification",
+        "image-feature-extraction",
     ] = "text-generation"
     """Task, which determines the class."""
     model_class: str = "GPTNeoXForCausalLM"
@@ -47,22 +51,23 @@ class ClassFields(EmbeddingConfig):
     attention: Literal["zoo", "eager"] = "zoo"
     """The implementation of attention: :func:`zoo.nn.scaled_dot_product_attention`, or the class's own if it has no
     interface for others."""
-    vocab_size: int = 260
-    """Size of the vocabulary."""
+    vocab_size: int | None = 260
+    """Size of the vocabulary; None for a class that reads images."""
     type_vocab_size: int = 0
     """Number of segment types; 0 if the class takes none. With one type, graphs have no such input."""
     max_seq_len: int | None = 128
     """Maximum input length, in tokens; None for no limit."""
-    hidden_size: int = 64
-    """Width of the last hidden states."""
+    hidden_size: int | None = 64
+    """Width of the last hidden states; None for an image model that does not say."""
     counts_positions: bool = True
     """Whether the class gets positions, counted without padding; otherwise it computes them itself. In text generation
     alone: the padding of other tasks is on the right."""
     computed: tuple[str, ...] = ("gpt_neox.rotary_emb.inv_freq",)
     """Tensors that the class computes at construction and does not store in its checkpoints, such as the frequencies of
     rotary positions; ``*`` stands for the number of a layer."""
-    num_layers: int = 2
-    """Number of layers; in text generation, of those with keys and values."""
+    num_layers: int | None = 2
+    """Number of layers; in text generation, of those with keys and values. None for an image model that does not
+    say."""
     num_kv_heads: int | None = 4
     """Their key-value heads, in text generation."""
     head_dim: int | None = 16
@@ -72,11 +77,25 @@ class ClassFields(EmbeddingConfig):
     num_parameters: int = 133_376
     """Number of parameters."""
     flops_per_token: int = 295_424
-    """Forward FLOPs per token of a text of ``max_seq_len`` tokens."""
+    """Forward FLOPs per token of a text of ``max_seq_len`` tokens, or for an image."""
     attention_layers: int = 2
     """Number of layers whose attention weights can be recorded."""
     num_heads: int = 4
     """Heads of these layers."""
+    num_patches: int | None = None
+    """Positions of an image in these layers, with those of special tokens."""
+    output_sizes: dict[str, Any] = field(default_factory=dict, hash=False)
+    """The outputs that are features of images, each with its sizes after the batch."""
+    image_size: int | None = None
+    """Height and width of images, in pixels; None for a class that reads texts."""
+    num_channels: int | None = None
+    """Channels of images, 3 for RGB."""
+    image_mean: tuple[float, ...] | None = None
+    """How images are prepared: see :class:`zoo.ImageConfig`, as for the following."""
+    image_std: tuple[float, ...] | None = None
+    image_resample: Literal["nearest", "lanczos", "bilinear", "bicubic", "box", "hamming"] | None = None
+    image_resize: Literal["stretch", "shortest_edge"] | None = None
+    image_crop: float | None = None
     bos_token_id: int | None = None
     """Token that begins a text."""
     eos_token_id: int | tuple[int, ...] | None = None
@@ -91,41 +110,67 @@ class ClassFields(EmbeddingConfig):
         self.check_embedding()
         if self.task == "text-generation" and not (self.num_kv_heads and self.head_dim):
             raise ValueError("text generation needs num_kv_heads and head_dim")
+        if self.task in IMAGE_TASKS:
+            for name, value in self.images().to_dict().items():
+                self.default(name, value)
+        elif not (self.vocab_size and self.hidden_size and self.num_layers):
+            raise ValueError(f"{self.task} needs vocab_size, hidden_size and num_layers")
         self.require_positive("vocab_size", "max_seq_len", "hidden_size", "num_layers", "num_kv_heads", "head_dim")
         if not isinstance(self.original.get("model_type"), str):
             raise ValueError("original has no model_type")
         for key, value in _counts(self.original):
             self.check_field("num_layers", value, f"original.{key}")
 
+    def images(self) -> ImageConfig:
+        """Return how images are prepared. Raises ``ValueError`` if the fields contradict each other."""
+        names = (item.name for item in fields(ImageConfig))
+        images = ImageConfig(**{name: value for name in names if (value := getattr(self, name)) is not None})
+        images.check_images()
+        return images
+
     def graphs(self) -> tuple[Graph, ...]:
-        """Declare one graph: for prefill and decoding, or for a text as a whole."""
+        """Declare one graph: for prefill and decoding, or for a text or an image as a whole."""
+        if self.task in IMAGE_TASKS:
+            return (self._image_graph(),)
         recorded = attentions(self.attention_layers, self.num_heads) if self.attention_layers else ()
         if self.task == "text-generation":
             graph = causal_graph(
-                vocab_size=self.vocab_size,
-                num_layers=self.num_layers,
+                vocab_size=self.vocab_size or 0,
+                num_layers=self.num_layers or 0,
                 num_kv_heads=self.num_kv_heads or 0,
                 head_dim=self.head_dim or 0,
                 value_head_dim=self.value_head_dim,
                 num_heads=self.num_heads if self.attention_layers else None,
             )
             return (graph,)
-        inputs = [token_ids("input_ids", self.vocab_size), mask("attention_mask", padding="right")]
+        inputs = [token_ids("input_ids", self.vocab_size or 0), mask("attention_mask", padding="right")]
         if self.type_vocab_size > 1:
             inputs.append(token_ids("token_type_ids", self.type_vocab_size))
         return (Graph(inputs=tuple(inputs), outputs=self._outputs(), attentions=recorded),)
+
+    def _image_graph(self) -> Graph:
+        outputs = [floats(name, "batch", *sizes) for name, sizes in self.output_sizes.items()]
+        if self.task == "image-classification":
+            outputs = [floats("logits", "batch", self.num_classes)]
+        images, count = self.images(), self.num_patches or 0
+        return Graph(
+            inputs=(floats("pixel_values", "batch", images.num_channels, images.image_size, images.image_size),),
+            outputs=tuple(outputs),
+            attentions=attentions(self.attention_layers, self.num_heads, queries=count, keys=count),
+        )
 
     def cost(self) -> Cost:
         """Return what was counted when the class was inspected."""
         return Cost(self.num_parameters, self.flops_per_token)
 
     def _outputs(self) -> tuple[TensorSpec, ...]:
-        states = floats("last_hidden_state", "batch", "sequence", self.hidden_size)
+        width = self.hidden_size or 0
+        states = floats("last_hidden_state", "batch", "sequence", width)
         match self.task:
             case "sentence-embedding":
-                return (floats("sentence_embedding", "batch", self.vector_size(self.hidden_size)), states)
+                return (floats("sentence_embedding", "batch", self.vector_size(width)), states)
             case "fill-mask":
-                return (floats("logits", "batch", "sequence", self.vocab_size),)
+                return (floats("logits", "batch", "sequence", self.vocab_size or 0),)
             case "text-classification":
                 return (floats("logits", "batch", self.num_classes),)
             case "token-classification":

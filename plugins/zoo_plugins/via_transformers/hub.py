@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from zoo import Config, UsageError
-from zoo.checkpoints import Checkpoint, Layout, Rule, SourceTensor, TensorPlace
+from zoo.checkpoints import PROCESSOR, Checkpoint, Layout, Rule, SourceTensor, TensorPlace, image_processor
 from zoo_plugins.bert.sentence import PROJECTIONS, sentence_encoder, sentence_files
 from zoo_plugins.via_transformers.config import ViaTransformersConfig
+from zoo_plugins.via_transformers.fields import IMAGE_TASKS
 
 if TYPE_CHECKING:
     from zoo_plugins.via_transformers.conversions import FileNames
@@ -37,6 +38,8 @@ class _TransformersLayout(Layout):
         Raises :class:`UsageError` for remote code, and for classes and model types that are not known.
         """
         from zoo_plugins.via_transformers.facts import inspect_model
+        from zoo_plugins.via_transformers.images import stated_sizes
+        from zoo_plugins.via_transformers.originals import read_original
 
         hub, where = checkpoint.config, checkpoint.config_file
         if hub.get("auto_map"):
@@ -47,9 +50,18 @@ class _TransformersLayout(Layout):
         if values["task"] == "feature-extraction":
             values |= sentence_encoder(checkpoint)
         values["model_class"] = self._class(checkpoint)
+        if values["task"] in IMAGE_TASKS:
+            values |= stated_sizes(read_original(ViaTransformersConfig.from_dict(values, where)), where)
         values |= dict(chosen or {})
         inspected = inspect_model(ViaTransformersConfig.from_dict(values, where))
         return {**values, **inspected, **dict(chosen or {})}
+
+    def read_images(self, checkpoint: Checkpoint) -> dict[str, Any]:
+        """Return how images are prepared; see :meth:`zoo.checkpoints.Layout.read_images`."""
+        from zoo_plugins.via_transformers.images import read_preparation
+
+        reads_images = self.task(checkpoint) in IMAGE_TASKS and (checkpoint.path / PROCESSOR).exists()
+        return read_preparation(checkpoint.path) if reads_images else {}
 
     def task(self, checkpoint: Checkpoint) -> str:
         """Return zoo's task for the class that wrote the checkpoint."""
@@ -131,11 +143,18 @@ def _file_names(config: ViaTransformersConfig) -> FileNames:
     return file_names(config)
 
 
+def _files(config: ViaTransformersConfig) -> Mapping[str, Any]:
+    """Return the files that say how the model is used: of a sentence encoder, and how images are prepared."""
+    if config.task in IMAGE_TASKS:
+        return image_processor(config.images(), "ViT")
+    return sentence_files(config)
+
+
 LAYOUT = _TransformersLayout(
     classes={},
     fields=(),
     rules=(PROJECTIONS,),
     outputs={"sentence_embedding": ""},  # no such output in the original
     runs_original=True,
-    files=sentence_files,
+    files=_files,
 )

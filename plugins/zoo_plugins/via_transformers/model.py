@@ -5,7 +5,7 @@ B batch, T tokens of this call, S tokens including those before, E hidden size.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -42,7 +42,7 @@ class ViaTransformers(nn.Module):
         object.__setattr__(self, "original", original)
         self._parameters, self._buffers, self._modules = original._parameters, original._buffers, original._modules
         if c.task == "sentence-embedding":
-            self.embedding_head = EmbeddingHead(c, c.hidden_size)
+            self.embedding_head = EmbeddingHead(c, c.hidden_size or 0)
 
     original: nn.Module
 
@@ -64,20 +64,28 @@ class ViaTransformers(nn.Module):
 
     def forward(
         self,
-        input_ids: Tensor,
+        input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
         token_type_ids: Tensor | None = None,
         past_key_values: Cache | None = None,
+        *,
+        pixel_values: Tensor | None = None,
     ) -> dict[str, Tensor]:
         """Return the outputs of the configured task, by name.
 
         Args:
-            input_ids: (B, T).
+            input_ids: (B, T), of a class that reads texts.
             attention_mask: (B, S), 1 for a token and 0 for padding, the past included.
             token_type_ids: (B, T), the segment of each token; all 0 by default.
             past_key_values: keys and values of earlier calls; extended in place.
+            pixel_values: (B, C, I, I), of a class that reads images.
         """
         c = self.config
+        if pixel_values is not None:
+            self._forget()
+            found = self.original(pixel_values=pixel_values, return_dict=True)
+            return {name: found[name] for name in self._image_outputs() if found.get(name) is not None}
+        assert input_ids is not None
         length = input_ids.shape[1]
         total = length + (past_key_values.length if past_key_values is not None else 0)
         if attention_mask is None:
@@ -102,3 +110,14 @@ class ViaTransformers(nn.Module):
             case "question-answering":
                 return {name: found[name] for name in ("start_logits", "end_logits")}
         return {"logits": found["logits"]}
+
+    def _forget(self) -> None:
+        """Remove what layers of LeViT have computed from weights that may have changed since."""
+        for module in self.original.modules():
+            vars(module).get("attention_bias_cache", {}).clear()
+
+    def _image_outputs(self) -> Iterable[str]:
+        """Return the names of the outputs for images; before the class is inspected, those that it may have."""
+        if self.config.task == "image-classification":
+            return ("logits",)
+        return self.config.output_sizes or ("last_hidden_state", "pooler_output")

@@ -20,6 +20,8 @@ from zoo_plugins.via_transformers.fields import ClassFields
 __all__ = ["build_original", "class_for", "computed_buffers", "computed_names", "read_original", "task_of"]
 
 _MAPPINGS = {
+    "image-classification": "MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES",
+    "image-feature-extraction": "MODEL_FOR_IMAGE_MAPPING_NAMES",
     "feature-extraction": "MODEL_MAPPING_NAMES",
     "sentence-embedding": "MODEL_MAPPING_NAMES",
     "fill-mask": "MODEL_FOR_MASKED_LM_MAPPING_NAMES",
@@ -28,8 +30,7 @@ _MAPPINGS = {
     "question-answering": "MODEL_FOR_QUESTION_ANSWERING_MAPPING_NAMES",
     "text-generation": "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES",
 }
-"""For each task, transformers' table of classes by model type."""
-
+"""For each task, transformers' table of classes by model type. A class has the first task in whose table it is."""
 
 _CALLED = {"return_dict": True, "output_attentions": False, "output_hidden_states": False, "torchscript": False}
 """Settings of calls, not of the model, that a configuration may have."""
@@ -73,11 +74,22 @@ def read_original(c: ClassFields) -> Any:
     try:
         own = {key: value for key, value in c.original.items() if "attn_implementation" not in key}
         attention = ATTENTION if c.attention == "zoo" else "eager"
-        values = {**own, **_CALLED, **heads, **stated, "attn_implementation": attention}
+        values = {**_with_floats(own), **_CALLED, **heads, **stated, "attn_implementation": attention}
         return CONFIG_MAPPING[model_type].from_dict(values)
     except Exception as error:  # another library may raise anything
         said = " ".join(str(error).split())[:200]
         raise UsageError(f"transformers cannot read the configuration: {said}", "original") from error
+
+
+def _with_floats(value: Any) -> Any:
+    """Return a value of a configuration with infinity in place of what JSON has for it in files of transformers."""
+    if isinstance(value, Mapping):
+        return (
+            float(value["__float__"])
+            if value.keys() == {"__float__"}
+            else {key: _with_floats(item) for key, item in value.items()}
+        )
+    return [_with_floats(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def build_original(c: ClassFields) -> nn.Module:

@@ -1,0 +1,69 @@
+"""How the image processor of a checkpoint prepares images, as fields of zoo's configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from zoo import UsageError
+from zoo.checkpoints import PROCESSOR, RESAMPLING, process_images
+from zoo.images import ImageReader
+
+__all__ = ["read_preparation", "stated_sizes"]
+
+
+def read_preparation(folder: Path) -> dict[str, Any]:
+    """Return the fields of :class:`zoo.ImageConfig` with which zoo prepares images as a checkpoint's processor does.
+
+    Processors resize and crop by rules of their own. Those that zoo knows are tried on a few images.
+
+    Raises:
+        ImportError: Pillow or transformers is not installed.
+        UsageError: none gives the same pixels, or the processor cannot be read.
+    """
+    processed = process_images(folder)
+    shapes = {pixels.shape for pixels in processed.pixels}
+    if len(shapes) == 1 and len(shape := shapes.pop()) == 3:
+        for fields in _candidates(processed.processor, *shape):
+            if processed.differing(ImageReader.of(fields.get, *shape)) is None:
+                return fields
+    name = type(processed.processor).__name__
+    raise UsageError(f"{name} prepares images in a way that zoo does not know", folder / PROCESSOR)
+
+
+def stated_sizes(config: Any, where: object) -> dict[str, int]:
+    """Return the size and channels of images in a configuration of transformers, as fields of :class:`zoo.ImageConfig`.
+
+    Raises :class:`UsageError` for images that are not square.
+    """
+    size = getattr(config, "image_size", None)
+    height, width = size if isinstance(size, list | tuple) and len(size) == 2 else (size, size)
+    if height != width:
+        raise UsageError(f"image_size {size!r} is not supported, only squares", where)
+    stated = {"image_size": height, "num_channels": getattr(config, "num_channels", None)}
+    return {name: value for name, value in stated.items() if isinstance(value, int)}
+
+
+def _candidates(processor: Any, channels: int, height: int, width: int) -> Iterator[dict[str, Any]]:
+    """Yield ways to prepare images of a final size: whether they are stretched, and how much of them is kept."""
+    if height != width:
+        return
+    shift = (processor.image_mean, processor.image_std) if processor.do_normalize else (0.0, 1.0)
+    mean, std = (tuple(np.broadcast_to(value, channels).tolist()) for value in shift)
+    fields = {
+        "image_size": height,
+        "num_channels": channels,
+        "image_mean": mean,
+        "image_std": std,
+        "image_resample": RESAMPLING[int(processor.resample or 0)],
+    }
+    size = processor.size or {}
+    stated = {int(number) for key in ("shortest_edge", "height") if (number := size.get(key))}
+    portions = [getattr(processor, "crop_pct", None) or 1.0, 224 / 256]  # the latter is LeViT's
+    wholes = {height, *stated, *(int(number / portion) for number in (height, *stated) for portion in portions)}
+    for whole in sorted(whole for whole in wholes if whole >= height):
+        for resize in ("stretch", "shortest_edge"):
+            yield {**fields, "image_resize": resize, "image_crop": height / whole}

@@ -1,0 +1,155 @@
+"""How the images of a checkpoint are prepared: preprocessor_config.json, read, written, and applied by transformers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from zoo.arrays import Array
+from zoo.checkpoints.source import Checkpoint
+from zoo.classes import ImageConfig
+from zoo.errors import UsageError
+from zoo.images import ImageReader
+
+__all__ = ["PROCESSOR", "RESAMPLING", "ProcessedImages", "image_processor", "process_images", "read_preparation"]
+
+PROCESSOR = "preprocessor_config.json"
+RESAMPLING = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")
+"""Filters of Pillow, by number."""
+_IMAGES = ("image_mean", "image_std")
+_SIZES = ((97, 61), (64, 64), (53, 148), (640, 427))
+"""Widths and heights of the images that are compared."""
+_CLOSE = 1e-5
+"""Maximum difference of normalised pixels. A pixel that differs by one of 255 steps is off by more than 1e-3."""
+
+
+@dataclass(frozen=True)
+class ProcessedImages:
+    """A few images of noise, and what the image processor of a checkpoint makes of them."""
+
+    processor: Any
+    """The image processor of transformers."""
+    images: Sequence[Any]
+    """Images of Pillow."""
+    pixels: Sequence[Array]
+    """Its result for each image, (channels, height, width)."""
+
+    def differing(self, reader: ImageReader) -> int | None:
+        """Return the number of the first image of which a reader makes other pixels; None if it makes the same."""
+        for number, (image, expected) in enumerate(zip(self.images, self.pixels, strict=True)):
+            found = reader.normalize(reader.read(image))
+            if found.shape != expected.shape or not np.allclose(found, expected, rtol=0, atol=_CLOSE):
+                return number
+        return None
+
+
+def process_images(folder: Path) -> ProcessedImages:
+    """Apply the image processor of a checkpoint to a few images, as transformers does with Pillow.
+
+    Raises:
+        ImportError: Pillow or transformers is not installed.
+        UsageError: the processor cannot be read or cannot be applied.
+    """
+    import transformers
+    from PIL import Image
+
+    random = np.random.default_rng(0)
+    images = [Image.frombytes("RGB", size, random.bytes(3 * math.prod(size))) for size in _SIZES]
+    load: Any = transformers.AutoImageProcessor.from_pretrained
+    try:
+        processor = load(folder, backend="pil", local_files_only=True, trust_remote_code=False)
+        pixels = [np.asarray(processor(image, return_tensors="np")["pixel_values"][0]) for image in images]
+    except Exception as error:  # another library may raise anything
+        said = " ".join(str(error).split())[:200]
+        raise UsageError(f"the image processor cannot be used: {said}", folder / PROCESSOR) from error
+    return ProcessedImages(processor, images, pixels)
+
+
+def read_preparation(checkpoint: Checkpoint) -> dict[str, Any]:
+    """Return how images are normalised, resized and cropped.
+
+    Raises :class:`UsageError` if zoo does not treat images in this way.
+    """
+    images, hub, where = checkpoint.json(PROCESSOR), checkpoint.config, checkpoint.path / PROCESSOR
+    values = {key: images[key] for key in _IMAGES if key in images}
+    for key in ("do_rescale", "do_normalize"):
+        if not images.get(key, True):
+            raise UsageError(f"{key} {images[key]!r} is not supported, only true", where)
+    factor = images.get("rescale_factor", 1 / 255)
+    if not isinstance(factor, int | float) or abs(factor - 1 / 255) > 1e-9:
+        raise UsageError(f"rescale_factor {factor!r} is not supported, only 1/255", where)
+    resample = images.get("resample")
+    if resample is not None:
+        if type(resample) is not int or resample not in range(len(RESAMPLING)):
+            raise UsageError(f"resample {resample!r} is not supported", where, "known: the filters of Pillow, 0 to 5")
+        values["image_resample"] = RESAMPLING[resample]
+    size, resize = _size(images, where)
+    if resize is not None:
+        values["image_resize"] = resize
+    towers = hub.get("vision_config")
+    side = (towers if isinstance(towers, dict) else hub).get("image_size")
+    if images.get("do_center_crop"):
+        crop = _side(images, "crop_size", where)
+        if crop != (side or crop) or crop > size:
+            raise UsageError(f"crop_size {crop} of size {size} does not fit image_size {side}", where)
+        values["image_crop"] = crop / size
+    elif resize == "shortest_edge":
+        problem = f"size {images['size']!r} without do_center_crop is not supported"
+        raise UsageError(problem, where, "images must be cropped to squares")
+    return values
+
+
+def _size(images: Mapping[str, Any], where: Path) -> tuple[int, str | None]:
+    """Return the side to which images are resized before they are cropped, and ``image_resize``; None without a size.
+
+    A number is the shorter side for CLIP's processor, and both sides for others.
+    """
+    value = images.get("size")
+    if value is None:
+        return 0, None
+    kind = str(images.get("image_processor_type") or images.get("feature_extractor_type"))
+    if isinstance(value, dict) and value.keys() == {"shortest_edge"}:
+        value = value["shortest_edge"]
+    elif not (isinstance(value, int) and kind.startswith("CLIP")):
+        return _side(images, "size", where), "stretch"
+    if type(value) is not int or value < 1:
+        raise UsageError(f"size {images['size']!r} is not supported", where, "the shortest edge must be a number")
+    return value, "shortest_edge"
+
+
+def _side(images: Mapping[str, Any], key: str, where: Path) -> int:
+    """Return the side of a square: a number, or equal height and width."""
+    value = images.get(key)
+    height, width = (value.get("height"), value.get("width")) if isinstance(value, dict) else (value, value)
+    if type(height) is not int or height != width or height < 1:
+        raise UsageError(f"{key} {value!r} is not supported, only squares", where)
+    return height
+
+
+def image_processor(c: ImageConfig, name: str) -> dict[str, Any]:
+    """Describe how images are prepared, as the file preprocessor_config.json of the hub.
+
+    ``name`` is the class of a processor that stretches images, unless they are cropped.
+    """
+    side, whole = c.image_size, int(c.image_size / c.image_crop + 1e-6)
+    keeps_ratio = c.image_resize == "shortest_edge"
+    crops = keeps_ratio or whole > side
+    return {
+        PROCESSOR: {
+            "image_processor_type": f"{'CLIP' if keeps_ratio else 'DeiT' if crops else name}ImageProcessor",
+            "do_resize": True,
+            "size": {"shortest_edge": whole} if keeps_ratio else {"height": whole, "width": whole},
+            **({"do_center_crop": True, "crop_size": {"height": side, "width": side}} if crops else {}),
+            "resample": RESAMPLING.index(c.image_resample),
+            "do_rescale": True,
+            "rescale_factor": 1 / 255,
+            "do_normalize": True,
+            "image_mean": list(c.image_mean or ()),
+            "image_std": list(c.image_std or ()),
+        }
+    }
