@@ -40,7 +40,8 @@ SMALL: Mapping[str, int] = {
     "ffn_dim": 48, "word_embed_proj_dim": 32, "n_inner": 48, "q_lora_rank": 16, "kv_lora_rank": 16,
     "qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 8, "moe_intermediate_size": 16, "n_routed_experts": 4,
     "num_local_experts": 4, "num_experts": 4, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1, "layers": 2,
-    "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4, "decoder_attention_heads": 4,
+    "encoder_layers": 2, "decoder_layers": 2, "num_encoder_layers": 2,
+    "num_decoder_layers": 2, "encoder_attention_heads": 4, "decoder_attention_heads": 4,
     "encoder_ffn_dim": 48, "decoder_ffn_dim": 48, "num_layers": 2, "num_heads": 4, "emb_dim": 32, "n_heads": 4,
     "n_layers": 2, "dim": 32, "hidden_dim": 48, "shared_expert_intermediate_size": 16, "feed_forward_dim": 48,
     "rotary_ndims": 4, "image_size": 64,
@@ -52,6 +53,12 @@ SPECIAL: Mapping[str, Mapping[str, Any]] = {
     "swin": _WINDOWS, "swinv2": _WINDOWS, "donut-swin": _WINDOWS,
     "swin2sr": {"num_heads": [2, 2], "depths": [1, 1], "window_size": 4},
     "efficientnet": {"hidden_dim": 2560, "num_block_repeats": [1] * 7},
+    "bamba": {"mamba_n_heads": 4, "mamba_d_head": 16}, "granitemoehybrid": {"mamba_n_heads": 4, "mamba_d_head": 16},
+    "esm": {"vocab_size": 99}, "nemotron": {"num_key_value_heads": 2},
+    "ministral": {"head_dim": 8}, "hunyuan_v1_dense": {"head_dim": 8}, "hunyuan_v1_moe": {"head_dim": 8},
+    "gpt_neo": {"attention_types": [[["global", "local"], 1]]}, "luke": {"entity_vocab_size": 20},
+    "perceiver": {"d_latents": 32, "num_latents": 8, "num_self_attends_per_block": 2},
+    "reformer": {"axial_pos_embds": False},
     "bit": {"hidden_sizes": [32, 64, 64, 64], "num_groups": 8}, "regnet": {"groups_width": 32},
     "resnet": {"hidden_sizes": [16, 32, 64, 128]},
     "bloom": {"hidden_size": 32},
@@ -105,18 +112,19 @@ def shrink(model_type: str) -> Any:
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     kind = CONFIG_MAPPING[model_type]
-    return kind(**{**_small(kind()), **SPECIAL.get(model_type, {})})
+    values = {**_small(kind()), **SPECIAL.get(model_type, {})}
+    return kind(**{key: value for key, value in values.items() if value is not None})
 
 
 def _small(default: Any) -> dict[str, Any]:
     """Return the values of a configuration, and of its parts, that make it small."""
-    numbers = {key: getattr(default, key, None) for key in SMALL}
+    stated = default.to_dict()  # without other names of the same value
+    numbers = {key: stated.get(key) for key in SMALL}
     values: dict[str, Any] = {key: SMALL[key] for key, number in numbers.items() if type(number) is int and number > 0}
     if "kv_lora_rank" in values:
         values["num_key_value_heads"] = SMALL["num_attention_heads"]
     values |= {name: number for number, name in enumerate(TOKENS) if isinstance(getattr(default, name, None), int)}
     values["pad_token_id"] = 0  # classifiers of whole texts look for it
-    stated = default.to_dict()
     for key, value in stated.items():
         if isinstance(value, list) and len(value) == stated.get("num_hidden_layers", 0) and len(value) > 2:
             values[key] = value[:2]

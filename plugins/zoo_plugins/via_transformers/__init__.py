@@ -13,6 +13,7 @@ TASKS = (
     "token-classification",
     "question-answering",
     "text-generation",
+    "text2text-generation",
     "image-classification",
     "image-feature-extraction",
 )

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 from transformers import Cache as TheirCache
+from transformers import EncoderDecoderCache
 
 from zoo import UsageError
 from zoo.nn import Cache
 
-__all__ = ["KeyValueCache"]
+__all__ = ["CrossCache", "KeyValueCache", "SelfAndCrossCache"]
 
 
 class KeyValueCache(TheirCache):
@@ -73,3 +75,37 @@ class KeyValueCache(TheirCache):
     def is_compileable(self) -> bool:
         """Whether the tensors have a fixed size: they grow."""
         return False
+
+
+@dataclass(frozen=True)
+class _CrossLayer:
+    """Keys and values of the encoder's states for one layer."""
+
+    keys: Tensor | None
+    values: Tensor | None
+
+
+class CrossCache(KeyValueCache):
+    """The keys and values of cross-attention, whose layers models read."""
+
+    @property
+    def layers(self) -> list[Any]:  # type: ignore[override]
+        """The keys and values of each layer."""
+        return [_CrossLayer(layer.key, layer.value) for layer in self.ours.layers]
+
+
+class SelfAndCrossCache(EncoderDecoderCache):
+    """The keys and values of a decoder with cross-attention.
+
+    Args:
+        cache: the keys and values of earlier tokens, which are extended in place.
+        cross: those of the encoder's states.
+        is_updated: whether ``cross`` has them already; otherwise they are computed and stored in it.
+    """
+
+    def __init__(self, cache: Cache, cross: Cache, *, is_updated: bool) -> None:
+        self.self_attention_cache = KeyValueCache(cache)  # type: ignore[assignment]
+        self.cross_attention_cache = CrossCache(cross)  # type: ignore[assignment]
+        self.is_updated = dict.fromkeys(range(len(cross)), is_updated)
+        self.layer_class_to_replicate = None
+        self.offloading = False

@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
+from zoo import Graph
 from zoo_plugins.via_transformers.fields import ClassFields
+from zoo_plugins.via_transformers.graphs import graphs_of
 
 __all__ = ["ViaTransformersConfig"]
 
@@ -17,6 +19,10 @@ class ViaTransformersConfig(ClassFields):
 
     ``zoo import`` reads them off with a call on the meta device.
     """
+
+    def graphs(self) -> tuple[Graph, ...]:
+        """Declare one graph, or the encoder and the decoder of an encoder-decoder."""
+        return graphs_of(self)
 
     def with_task(self, task: str, values: Mapping[str, Any] | None = None, where: object = None) -> Self:
         """Return this configuration for a task, with the class for it; see :meth:`zoo.Config.with_task`."""

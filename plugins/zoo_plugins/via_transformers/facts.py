@@ -18,7 +18,7 @@ from transformers.initialization import no_init_weights
 from zoo import UsageError, ZooError
 from zoo.nn import Cache, recorded_scores
 from zoo_plugins.via_transformers.attention import UnknownOption
-from zoo_plugins.via_transformers.fields import IMAGE_TASKS, ClassFields
+from zoo_plugins.via_transformers.fields import GENERATION_TASKS, IMAGE_TASKS, ClassFields
 from zoo_plugins.via_transformers.model import ViaTransformers
 
 __all__ = ["inspect_model"]
@@ -66,8 +66,11 @@ def _flops(model: nn.Module, c: ClassFields, device: str, longest: int | None) -
     The text has the greatest length, or a short one if values are computed.
     """
     length = (longest or _CONTEXT) if device == "meta" else _LENGTH
+    inputs = _inputs(c, 1, length, device)
+    if c.task == "text2text-generation":
+        inputs["decoder_input_ids"] = inputs["input_ids"]
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
-        model(**_inputs(c, 1, length, device))
+        model(**inputs)
     return counter.get_total_flops() // (1 if c.task in IMAGE_TASKS else length)
 
 
@@ -115,9 +118,20 @@ def _inspect(c: ClassFields, device: str) -> dict[str, Any]:
     found: dict[str, Any] = {"attention": c.attention, "output_sizes": {}, "num_patches": None, **facts}
     c = model.config = _with(c, **found)
     cache = Cache.empty(c.num_layers or 0)
-    options: dict[str, Any] = {"past_key_values": cache} if c.task == "text-generation" else {}
+    inputs = _inputs(c, _ROWS, _LENGTH, device)
     with torch.no_grad(), recorded_scores() as scores, _ReadTensors() as read:
-        outputs = model(**_inputs(c, _ROWS, _LENGTH, device), **options)
+        if c.task == "text2text-generation":
+            outputs = model.encode(**inputs)
+            found["hidden_size"] = outputs["last_hidden_state"].shape[-1]
+            c = model.config = _with(c, **found)
+            cross = outputs["cross_key_values"]
+            outputs["logits"] = model.decode(inputs["input_ids"], cross, past_key_values=cache)
+            if _shapes(cross) != _shapes(cache):
+                raise UsageError(f"{c.model_class} keeps other keys and values of the source than of the target")
+        elif c.task == "text-generation":
+            outputs = model(**inputs, past_key_values=cache)
+        else:
+            outputs = model(**inputs)
     buffers = dict(model.named_buffers())
     names = [name for name in model.fixed_tensors if id(buffers[name]) in read.ids]
     found["num_parameters"] = sum(parameter.numel() for parameter in model.parameters())
@@ -128,7 +142,7 @@ def _inspect(c: ClassFields, device: str) -> dict[str, Any]:
 
 def _facts_of_texts(c: ClassFields, original: Any) -> dict[str, Any]:
     """Return what the class of texts says of itself."""
-    described = original.config.get_text_config(decoder=c.task == "text-generation")
+    described = original.config.get_text_config(decoder=c.task in GENERATION_TASKS)
     parameters = signature(original.forward).parameters
     types = getattr(described, "type_vocab_size", 0) if "token_type_ids" in parameters else 0
     longest, unused = getattr(described, "max_position_embeddings", None), _unused_positions(original)
@@ -137,10 +151,17 @@ def _facts_of_texts(c: ClassFields, original: Any) -> dict[str, Any]:
         "type_vocab_size": types or 0,
         "max_seq_len": longest - unused if isinstance(longest, int) and longest > unused else None,
         "hidden_size": getattr(described, "hidden_size", c.hidden_size),
-        "num_layers": getattr(described, "num_hidden_layers", c.num_layers),
-        **({} if c.task == "text-generation" else dict.fromkeys(("num_kv_heads", "head_dim", "value_head_dim"))),
+        "num_layers": _count_layers(c, original.config, described),
+        **({} if c.task in GENERATION_TASKS else dict.fromkeys(("num_kv_heads", "head_dim", "value_head_dim"))),
         "counts_positions": c.task == "text-generation" and "position_ids" in parameters,
     }
+
+
+def _count_layers(c: ClassFields, config: Any, described: Any) -> int | None:
+    """Return the number of layers that a configuration states: of the decoder, if there is also an encoder."""
+    names = ("num_decoder_layers", "decoder_layers") if c.task == "text2text-generation" else ()
+    counts = [*(getattr(config, name, None) for name in names), getattr(described, "num_hidden_layers", None)]
+    return next((count for count in counts if count is not None), c.num_layers)
 
 
 def _facts_of_images(config: Any) -> dict[str, Any]:
@@ -169,15 +190,14 @@ def _unused_positions(original: Any) -> int:
 
 def _sizes(c: ClassFields, outputs: Mapping[str, torch.Tensor], cache: Cache) -> dict[str, Any]:
     """Return the sizes of outputs, keys and values, after a check of the outputs."""
-    if c.task == "text-generation":
-        pairs = list(cache.pairs()) if len(cache) and cache[-1].key is not None else []
-        shapes = {(key.shape[1], key.shape[3], value.shape[3]) for key, value in pairs}
+    if c.task in GENERATION_TASKS:
+        shapes = _shapes(cache)
         if len(shapes) != 1:
             raise UsageError(f"{c.model_class} does not keep keys and values of one size in every layer")
         ((heads, width, value_width),) = shapes
         _require(c, outputs["logits"], (c.vocab_size,))
         return {
-            "num_layers": len(pairs),
+            "num_layers": len(cache),
             "num_kv_heads": heads,
             "head_dim": width,
             "value_head_dim": value_width if value_width != width else None,
@@ -194,6 +214,12 @@ def _sizes(c: ClassFields, outputs: Mapping[str, torch.Tensor], cache: Cache) ->
     return {}
 
 
+def _shapes(cache: Cache) -> set[tuple[int, int, int]]:
+    """Return the different heads, and widths of keys and values, of the layers; none if a layer keeps nothing."""
+    pairs = list(cache.pairs()) if len(cache) and cache[-1].key is not None else []
+    return {(key.shape[1], key.shape[3], value.shape[3]) for key, value in pairs}
+
+
 def _require(c: ClassFields, value: torch.Tensor, ending: tuple[int | None, ...]) -> None:
     if tuple(value.shape[-len(ending) :]) != ending:
         raise UsageError(f"{c.model_class} returns {tuple(value.shape)}, which should end in {ending}")
@@ -206,7 +232,7 @@ def _recorded(c: ClassFields, scores: Any) -> dict[str, int]:
     """
     shapes = {tuple(score.weights.shape) for score in scores}
     rows, heads, *lengths = shapes.pop() if len(shapes) == 1 else (0, 0)
-    if rows != _ROWS:
+    if rows != _ROWS or c.task == "text2text-generation":
         return {"attention_layers": 0}
     found = {"attention_layers": len(scores), "num_heads": heads}
     return {**found, "num_patches": lengths[0]} if c.task in IMAGE_TASKS else found

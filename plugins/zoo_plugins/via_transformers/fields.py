@@ -1,4 +1,4 @@
-"""The fields and graphs of models of transformers."""
+"""The fields of models of transformers."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Literal
 
-from zoo import Cost, EmbeddingConfig, Graph, ImageConfig, TensorSpec, attentions, causal_graph, floats, mask, token_ids
+from zoo import Cost, EmbeddingConfig, ImageConfig
 
 IMAGE_TASKS = ("image-classification", "image-feature-extraction")
 """Tasks of classes that read images. The others read texts."""
+GENERATION_TASKS = ("text-generation", "text2text-generation")
+"""Tasks of classes that keep keys and values of earlier tokens."""
 _CLASSIFIED = ("text-classification", "token-classification", "image-classification")
 _GPT_NEOX = {
     "model_type": "gpt_neox", "vocab_size": 260, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -40,6 +42,7 @@ class ClassFields(EmbeddingConfig):
         "token-classification",
         "question-answering",
         "text-generation",
+        "text2text-generation",
         "image-classification",
         "image-feature-extraction",
     ] = "text-generation"
@@ -60,14 +63,14 @@ class ClassFields(EmbeddingConfig):
     hidden_size: int | None = 64
     """Width of the last hidden states; None for an image model that does not say."""
     counts_positions: bool = True
-    """Whether the class gets positions, counted without padding; otherwise it computes them itself. In text generation
-    alone: the padding of other tasks is on the right."""
+    """Whether the class takes positions, which are counted without padding; otherwise it computes them itself. In text
+    generation alone: the padding of other tasks is on the right."""
     computed: tuple[str, ...] = ("gpt_neox.rotary_emb.inv_freq",)
     """Tensors that the class computes at construction and does not store in its checkpoints, such as the frequencies of
     rotary positions; ``*`` stands for the number of a layer."""
     num_layers: int | None = 2
-    """Number of layers; in text generation, of those with keys and values. None for an image model that does not
-    say."""
+    """Number of layers; in text generation, of those with keys and values, and of the decoder if there is an encoder.
+    None for an image model that does not say."""
     num_kv_heads: int | None = 4
     """Their key-value heads, in text generation."""
     head_dim: int | None = 16
@@ -102,14 +105,16 @@ class ClassFields(EmbeddingConfig):
     """Tokens that end a text."""
     pad_token_id: int | None = None
     """Token that pads shorter texts; the mask excludes it."""
+    decoder_start_token_id: int | None = None
+    """First token of every target of an encoder-decoder."""
     mask_token_id: int | None = None
     """Token in the place of those to predict, in masked language modelling."""
 
     def __post_init__(self) -> None:
         self.check_classes(head=self.task in _CLASSIFIED)
         self.check_embedding()
-        if self.task == "text-generation" and not (self.num_kv_heads and self.head_dim):
-            raise ValueError("text generation needs num_kv_heads and head_dim")
+        if self.task in GENERATION_TASKS and not (self.num_kv_heads and self.head_dim):
+            raise ValueError(f"{self.task} needs num_kv_heads and head_dim")
         if self.task in IMAGE_TASKS:
             for name, value in self.images().to_dict().items():
                 self.default(name, value)
@@ -128,56 +133,9 @@ class ClassFields(EmbeddingConfig):
         images.check_images()
         return images
 
-    def graphs(self) -> tuple[Graph, ...]:
-        """Declare one graph: for prefill and decoding, or for a text or an image as a whole."""
-        if self.task in IMAGE_TASKS:
-            return (self._image_graph(),)
-        recorded = attentions(self.attention_layers, self.num_heads) if self.attention_layers else ()
-        if self.task == "text-generation":
-            graph = causal_graph(
-                vocab_size=self.vocab_size or 0,
-                num_layers=self.num_layers or 0,
-                num_kv_heads=self.num_kv_heads or 0,
-                head_dim=self.head_dim or 0,
-                value_head_dim=self.value_head_dim,
-                num_heads=self.num_heads if self.attention_layers else None,
-            )
-            return (graph,)
-        inputs = [token_ids("input_ids", self.vocab_size or 0), mask("attention_mask", padding="right")]
-        if self.type_vocab_size > 1:
-            inputs.append(token_ids("token_type_ids", self.type_vocab_size))
-        return (Graph(inputs=tuple(inputs), outputs=self._outputs(), attentions=recorded),)
-
-    def _image_graph(self) -> Graph:
-        outputs = [floats(name, "batch", *sizes) for name, sizes in self.output_sizes.items()]
-        if self.task == "image-classification":
-            outputs = [floats("logits", "batch", self.num_classes)]
-        images, count = self.images(), self.num_patches or 0
-        return Graph(
-            inputs=(floats("pixel_values", "batch", images.num_channels, images.image_size, images.image_size),),
-            outputs=tuple(outputs),
-            attentions=attentions(self.attention_layers, self.num_heads, queries=count, keys=count),
-        )
-
     def cost(self) -> Cost:
         """Return what was counted when the class was inspected."""
         return Cost(self.num_parameters, self.flops_per_token)
-
-    def _outputs(self) -> tuple[TensorSpec, ...]:
-        width = self.hidden_size or 0
-        states = floats("last_hidden_state", "batch", "sequence", width)
-        match self.task:
-            case "sentence-embedding":
-                return (floats("sentence_embedding", "batch", self.vector_size(width)), states)
-            case "fill-mask":
-                return (floats("logits", "batch", "sequence", self.vocab_size or 0),)
-            case "text-classification":
-                return (floats("logits", "batch", self.num_classes),)
-            case "token-classification":
-                return (floats("logits", "batch", "sequence", self.num_classes),)
-            case "question-answering":
-                return tuple(floats(name, "batch", "sequence") for name in ("start_logits", "end_logits"))
-        return (states,)
 
 
 def _counts(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, int]]:

@@ -15,6 +15,8 @@ from zoo.nn import Cache, EmbeddingHead, positions_of
 from zoo_plugins.via_transformers.cache import KeyValueCache
 from zoo_plugins.via_transformers.fields import ClassFields
 from zoo_plugins.via_transformers.originals import build_original, computed_names
+from zoo_plugins.via_transformers.positions import count_positions, given_positions
+from zoo_plugins.via_transformers.seq2seq import decode, encode
 
 __all__ = ["ViaTransformers"]
 
@@ -39,6 +41,7 @@ class ViaTransformers(nn.Module):
                 module.register_buffer(short, original.get_buffer(name), persistent=True)
             else:
                 delattr(module, short)  # no graph reads it
+        count_positions(original)
         object.__setattr__(self, "original", original)
         self._parameters, self._buffers, self._modules = original._parameters, original._buffers, original._modules
         if c.task == "sentence-embedding":
@@ -69,15 +72,19 @@ class ViaTransformers(nn.Module):
         token_type_ids: Tensor | None = None,
         past_key_values: Cache | None = None,
         *,
+        decoder_input_ids: Tensor | None = None,
+        decoder_attention_mask: Tensor | None = None,
         pixel_values: Tensor | None = None,
     ) -> dict[str, Tensor]:
-        """Return the outputs of the configured task, by name.
+        """Return the outputs of the configured task, by name; of an encoder-decoder without a target, the states.
 
         Args:
             input_ids: (B, T), of a class that reads texts.
             attention_mask: (B, S), 1 for a token and 0 for padding, the past included.
             token_type_ids: (B, T), the segment of each token; all 0 by default.
             past_key_values: keys and values of earlier calls; extended in place.
+            decoder_input_ids: (B, T), the target that an encoder-decoder reads, as in training.
+            decoder_attention_mask: (B, T), of the target.
             pixel_values: (B, C, I, I), of a class that reads images.
         """
         c = self.config
@@ -86,6 +93,12 @@ class ViaTransformers(nn.Module):
             found = self.original(pixel_values=pixel_values, return_dict=True)
             return {name: found[name] for name in self._image_outputs() if found.get(name) is not None}
         assert input_ids is not None
+        if c.task == "text2text-generation":
+            encoded = self.encode(input_ids, attention_mask)
+            if decoder_input_ids is None:
+                return {"last_hidden_state": encoded["last_hidden_state"]}
+            cross = encoded["cross_key_values"]
+            return {"logits": self.decode(decoder_input_ids, cross, decoder_attention_mask, attention_mask)}
         length = input_ids.shape[1]
         total = length + (past_key_values.length if past_key_values is not None else 0)
         if attention_mask is None:
@@ -93,14 +106,16 @@ class ViaTransformers(nn.Module):
         if c.task == "text-classification" and c.pad_token_id is not None:
             input_ids = input_ids.masked_fill(attention_mask == 0, c.pad_token_id)  # decoders look for the last token
         options: dict[str, Any] = {}
+        positions = positions_of(length, total, padding=attention_mask, device=input_ids.device)
         if c.counts_positions:
-            options["position_ids"] = positions_of(length, total, padding=attention_mask, device=input_ids.device)
+            options["position_ids"] = positions
         if c.type_vocab_size and c.task != "text-generation":
             options["token_type_ids"] = torch.zeros_like(input_ids) if token_type_ids is None else token_type_ids
         if c.task == "text-generation":
             options["use_cache"] = past_key_values is not None
             options["past_key_values"] = None if past_key_values is None else KeyValueCache(past_key_values)
-        found = self.original(input_ids=input_ids, attention_mask=attention_mask, return_dict=True, **options)
+        with given_positions(self.original, positions if c.task == "text-generation" else None):
+            found = self.original(input_ids=input_ids, attention_mask=attention_mask, return_dict=True, **options)
         match c.task:
             case "feature-extraction":
                 return {"last_hidden_state": found["last_hidden_state"]}
@@ -110,6 +125,40 @@ class ViaTransformers(nn.Module):
             case "question-answering":
                 return {name: found[name] for name in ("start_logits", "end_logits")}
         return {"logits": found["logits"]}
+
+    def encode(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> dict[str, Any]:
+        """Encode the source of an encoder-decoder.
+
+        Args:
+            input_ids: (B, S).
+            attention_mask: (B, S), 1 for a token and 0 for padding.
+
+        Returns:
+            ``last_hidden_state``, (B, S, E), and ``cross_key_values``, its keys and values for each decoder layer.
+        """
+        if attention_mask is None:
+            attention_mask = torch.ones_like(input_ids)
+        return encode(self.original, self.config.num_layers or 0, input_ids, attention_mask)
+
+    def decode(
+        self,
+        decoder_input_ids: Tensor,
+        cross_key_values: Cache,
+        decoder_attention_mask: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        past_key_values: Cache | None = None,
+    ) -> Tensor:
+        """Return the logits of the next target token, (B, T, V).
+
+        Args:
+            decoder_input_ids: (B, T).
+            cross_key_values: from :meth:`encode`.
+            decoder_attention_mask: (B, past + T), 1 for a token and 0 for padding.
+            attention_mask: (B, S), of the source.
+            past_key_values: keys and values of earlier calls; extended in place.
+        """
+        masks, width = (decoder_attention_mask, attention_mask), self.config.hidden_size or 0
+        return decode(self.original, width, decoder_input_ids, cross_key_values, *masks, past_key_values)
 
     def _forget(self) -> None:
         """Remove what layers of LeViT have computed from weights that may have changed since."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -20,6 +20,7 @@ from zoo_plugins.via_transformers.fields import ClassFields
 __all__ = ["build_original", "class_for", "computed_buffers", "computed_names", "read_original", "task_of"]
 
 _MAPPINGS = {
+    "text2text-generation": "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES",
     "image-classification": "MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES",
     "image-feature-extraction": "MODEL_FOR_IMAGE_MAPPING_NAMES",
     "feature-extraction": "MODEL_MAPPING_NAMES",
@@ -102,11 +103,19 @@ def build_original(c: ClassFields) -> nn.Module:
         raise UsageError(f"{c.model_class} is no class for {c.task}", "model_class", remedy)
     model: Any = cls(read_original(c))
     model.tie_weights()  # part of the initialisation, which may be off
-    if c.attention == "eager":
-        model.config._attn_implementation = EAGER  # not before: some classes have a table of their own
+    if c.attention == "eager":  # not before: some classes have a table of their own
+        for config in {id(config): config for config in _configs(model)}.values():
+            config._attn_implementation = EAGER
     if hasattr(model, "set_experts_implementation"):
         model.set_experts_implementation("batched_mm")  # others are not traceable, or have no float64
     return model
+
+
+def _configs(model: nn.Module) -> Iterator[Any]:
+    """Yield the configurations of the parts of a model, of which some are copies."""
+    for module in model.modules():
+        if isinstance(config := getattr(module, "config", None), transformers.PreTrainedConfig):
+            yield config
 
 
 def computed_names(model: nn.Module, patterns: Sequence[str]) -> tuple[str, ...]:

@@ -1,0 +1,97 @@
+"""The graphs of models of transformers."""
+
+from __future__ import annotations
+
+from zoo import Graph, KeyValues, TensorSpec, attentions, causal_graph, floats, mask, token_ids
+from zoo_plugins.via_transformers.fields import IMAGE_TASKS, ClassFields
+
+__all__ = ["graphs_of"]
+
+
+def graphs_of(c: ClassFields) -> tuple[Graph, ...]:
+    """Declare one graph: for prefill and decoding, or for a text or an image as a whole; or encoder and decoder."""
+    if c.task in IMAGE_TASKS:
+        return (_image_graph(c),)
+    if c.task == "text2text-generation":
+        return _encoder_and_decoder(c)
+    if c.task == "text-generation":
+        graph = causal_graph(
+            vocab_size=c.vocab_size or 0,
+            num_layers=c.num_layers or 0,
+            num_kv_heads=c.num_kv_heads or 0,
+            head_dim=c.head_dim or 0,
+            value_head_dim=c.value_head_dim,
+            num_heads=c.num_heads if c.attention_layers else None,
+        )
+        return (graph,)
+    inputs = [token_ids("input_ids", c.vocab_size or 0), mask("attention_mask", padding="right")]
+    if c.type_vocab_size > 1:
+        inputs.append(token_ids("token_type_ids", c.type_vocab_size))
+    recorded = attentions(c.attention_layers, c.num_heads)
+    return (Graph(inputs=tuple(inputs), outputs=_text_outputs(c), attentions=recorded),)
+
+
+def _image_graph(c: ClassFields) -> Graph:
+    outputs = [floats(name, "batch", *sizes) for name, sizes in c.output_sizes.items()]
+    if c.task == "image-classification":
+        outputs = [floats("logits", "batch", c.num_classes)]
+    images, count = c.images(), c.num_patches or 0
+    return Graph(
+        inputs=(floats("pixel_values", "batch", images.num_channels, images.image_size, images.image_size),),
+        outputs=tuple(outputs),
+        attentions=attentions(c.attention_layers, c.num_heads, queries=count, keys=count),
+    )
+
+
+def _text_outputs(c: ClassFields) -> tuple[TensorSpec, ...]:
+    width = c.hidden_size or 0
+    states = floats("last_hidden_state", "batch", "sequence", width)
+    match c.task:
+        case "sentence-embedding":
+            return (floats("sentence_embedding", "batch", c.vector_size(width)), states)
+        case "fill-mask":
+            return (floats("logits", "batch", "sequence", c.vocab_size or 0),)
+        case "text-classification":
+            return (floats("logits", "batch", c.num_classes),)
+        case "token-classification":
+            return (floats("logits", "batch", "sequence", c.num_classes),)
+        case "question-answering":
+            return tuple(floats(name, "batch", "sequence") for name in ("start_logits", "end_logits"))
+    return (states,)
+
+
+def _encoder_and_decoder(c: ClassFields) -> tuple[Graph, ...]:
+    """Declare an encoder, which also projects the keys and values of cross-attention, and a decoder."""
+
+    def key_values(name: str, length: str) -> KeyValues:
+        return KeyValues(
+            name=name,
+            num_layers=c.num_layers or 0,
+            num_heads=c.num_kv_heads or 0,
+            head_dim=c.head_dim or 0,
+            value_head_dim=c.value_head_dim,
+            length=length,
+        )
+
+    cross = key_values("cross_key_values", "encoder_sequence")
+    source_mask = mask("attention_mask", length="encoder_sequence", padding="right")
+    encoder = Graph(
+        name="encoder",
+        method="encode",
+        inputs=(token_ids("input_ids", c.vocab_size or 0, length="encoder_sequence"), source_mask),
+        outputs=(floats("last_hidden_state", "batch", "encoder_sequence", c.hidden_size or 0), cross),
+        causal=False,
+    )
+    decoder = Graph(
+        name="decoder",
+        method="decode",
+        inputs=(
+            token_ids("decoder_input_ids", c.vocab_size or 0),
+            mask("decoder_attention_mask", length="past_sequence + sequence"),
+            source_mask,
+            cross,
+        ),
+        outputs=(floats("logits", "batch", "sequence", c.vocab_size or 0),),
+        past=key_values("past_key_values", "past_sequence"),
+    )
+    return encoder, decoder
