@@ -49,6 +49,10 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "MixtralForCausalLM": ("mixtral", {"num_key_value_heads": 2, "num_local_experts": 4}),
     "OPTForCausalLM": ("opt", {"ffn_dim": 40, "word_embed_proj_dim": 24, "pad_token_id": 1}),
     "PhiForCausalLM": ("phi", {"hidden_size": 32}),
+    "MobileBertForMaskedLM": (
+        "mobilebert",
+        {"embedding_size": 24, "true_hidden_size": 16, "intra_bottleneck_size": 16, "num_feedforward_networks": 1},
+    ),
     "MPNetForSequenceClassification": ("mpnet", {"pad_token_id": 1, "num_labels": 3}),
     "Qwen2MoeForCausalLM": (
         "qwen2_moe",
@@ -153,6 +157,15 @@ def test_text_with_the_padding_token_means_the_same(tmp_path: Path, model_class:
         original = getattr(transformers, model_class).from_pretrained(tmp_path / "hub", attn_implementation="eager")
         logits = original(input_ids=ids, attention_mask=torch.ones_like(ids)).logits
         assert_close(library.load(tmp_path / "ours")(ids, torch.ones_like(ids))["logits"], logits)
+
+
+def test_class_that_reads_padding_has_no_mask(tmp_path: Path, zoo: Zoo) -> None:
+    save("MobileBertForMaskedLM", tmp_path / "hub")
+    imported = zoo("import", tmp_path / "hub", "-o", "ours").err
+    reason = "the embedding of a token includes those of its neighbours: the texts of a batch are of one length"
+    assert f"without a mask of padding, as {reason}" in imported
+    (graph,) = library.load("ours").config.graphs()
+    assert [tensor.name for tensor in graph.input_tensors()] == ["input_ids", "token_type_ids"]
 
 
 def test_class_that_changes_its_weights_when_they_are_read_is_refused(tmp_path: Path, zoo: Zoo) -> None:

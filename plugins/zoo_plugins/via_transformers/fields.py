@@ -65,6 +65,9 @@ class ClassFields(EmbeddingConfig):
     counts_positions: bool = True
     """Whether the class takes positions, which are counted without padding; otherwise it computes them itself. In text
     generation alone: the padding of other tasks is on the right."""
+    reads_padding: str = ""
+    """Why the answers of a class for a text depend on its padding, if they do by design. Graphs then have no mask, and
+    the texts of a batch are of one length."""
     computed: tuple[str, ...] = ("gpt_neox.rotary_emb.inv_freq",)
     """Tensors that the class computes at construction and does not store in its checkpoints, such as the frequencies of
     rotary positions; ``*`` stands for the number of a layer."""

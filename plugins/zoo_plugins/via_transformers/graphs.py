@@ -24,7 +24,9 @@ def graphs_of(c: ClassFields) -> tuple[Graph, ...]:
             num_heads=c.num_heads if c.attention_layers else None,
         )
         return (graph,)
-    inputs = [token_ids("input_ids", c.vocab_size or 0), mask("attention_mask", padding="right")]
+    inputs = [token_ids("input_ids", c.vocab_size or 0)]
+    if not c.reads_padding:
+        inputs.append(mask("attention_mask", padding="right"))
     if c.type_vocab_size > 1:
         inputs.append(token_ids("token_type_ids", c.type_vocab_size))
     recorded = attentions(c.attention_layers, c.num_heads)

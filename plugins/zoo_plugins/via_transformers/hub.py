@@ -13,6 +13,7 @@ from zoo.checkpoints import PROCESSOR, Checkpoint, Layout, Rule, SourceTensor, T
 from zoo_plugins.bert.sentence import PROJECTIONS, sentence_encoder, sentence_files
 from zoo_plugins.via_transformers.config import ViaTransformersConfig
 from zoo_plugins.via_transformers.fields import IMAGE_TASKS
+from zoo_plugins.via_transformers.known import READS_PADDING
 
 if TYPE_CHECKING:
     from zoo_plugins.via_transformers.conversions import FileNames
@@ -50,6 +51,7 @@ class _TransformersLayout(Layout):
         if values["task"] == "feature-extraction":
             values |= sentence_encoder(checkpoint)
         values["model_class"] = self._class(checkpoint)
+        values["reads_padding"] = READS_PADDING.get(original["model_type"], "")
         if values["task"] in IMAGE_TASKS:
             values |= stated_sizes(read_original(ViaTransformersConfig.from_dict(values, where)), where)
         values |= dict(chosen or {})
@@ -150,6 +152,13 @@ def _files(config: ViaTransformersConfig) -> Mapping[str, Any]:
     return sentence_files(config)
 
 
+def _notes(config: ViaTransformersConfig) -> Sequence[str]:
+    """Return what is not promised for a model."""
+    if not config.reads_padding:
+        return ()
+    return (f"without a mask of padding, as {config.reads_padding}: the texts of a batch are of one length",)
+
+
 LAYOUT = _TransformersLayout(
     classes={},
     fields=(),
@@ -157,4 +166,5 @@ LAYOUT = _TransformersLayout(
     outputs={"sentence_embedding": ""},  # no such output in the original
     runs_original=True,
     files=_files,
+    notes=_notes,
 )

@@ -1,8 +1,16 @@
-"""The model types of the installed transformers. This module does not import torch."""
+"""The model types of transformers. This module does not import torch."""
 
 from __future__ import annotations
 
-__all__ = ["is_known"]
+__all__ = ["READS_PADDING", "is_known"]
+
+READS_PADDING = {
+    "convbert": "its convolutions read the neighbours of a token",
+    "fnet": "its Fourier transform mixes all columns of a row",
+    "mobilebert": "the embedding of a token includes those of its neighbours",
+    "nystromformer": "its landmarks are means over parts of the row",
+}
+"""Model types whose answers depend on padding by design, and why."""
 
 
 def is_known(model_type: str) -> bool:
