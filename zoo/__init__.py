@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     )
     from zoo.cost import Cost
     from zoo.errors import ArtifactError, ParityError, PluginError, StoppedError, StorageError, UsageError, ZooError
+    from zoo.factories import allow_factories
     from zoo.figures.attention import AttentionAxis, AttentionMap, AttentionRecord, AttentionStep, AttentionVectors
     from zoo.figures.attention_page import AttentionPage, attention_page
     from zoo.hookspecs import ZOO_API, hookimpl
@@ -84,6 +85,7 @@ __all__ = [
     "UsageError",
     "ZooError",
     "adapt",
+    "allow_factories",
     "attention_page",
     "attentions",
     "causal_graph",
@@ -112,6 +114,7 @@ _NAMES = {
     "zoo.errors": (
         "ArtifactError", "ParityError", "PluginError", "StoppedError", "StorageError", "UsageError", "ZooError",
     ),
+    "zoo.factories": ("allow_factories",),
     "zoo.figures.attention": ("AttentionAxis", "AttentionMap", "AttentionRecord", "AttentionStep", "AttentionVectors"),
     "zoo.figures.attention_page": ("AttentionPage", "attention_page"),
     "zoo.hookspecs": ("ZOO_API", "hookimpl"),

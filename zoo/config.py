@@ -206,6 +206,15 @@ class Config(Settings):
         """The task of this configuration, one of the architecture's tasks."""
         raise NotImplementedError(f"{type(self).__name__} declares no task")
 
+    @property
+    def outside_code(self) -> str | None:
+        """The reference of the factory by which a user's own code builds the model; None for the class of a plugin.
+
+        It is empty for a module that was given as an object. The user must allow the factory before it is called: see
+        :mod:`zoo.factories`.
+        """
+        return None
+
     def with_task(self, task: str, values: Mapping[str, Any] | None = None, where: object = None) -> Self:
         """Return this configuration for a task, with other values in place of some.
 
@@ -233,7 +242,7 @@ class Config(Settings):
         return None
 
 
-OPTIONAL_MEMBERS = ("cost", "head_fields", "replaced_modules", "unstored_fields", "with_task")
+OPTIONAL_MEMBERS = ("cost", "head_fields", "outside_code", "replaced_modules", "unstored_fields", "with_task")
 """Members of :class:`Config` that have a default, so that a misspelt one would be ignored."""
 
 

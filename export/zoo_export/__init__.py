@@ -8,6 +8,8 @@ if TYPE_CHECKING:
     from zoo_export.bench.plot import plot_bench
     from zoo_export.diff import plot_modules
     from zoo_export.export import export_model
+    from zoo_export.infer import infer_graph
+    from zoo_export.own_module import export_module
     from zoo_export.parity.foreign import compare_runtime
     from zoo_export.variants.reduced.layers import plot_layers
     from zoo_export.verify import verify_model
@@ -15,6 +17,8 @@ if TYPE_CHECKING:
 __all__ = [
     "compare_runtime",
     "export_model",
+    "export_module",
+    "infer_graph",
     "plot_bench",
     "plot_layers",
     "plot_modules",
@@ -24,6 +28,8 @@ __all__ = [
 _HOMES = {
     "compare_runtime": "zoo_export.parity.foreign",
     "export_model": "zoo_export.export",
+    "export_module": "zoo_export.own_module",
+    "infer_graph": "zoo_export.infer",
     "plot_bench": "zoo_export.bench.plot",
     "plot_layers": "zoo_export.variants.reduced.layers",
     "plot_modules": "zoo_export.diff",

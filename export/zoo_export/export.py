@@ -28,6 +28,7 @@ from zoo.artifact.card import model_card
 from zoo.contract import standard_fields
 from zoo.errors import EXPORT_AGAIN, ArtifactError, ParityError, UsageError, argument, values_of
 from zoo.exporters import Job, export_to
+from zoo.factories import check_code
 from zoo.models.count import parameter_count
 from zoo.registry import ModelSpec
 from zoo_export.comparison import Comparison
@@ -235,6 +236,7 @@ def retrace(directory: Path, *, variant: str = "") -> list[str]:
     export.check()
     if "options" not in export.evidence:
         raise UsageError(f"the graphs of {variant} are not traced from the model", argument("variant"))
+    check_code(export.stored.spec.config.outside_code, export.stored.spec.name)
     with values_of(directory / export.evidence_file):
         options = Options.of_export(export.evidence)
         if options.variant != variant:

@@ -101,6 +101,7 @@ def zoo_tasks() -> Sequence[zoo.Task]:
             run=f"{home}.speech.recognition:SpeechRecognition",
             formula=f"{formulas}:transcript",
         ),
+        zoo.Task(name="tensors", run=f"{home}.tensors:Tensors", formula=f"{formulas}:tensors"),
         zoo.Task(
             name="text-classification", run=f"{home}.classification:TextClassification", formula=f"{formulas}:classes"
         ),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,10 +20,10 @@ from zoo.artifact.layout import ADAPTER, CONFIG, MANIFEST, SCHEMA, is_own, is_we
 from zoo.artifact.manifest import check_file, entries_of, read_manifest, write_manifest
 from zoo.artifact.provenance import Origin
 from zoo.artifact.weights import INDEX, SINGLE, StoredTensor, read_header, read_if_valid, read_shards
-from zoo.errors import DISK, ArtifactError, PluginError, UnreadableError, UsageError
+from zoo.errors import DISK, ArtifactError, PluginError, UnreadableError, UsageError, ZooError
 from zoo.registry import ModelSpec, config_class
 
-__all__ = ["ModelDirectory", "check_model_target", "listed_files", "new_model"]
+__all__ = ["ModelDirectory", "check_model_target", "listed_files", "new_model", "new_model_with_export"]
 
 
 @dataclass(frozen=True)
@@ -236,6 +237,22 @@ def new_model(target: Path, description: Mapping[str, Any], *, force: bool) -> I
         yield stage
         write_json(stage / CONFIG, {"schema": SCHEMA, **description})
         write_manifest(stage, entries_of(stage))
+
+
+@contextmanager
+def new_model_with_export(target: Path, *, force: bool) -> Iterator[Path]:
+    """Yield the place for a model directory, which replaces ``target`` with all that the block writes when it ends."""
+    with storage.new_directory(target, force=force, owned=listed_files) as stage:
+        work = stage / ".new"  # holds the stages of what is made, which may stay behind if they cannot be removed
+        place = work / "model"
+        try:
+            yield place
+        except ZooError as error:
+            error.rename(place, target)
+            raise
+        for path in list(place.iterdir()):
+            path.rename(stage / path.name)
+        shutil.rmtree(work)
 
 
 def check_model_target(target: Path, *, force: bool) -> None:

@@ -13,6 +13,7 @@ from zoo import plugins
 from zoo.artifact.provenance import Origin
 from zoo.config import Config
 from zoo.errors import PluginError, UsageError
+from zoo.factories import check_code
 from zoo.limits import MODEL_BYTES
 from zoo.models.attachments import Attachments, attach
 from zoo.models.declarations import check_members
@@ -56,9 +57,11 @@ def build(spec: ModelSpec, *, seed: int, dtype: str | torch.dtype) -> nn.Module:
 def construct(spec: ModelSpec) -> nn.Module:
     """Call the plugin's constructor, converting its exceptions to :class:`PluginError`.
 
-    Raises :class:`UsageError` for sizes that no tensor can have, and :class:`PluginError` for a model that does not
-    keep its configuration, changes what is stored, or has a misspelt optional member.
+    Raises :class:`UsageError` for sizes that no tensor can have and for code that the user has not allowed, and
+    :class:`PluginError` for a model that does not keep its configuration, changes what is stored, or has a misspelt
+    optional member.
     """
+    check_code(spec.config.outside_code, spec.name)
     cls = spec.model_class()
     _check_sizes(spec)
     with plugins.blame(spec.plugin, f"cannot build {spec.name}", fault=UsageError):

@@ -45,6 +45,7 @@ BUILT_IN = {
     "mixtral": "zoo_plugins.mixtral",
     "modernbert": "zoo_plugins.modernbert",
     "onnx": "zoo_export.plugin",
+    "own-module": "zoo_plugins.own_module",
     "perceiver": "zoo_plugins.perceiver",
     "performer": "zoo_plugins.performer",
     "product-key-memory": "zoo_plugins.product_key_memory",

@@ -198,7 +198,7 @@ def counting(feeds: Feeds) -> Valid:
     from zoo.probe.inputs import Point
     from zoo.probe.positions import valid_positions
 
-    longest = max(value.shape[1] for value in feeds.values() if value.ndim > 1)
+    longest = max((value.shape[1] for value in feeds.values() if value.ndim > 1), default=1)
 
     def valid(graph: Graph, tensor: TensorSpec) -> Any:
         return valid_positions(graph, tensor, feeds, Point(1, longest, 0, "none"))

@@ -11,7 +11,7 @@ import click
 from zoo.cli.options import PATH, SectionedCommand, check_figure_option, figure_option, force_option, json_option
 from zoo.cli.report import columns, emit_json
 from zoo.errors import ParityError
-from zoo_export.cli.options import provider_option, variant_option
+from zoo_export.cli.options import factory_option, provider_option, variant_option
 
 if TYPE_CHECKING:
     from zoo_export.parity.modules import ModuleError
@@ -45,6 +45,7 @@ def rows(modules: list[ModuleError], everything: bool) -> list[tuple[str, ...]]:
 @click.argument("directory", type=PATH, default=Path())
 @click.option("--all", "everything", is_flag=True, help="Also show modules inside blocks.")
 @variant_option
+@factory_option
 @provider_option
 @figure_option("Plot the errors of the modules beside the allowed ones.")
 @force_option("Replace an existing figure.")

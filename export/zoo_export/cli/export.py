@@ -12,6 +12,7 @@ from zoo.cli.options import PATH, SectionedCommand, force_option, json_option, o
 from zoo.errors import UsageError
 from zoo_export.cli.options import (
     VERIFICATION,
+    factory_option,
     grid_option,
     provider_option,
     refuse_onnx_options,
@@ -89,6 +90,7 @@ _OF_ALL_FORMATS = ("model", "format_name", "texts", "output", "settings", "force
     help="Directory to build a preset in, or to copy the model directory to.",
 )
 @option("--set", "settings", metavar="KEY=VALUE", multiple=True, section=_MODEL, help="Change a value of the preset.")
+@factory_option
 @force_option("Replace an earlier export.")
 @json_option
 @quiet_option

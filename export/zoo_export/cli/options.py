@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Container, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,14 +11,15 @@ import click
 from click.core import ParameterSource
 
 from zoo.artifact import copy_model
-from zoo.artifact.directory import listed_files
+from zoo.artifact.directory import new_model_with_export
 from zoo.cli.model_argument import find_preset, refuse_settings
 from zoo.cli.options import option
-from zoo.errors import UsageError, ZooError
-from zoo.storage import new_directory
+from zoo.errors import UsageError
+from zoo.factories import allow_factories
 
 __all__ = [
     "VERIFICATION",
+    "factory_option",
     "format_option",
     "grid_option",
     "model_directory",
@@ -42,6 +42,14 @@ grid_option = option(
 )  # fmt: skip
 variant_option = click.option(
     "--variant", default="", metavar="NAME", help="Variant of the export.  [default: the plain one]"
+)
+factory_option = click.option(
+    "--factory",
+    metavar="MODULE:NAME",
+    multiple=True,
+    expose_value=False,
+    callback=lambda context, _, references: context.with_resource(allow_factories(*references)),
+    help="Let this code of yours build the model, if it was made by it. It runs on this machine.",
 )
 format_option = click.option("--format", "format_name", metavar="NAME", help="Format of the export.  [default: onnx]")
 
@@ -89,20 +97,11 @@ def model_directory(
         target = output
     else:
         target = output or Path(spec.name)
-    with new_directory(target, force=force, owned=listed_files) as stage:
-        work = stage / ".new"  # holds the stages of what is made, which may stay behind if they cannot be removed
-        place = work / "model"
-        try:
-            if spec is None:
-                copy_model(source, place, force=False)
-            else:
-                from zoo.cli.build import build
+    with new_model_with_export(target, force=force) as place:
+        if spec is None:
+            copy_model(source, place, force=False)
+        else:
+            from zoo.cli.build import build
 
-                build(spec, place, force=False)
-            yield place, target
-        except ZooError as error:
-            error.rename(place, target)
-            raise
-        for path in list(place.iterdir()):
-            path.rename(stage / path.name)
-        shutil.rmtree(work)
+            build(spec, place, force=False)
+        yield place, target

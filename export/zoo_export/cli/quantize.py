@@ -22,7 +22,7 @@ from zoo.cli.options import (
 )
 from zoo.cli.report import bytes_text, emit_json, say
 from zoo.errors import UsageError
-from zoo_export.cli.options import grid_option, model_directory, provider_option, sleep_when_idle
+from zoo_export.cli.options import factory_option, grid_option, model_directory, provider_option, sleep_when_idle
 from zoo_export.cli.results import comparing, say_report, summary
 from zoo_export.comparison import Comparison
 
@@ -62,6 +62,7 @@ _PRECISION = "Precision"
     help="Text to measure the divergence on; a built-in sample by default.",
 )
 @provider_option
+@factory_option
 @grid_option
 @figure_option("Plot the error of weights and blocks by layer.")
 @force_option("Replace an earlier export of this precision, and FILE.")

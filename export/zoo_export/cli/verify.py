@@ -19,6 +19,7 @@ from zoo.cli.options import (
 from zoo.cli.report import emit_json, say
 from zoo_export.cli.options import (
     VERIFICATION,
+    factory_option,
     format_option,
     grid_option,
     provider_option,
@@ -34,6 +35,7 @@ from zoo_export.cli.results import comparing, say_record, say_report, summary
 @click.argument("directory", type=PATH, default=Path())
 @format_option
 @variant_option
+@factory_option
 @option(
     "--runtime",
     type=click.Choice(["onnxruntime", "openvino", "reference", "web-wasm", "web-webgpu"]),

@@ -2,7 +2,8 @@
 
 A graph depends on code, configuration and tools, never on weights. The key includes the code of zoo, of the package
 that provides the model and of all that it imports outside of versioned distributions, and the metadata of all installed
-packages, versions included. A model that may read more, such as files, has no key: nothing of it is cached.
+packages, versions included. A model that may read more, such as files, or that a user's own code builds, has no key:
+nothing of it is cached.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ def key(spec: ModelSpec, result: str, dtype: str, options: Mapping[str, Any]) ->
 
     It is empty if the model may depend on more than a key covers.
     """
+    if spec.config.outside_code is not None:
+        return ""
     references = (spec.architecture.model, spec.architecture.config)
     reachable = code_digest(reference.partition(":")[0] for reference in references)
     if reachable is None:

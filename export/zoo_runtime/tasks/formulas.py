@@ -31,6 +31,7 @@ __all__ = [
     "rerank",
     "score",
     "spans",
+    "tensors",
     "token_classes",
     "transcript",
     "vector_features",
@@ -268,6 +269,12 @@ def vector_features(runner: Any, item: Any, result: Result, model: Model) -> Exp
     """The states of the vectors."""
     states = model(runner.feed([item]))["last_hidden_state"][0]
     return {"last_hidden_state": Numbers(result["last_hidden_state"], states)}
+
+
+def tensors(runner: Any, item: Any, result: Result, model: Model) -> Expected:
+    """The outputs themselves."""
+    outputs = model(runner.feed([item]))
+    return {name: Numbers(result[name], values[0]) for name, values in outputs.items()}
 
 
 def greedy(runner: Any, item: Any, result: Result, model: Model) -> Expected:

@@ -1,0 +1,58 @@
+"""Configuration of a module that a user's own code builds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from zoo import Config, Cost, Graph, UsageError, floats, mask, token_ids
+from zoo.factories import check_reference
+from zoo.graph_data import graph_data, read_graphs
+
+__all__ = ["EXAMPLE", "OwnModuleConfig"]
+
+EXAMPLE = "zoo_plugins.own_module.example:MeanScorer"
+"""The factory of the defaults, whose code is zoo's."""
+_GRAPH = Graph(inputs=(token_ids("input_ids", 64), mask("mask")), outputs=(floats("score", "batch"),))
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnModuleConfig(Config):
+    """The factory of a module, its arguments, and the graphs that its user declared, as data.
+
+    ``zoo_export.export_module`` writes it. The defaults are those of a small module of this plugin.
+    """
+
+    task: Literal["tensors"] = "tensors"
+    """Tensors in, tensors out."""
+    factory: str | None = EXAMPLE
+    """The function or class, ``module:attribute``, that returns the module; None if the module was given as an
+    object."""
+    arguments: dict[str, Any] = field(default_factory=dict, hash=False)
+    """Its keyword arguments."""
+    declared: tuple[dict[str, Any], ...] = field(default_factory=lambda: (graph_data(_GRAPH),), hash=False)
+    """The graphs, as :func:`zoo.graph_data.graph_data` writes them."""
+    num_parameters: int = 1041
+    """Number of parameters."""
+
+    def __post_init__(self) -> None:
+        read_graphs(self.declared)
+        self.require_positive("num_parameters")
+        if self.factory is not None:
+            try:
+                check_reference(self.factory)
+            except UsageError as error:
+                raise ValueError(str(error)) from error
+
+    @property
+    def outside_code(self) -> str | None:
+        """The factory, unless it is this plugin's own; empty for a module that was given as an object."""
+        return {EXAMPLE: None, None: ""}.get(self.factory, self.factory)
+
+    def graphs(self) -> tuple[Graph, ...]:
+        """Return the declared graphs."""
+        return read_graphs(self.declared)
+
+    def cost(self) -> Cost:
+        """Return the number of parameters. FLOPs are not counted."""
+        return Cost(self.num_parameters)
