@@ -20,11 +20,12 @@ DOCS = ROOT / "docs"
 MODULES = {
     "zoo.classes": 1, "zoo.models.adapt": 4, "zoo.config": 4, "zoo.contract.dims": 4, "zoo.contract.fields": 3,
     "zoo.contract.graphs": 5, "zoo.contract.optional": 1, "zoo.contract.past": 3, "zoo.contract.tensors": 2,
-    "zoo.cost": 4, "zoo.checkpoints.published": 1, "zoo.models.persist": 2, "zoo.nn.attention": 3,
+    "zoo.cost": 4, "zoo.checkpoints.published": 1, "zoo.models.persist": 2, "zoo.modules.graph_data": 2,
+    "zoo.nn.attention": 3,
     "zoo.nn.cache": 3, "zoo.nn.experts": 3, "zoo.nn.loss": 4, "zoo.nn.masks": 3, "zoo.nn.pooling": 1,
     "zoo.nn.positions": 2, "zoo.nn.recording": 4, "zoo.nn.relative": 1, "zoo.terminal": 1,
     "zoo.tokenizers.loading": 4, "zoo.tokenizers.long_texts.windows": 1, "zoo.tokenizers.words": 1,
-    "zoo_runtime.tasks.tags": 3, "zoo_export.publish.kserve": 1, "zoo_export.publish.pbtxt": 1,
+    "zoo_export.infer": 3, "zoo_runtime.tasks.tags": 3, "zoo_export.publish.kserve": 1, "zoo_export.publish.pbtxt": 1,
 }  # fmt: skip
 """Modules with examples, and their minimum number of examples."""
 EXAMPLES = re.compile(r"^```pycon\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -106,6 +107,7 @@ def test_every_hook_has_a_guide() -> None:
         "zoo.cost",
         "zoo.checkpoints",
         "zoo.exporters",
+        "zoo.modules",
         "zoo.plots",
         "zoo.testing",
         "zoo.training",

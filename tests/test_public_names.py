@@ -13,8 +13,9 @@ from tests.conftest import THIRD_PARTY
 from tests.rows import each_row
 
 PUBLIC = (
-    "zoo", "zoo.audio", "zoo.checkpoints", "zoo.cost", "zoo.exporters", "zoo.nn", "zoo.plots", "zoo.spectrogram",
-    "zoo.testing", "zoo.training", "zoo_export", "zoo_runtime", "zoo_runtime.batch", "zoo_runtime.formula",
+    "zoo", "zoo.audio", "zoo.checkpoints", "zoo.cost", "zoo.exporters", "zoo.modules", "zoo.nn", "zoo.plots",
+    "zoo.spectrogram", "zoo.testing", "zoo.training", "zoo_export", "zoo_runtime", "zoo_runtime.batch",
+    "zoo_runtime.formula",
 )  # fmt: skip
 """Modules for plugins, whose names in ``__all__`` are public."""
 OURS = ("zoo", "zoo_export", "zoo_plugins", "zoo_runtime")

@@ -1,7 +1,7 @@
 """The user's consent to factories: functions and classes of the user's own code that build modules.
 
 The config.json of a model directory names the factory of its module. That is data, which anyone may have written: a
-factory is imported only if the user has allowed it by name. :mod:`zoo.models.factory` calls it.
+factory is imported only if the user has allowed it by name. :mod:`zoo.modules` calls it.
 """
 
 from __future__ import annotations

@@ -15,8 +15,8 @@ from torch.overrides import TorchFunctionMode
 from zoo.artifact.weights import dtype_name
 from zoo.contract import Dim, Graph, Size, TensorSpec
 from zoo.errors import UsageError, nearest
-from zoo.models.calls import call_by_name, named_results
 from zoo.models.dtypes import declared_dtype
+from zoo.modules.calls import call_by_name, named_results
 from zoo.plugins.discovery import describe
 
 __all__ = ["Dims", "infer_graph"]
@@ -45,14 +45,10 @@ def infer_graph(
     0 and 1 alone, with two free dimensions, are a padding mask. The sizes of outputs are found by changing one free
     dimension at a time: each is fixed, or a sum of free dimensions and a number.
 
-    >>> from zoo_plugins.own_module.example import MeanScorer
-    >>> ids = torch.tensor([[5, 3, 9], [7, 2, 0]])
-    >>> free = {"input_ids": ("batch", "sequence"), "mask": ("batch", "sequence")}
-    >>> graph = infer_graph(MeanScorer(), {"input_ids": ids, "mask": (ids > 0).long()}, free)
-    >>> [(tensor.name, tensor.upper, tensor.is_mask) for tensor in graph.input_tensors()]
-    [('input_ids', 64, False), ('mask', 2, True)]
-    >>> graph.outputs
-    (TensorSpec(name='output', dims=('batch',), dtype='float', upper=None, is_mask=False, padding='both'),)
+    >>> example = {"input": torch.tensor([[5, 3, 9], [7, 2, 0]])}
+    >>> graph = infer_graph(nn.Embedding(64, 8), example, {"input": ("batch", "sequence")})
+    >>> graph.inputs[0].upper, graph.outputs[0].name, graph.outputs[0].dims
+    (64, 'output', ('batch', 'sequence', 8))
 
     Args:
         module: the module. It is called in evaluation mode.

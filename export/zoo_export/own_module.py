@@ -20,10 +20,9 @@ from zoo.artifact.weights import dtype_name
 from zoo.contract import Graph
 from zoo.errors import ArtifactError, UsageError, ZooError
 from zoo.factories import allow_factories, giving
-from zoo.graph_data import graph_data
 from zoo.models import create, persist
-from zoo.models.factory import build_module
 from zoo.models.tensors import tensor_groups
+from zoo.modules import build_module, graph_data
 from zoo.plugins.discovery import DISTRIBUTION
 from zoo.registry import ModelSpec, config_class
 from zoo_export.export import export_model

@@ -31,6 +31,7 @@ PAGES = {"README.md": 15, "docs/tutorial.md": 8} | {
         "exports": 16,
         "figures": 11,
         "objectives": 3,
+        "own-module": 5,
         "presets": 6,
         "resolution": 7,
         "run": 16,

@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from zoo import Config, Cost, Graph, UsageError, floats, mask, token_ids
-from zoo.factories import check_reference
-from zoo.graph_data import graph_data, read_graphs
+from zoo.modules import check_reference, graph_data, read_graphs
 
 __all__ = ["EXAMPLE", "OwnModuleConfig"]
 
@@ -31,7 +30,7 @@ class OwnModuleConfig(Config):
     arguments: dict[str, Any] = field(default_factory=dict, hash=False)
     """Its keyword arguments."""
     declared: tuple[dict[str, Any], ...] = field(default_factory=lambda: (graph_data(_GRAPH),), hash=False)
-    """The graphs, as :func:`zoo.graph_data.graph_data` writes them."""
+    """The graphs, as :func:`zoo.modules.graph_data` writes them."""
     num_parameters: int = 1041
     """Number of parameters."""
 

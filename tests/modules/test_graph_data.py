@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from zoo import Graph, KeyValues, Size, States, attentions, causal_graph, floats, mask, plugins, token_ids
-from zoo.graph_data import graph_data, read_graphs
+from zoo.modules import graph_data, read_graphs
 from zoo.registry import registry
 
 GRAPH: dict[str, Any] = {

@@ -25,7 +25,7 @@ _PLAIN: Mapping[str, Any] = {
 
 
 def graph_data(graph: Graph) -> dict[str, Any]:
-    """Return a graph as JSON data, without the fields that have their default value.
+    """Return a graph as JSON data, without the fields that have their default value. :func:`read_graphs` reads it.
 
     >>> from zoo.contract import floats, token_ids
     >>> graph = Graph(inputs=(token_ids("input_ids", 260),), outputs=(floats("logits", "batch", 3),))
@@ -50,7 +50,10 @@ def _default(field: dataclasses.Field[Any]) -> Any:
 
 
 def read_graphs(data: Sequence[Any]) -> tuple[Graph, ...]:
-    """Return the graphs of :func:`graph_data`. Raises ``ValueError`` for data that is no declaration of graphs."""
+    """Return the graphs that :func:`graph_data` wrote.
+
+    Raises ``ValueError`` for data that declares no graphs, or names of files, methods or tensors that cannot be.
+    """
     graphs = tuple(map(_read, data))
     if not graphs:
         raise ValueError("no graph is declared")

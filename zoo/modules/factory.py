@@ -1,0 +1,142 @@
+"""Modules from factories that the user has allowed, or copied from one that was given."""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+import inspect
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from zoo.artifact.layout import MANIFEST
+from zoo.errors import UsageError, ZooError
+from zoo.factories import check_code, check_reference, given_module
+from zoo.models.hooks import loading_hooks, saving_hooks
+from zoo.plugins.discovery import describe
+
+__all__ = ["build_module", "store_buffers"]
+
+
+def build_module(factory: str | None, arguments: Mapping[str, Any]) -> nn.Module:
+    """Return the module of a factory, called on the current device, or a copy of the one that was given.
+
+    A Python module that is not on the path is looked for in the current directory, unless that is a model directory.
+    A factory that reads values of tensors is called on the CPU where the current device is the meta device.
+
+    Args:
+        factory: ``module:attribute``, or None for the module of :func:`zoo_export.export_module`.
+        arguments: keyword arguments of the factory.
+
+    Raises:
+        UsageError: the user has not allowed the factory; or it fails, or returns no module, or one with state that is
+            no parameter or buffer, or with code that changes what is stored.
+    """
+    check_code(factory or "", "this model")
+    on_meta = torch.empty(0).is_meta
+    if factory is None:
+        module = _copy(given_module(), on_meta=on_meta)
+    elif not on_meta:
+        module = _call(factory, arguments)
+    else:
+        try:
+            module = _call(factory, arguments)
+        except UsageError:
+            with torch.device("cpu"):
+                module = _call(factory, arguments)
+        module = _copy(module, on_meta=True)
+    _check_state(module)
+    return module
+
+
+def _call(reference: str, arguments: Mapping[str, Any]) -> nn.Module:
+    """Call a factory. Any failure of its code is a :class:`UsageError`."""
+    check_reference(reference)
+    with _failing(f"cannot load {reference}"):
+        factory = _load(reference)
+    if not callable(factory):
+        raise UsageError(f"{reference} is no function or class, but of the type {type(factory).__name__}")
+    _check_arguments(factory, arguments, reference)
+    with _failing(f"{reference} fails"):
+        module = factory(**arguments)
+    if not isinstance(module, nn.Module):
+        raise UsageError(f"{reference} returns a {type(module).__name__}, not a torch.nn.Module")
+    return module
+
+
+def _load(reference: str) -> Any:
+    name, _, path = reference.partition(":")
+    top = name.partition(".")[0]
+    if top not in sys.modules and importlib.util.find_spec(top) is None and not Path(MANIFEST).exists():
+        sys.path.append(str(Path.cwd()))  # for good: code of the module may import more when it runs
+    found: Any = importlib.import_module(name)
+    for part in path.split("."):
+        found = getattr(found, part)
+    return found
+
+
+def _check_arguments(factory: Callable[..., Any], arguments: Mapping[str, Any], reference: str) -> None:
+    try:
+        signature = inspect.signature(factory)
+    except (TypeError, ValueError):  # written in C
+        return
+    try:
+        signature.bind(**arguments)
+    except TypeError as error:
+        raise UsageError(f"the arguments do not fit {reference}: {error}", None, f"it takes {signature}") from error
+
+
+@contextmanager
+def _failing(what: str) -> Iterator[None]:
+    """Convert any exception of a user's code to a :class:`UsageError`."""
+    try:
+        yield
+    except (KeyboardInterrupt, MemoryError, ZooError):
+        raise
+    except BaseException as error:
+        remedy = None
+        if isinstance(error, ModuleNotFoundError):
+            remedy = "run zoo in the folder of that module, or add the folder to PYTHONPATH"
+        raise UsageError(f"{what} ({describe(error)})", None, remedy) from error
+
+
+def _copy(module: nn.Module, *, on_meta: bool) -> nn.Module:
+    """Return a copy on the CPU or the meta device, whose tied tensors stay tied."""
+    copies: dict[int, Any] = {}
+    for tensor in (*module.parameters(), *module.buffers()):
+        value = torch.empty_like(tensor, device="meta") if on_meta else tensor.detach().cpu().clone()
+        is_parameter = isinstance(tensor, nn.Parameter)
+        copies[id(tensor)] = nn.Parameter(value, requires_grad=tensor.requires_grad) if is_parameter else value
+    try:
+        return copy.deepcopy(module, copies)
+    except Exception as error:  # an attribute may be anything
+        raise UsageError(f"cannot copy the {type(module).__name__} ({describe(error)})") from error
+
+
+def _check_state(module: nn.Module) -> None:
+    for hook in (*saving_hooks(module), *loading_hooks(module)):
+        raise UsageError(f"{hook} changes what is stored", None, "keep state in parameters and buffers alone")
+    for path, part in module.named_modules():
+        for name, value in vars(part).items():
+            if isinstance(value, Tensor):
+                where = f"{path}.{name}".strip(".")
+                remedy = f'use self.register_buffer("{name}", ...)'
+                raise UsageError(f"{where} is a tensor, but no parameter or buffer", type(module).__name__, remedy)
+
+
+def store_buffers(module: nn.Module) -> tuple[str, ...]:
+    """Make all buffers of a module part of its state dict, and return the names of those that were not.
+
+    What a module computes when it is constructed and does not store is then loaded like its weights.
+    """
+    stored = module.state_dict().keys()
+    names = [name for name, _ in module.named_buffers(remove_duplicate=False) if name not in stored]
+    for name in names:
+        path, _, short = name.rpartition(".")
+        module.get_submodule(path).register_buffer(short, module.get_buffer(name), persistent=True)
+    return tuple(names)
