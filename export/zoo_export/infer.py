@@ -64,7 +64,7 @@ def infer_graph(
     """
     call = _Call(module, outputs)
     free, shapes = _read_dims(example, dims)
-    example = {name: tensor.to(call.device) for name, tensor in example.items()}
+    example = {name: tensor.clone().to(call.device) for name, tensor in example.items()}  # each in a storage of its own
     found = _Lookups()
     with found:
         base = call(example)

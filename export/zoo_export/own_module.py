@@ -88,18 +88,19 @@ def export_module(
     with ExitStack() as stack:
         if isinstance(module, str):
             stack.enter_context(allow_factories(module))
-            factory, name = module, module
+            factory, description = module, f"The module of {module}"
             built = _seeded(seed, lambda: build_module(module, given))
         else:
             _check_object(module)
             if arguments or weights is not None:
                 raise UsageError("a module object has its weights, and takes no arguments", "export_module")
             stack.enter_context(giving(module))
-            factory, name, built = None, type(module).__qualname__, module
+            factory, built = None, module
+            description = f"A module of the class {type(module).__qualname__}, of which no code is recorded"
         declared = _graphs(built, graphs, example, dims)
         spec = _spec(
             base_name(target),
-            f"The module of {name}",
+            description,
             factory=factory,
             arguments=given,
             declared=[graph_data(graph) for graph in declared],

@@ -47,6 +47,12 @@ def test_masks_of_other_dtypes(dtype: torch.dtype) -> None:
     assert graph.inputs == text_inputs(dtype=str(dtype).removeprefix("torch."))
 
 
+def test_inputs_that_share_their_memory() -> None:
+    both = torch.stack((IDS, torch.ones_like(IDS)))
+    graph = infer_graph(own_modules.Ranker(), {"input_ids": both[0], "mask": both[1]}, DIMS)
+    assert graph.inputs == text_inputs()
+
+
 def test_images() -> None:
     """A tuple has no names, and None in it is no output."""
     images = {"pixels": torch.zeros(2, 3, 8, 9)}

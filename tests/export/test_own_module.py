@@ -97,6 +97,7 @@ def test_object(exported: Path, zoo: Zoo) -> None:
     assert all(torch.equal(stored[name], tensor) for name, tensor in before.items())
     error = zoo("verify", "ranker").failed(2, "ranker was exported from a module object", "zoo verify --recorded")
     assert error == zoo("verify", "ranker", "--factory", f"{HERE}:Ranker").err
+    assert "A module of the class Ranker, of which no code is recorded" in Path("ranker/README.md").read_text()
     assert zoo("show", "ranker").status == zoo("run", "ranker", '{"input_ids": [5, 3]}').status == 0
     with pytest.raises(UsageError, match="takes no arguments"):
         export_module(module, {"hidden": 8}, path="other", **CALL)
