@@ -16,7 +16,9 @@ import pytest
 import zoo as library
 from tests.conftest import ROOT, Result
 from tests.export import own_modules
+from zoo.artifact import ModelDirectory
 from zoo.errors import UsageError
+from zoo.models import create
 from zoo_export import export_module, verify_model
 
 Zoo = Callable[..., Result]
@@ -147,6 +149,26 @@ def test_code_in_a_model_directory_is_not_found(mine: Path, monkeypatch: pytest.
     Path("my_models.py").rename(mine / "my_models.py")
     monkeypatch.chdir(mine)
     zoo("verify", ".", "--factory", "my_models:make_ranker").failed(2, "No module named 'my_models'")
+    monkeypatch.syspath_prepend(Path.cwd())
+    zoo("verify", ".", "--factory", "my_models:make_ranker").failed(2, "code in a model directory is not run")
+    assert not Path("IMPORTED").exists()
+
+
+@pytest.mark.parametrize("package", [True, False])
+def test_a_model_directory_is_no_package(
+    package: bool, mine: Path, importable: None, seal: Callable[[Path], None]
+) -> None:
+    """Its name, with that of a file in it, is the name of a module for Python."""
+    reference = "mine.inner.code:make" if package else "mine.code:make"
+    content = json.loads((mine / "config.json").read_text())
+    content["config"]["factory"] = reference
+    (mine / "config.json").write_text(json.dumps(content))
+    seal(mine)
+    (mine / "inner").mkdir()
+    for file in ("__init__.py", "code.py", "inner/__init__.py", "inner/code.py")[0 if package else 1 :]:
+        (mine / file).write_text(TRAP)
+    with library.allow_factories(reference), pytest.raises(UsageError, match="code in a model directory is not run"):
+        create.build_on_meta(ModelDirectory.open(mine, weights=False).spec)
     assert not Path("IMPORTED").exists()
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from zoo.artifact.layout import MANIFEST
+from zoo.artifact.layout import CONFIG, MANIFEST
 from zoo.errors import UsageError, ZooError
 from zoo.factories import check_code, check_reference, given_module
 from zoo.models.hooks import loading_hooks, saving_hooks
@@ -26,7 +26,8 @@ __all__ = ["build_module", "store_buffers"]
 def build_module(factory: str | None, arguments: Mapping[str, Any]) -> nn.Module:
     """Return the module of a factory, called on the current device, or a copy of the one that was given.
 
-    A Python module that is not on the path is looked for in the current directory, unless that is a model directory.
+    A Python module that is not on the path is looked for in the current directory. None is imported from a model
+    directory, which may have been downloaded.
     A factory that reads values of tensors is called on the CPU where the current device is the meta device.
 
     Args:
@@ -34,8 +35,8 @@ def build_module(factory: str | None, arguments: Mapping[str, Any]) -> nn.Module
         arguments: keyword arguments of the factory.
 
     Raises:
-        UsageError: the user has not allowed the factory; or it fails, or returns no module, or one with state that is
-            no parameter or buffer, or with code that changes what is stored.
+        UsageError: the user has not allowed the factory, or it is in a model directory; or it fails, or returns no
+            module, or one with state that is no parameter or buffer, or with code that changes what is stored.
     """
     check_code(factory or "", "this model")
     on_meta = torch.empty(0).is_meta
@@ -72,12 +73,29 @@ def _call(reference: str, arguments: Mapping[str, Any]) -> nn.Module:
 def _load(reference: str) -> Any:
     name, _, path = reference.partition(":")
     top = name.partition(".")[0]
-    if top not in sys.modules and importlib.util.find_spec(top) is None and not Path(MANIFEST).exists():
+    if top not in sys.modules and importlib.util.find_spec(top) is None and not _is_model(Path.cwd()):
         sys.path.append(str(Path.cwd()))  # for good: code of the module may import more when it runs
+    _check_place(name)
     found: Any = importlib.import_module(name)
     for part in path.split("."):
         found = getattr(found, part)
     return found
+
+
+def _check_place(name: str) -> None:
+    """Raise :class:`UsageError` for code in a model directory, before any of it is imported."""
+    parts = name.split(".")
+    for count in range(1, len(parts) + 1):  # finding a module imports the packages that it is in
+        prefix = ".".join(parts[:count])
+        spec = importlib.util.find_spec(prefix) if prefix not in sys.modules else None
+        places = [*(spec.submodule_search_locations or ()), spec.origin or ""] if spec is not None else []
+        for place in map(Path, filter(None, places)):
+            if any(map(_is_model, (place, *place.parents))):
+                raise UsageError("code in a model directory is not run", place, "move it elsewhere first")
+
+
+def _is_model(folder: Path) -> bool:
+    return (folder / MANIFEST).exists() and (folder / CONFIG).exists()
 
 
 def _check_arguments(factory: Callable[..., Any], arguments: Mapping[str, Any], reference: str) -> None:
