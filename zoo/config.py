@@ -211,7 +211,7 @@ class Config(Settings):
         """The reference of the factory by which a user's own code builds the model; None for the class of a plugin.
 
         It is empty for a module that was given as an object. The user must allow the factory before it is called: see
-        :mod:`zoo.factories`.
+        :func:`zoo.allow_factories`.
         """
         return None
 

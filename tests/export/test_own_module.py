@@ -17,8 +17,10 @@ from safetensors.torch import load_file, save_file
 import zoo as library
 from tests.conftest import Result
 from tests.export import own_modules
+from zoo.artifact import ModelDirectory
 from zoo.errors import ArtifactError, ParityError, UsageError, ZooError
 from zoo_export import export_module
+from zoo_export.trace.key import key
 from zoo_runtime import load_session
 
 Zoo = Callable[..., Result]
@@ -254,3 +256,8 @@ def test_bad_inputs(case: str, snapshot: Callable[[], Any]) -> None:
         export_module(**arguments)
     assert "\n" not in str(caught.value)
     assert snapshot() == {}
+
+
+def test_nothing_is_cached(exported: Path) -> None:
+    """A user's own code may depend on anything, so no key covers it."""
+    assert key(ModelDirectory.open(exported).spec, "model", "float32", {}) == ""
