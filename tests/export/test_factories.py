@@ -121,6 +121,32 @@ def test_python(mine: Path, importable: None, monkeypatch: pytest.MonkeyPatch) -
     del sys.modules["my_models"]
 
 
+EXPORTER = """
+import zoo
+ZOO_API = 1
+
+@zoo.hookimpl
+def zoo_exporters():
+    return [zoo.Exporter(name="names", export="zoo_names_export:export", verifies=False)]
+"""
+EXPORT = """
+import zoo
+
+def export(job):
+    (job.folder / "names.txt").write_text(" ".join(zoo.load(job.model.path).state_dict()))
+    return {"verified": False, "reason": "names are not compared"}
+"""
+
+
+def test_other_formats(mine: Path, importable: None, install: Callable[..., Path], zoo: Zoo) -> None:
+    install("zoo-names", EXPORTER, files={"{module}_export.py": EXPORT})
+    zoo("export", mine, "--format", "names").failed(2, MESSAGE)
+    shutil.copy(own_modules.__file__, "my_models.py")
+    assert zoo("export", mine, "--format", "names", "--factory", "my_models:make_ranker").status == 0
+    assert "embedding.weight" in (mine / "names.txt").read_text()
+    del sys.modules["my_models"]
+
+
 def test_another_process(mine: Path) -> None:
     """The console script finds a module in the current directory, once it is allowed."""
     shutil.copy(own_modules.__file__, "my_models.py")

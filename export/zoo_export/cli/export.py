@@ -23,7 +23,7 @@ from zoo_export.comparison import Comparison
 _FORMAT, _GRAPHS, _MODEL = "Format", "ONNX graphs", "Model"
 
 
-_OF_ALL_FORMATS = ("model", "format_name", "texts", "output", "settings", "force", "as_json", "quiet")
+_OF_ALL_FORMATS = ("model", "format_name", "texts", "output", "settings", "factory", "force", "as_json", "quiet")
 """The parameters that exporters of other formats have, too."""
 
 

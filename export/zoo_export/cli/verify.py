@@ -82,7 +82,8 @@ def command(
     if format_name not in (None, "onnx"):
         from zoo.exporters import verify_export
 
-        refuse_onnx_options(f"--format {format_name}", "directory", "format_name", "variant", "as_json", "quiet")
+        shared = "directory", "format_name", "variant", "factory", "as_json", "quiet"
+        refuse_onnx_options(f"--format {format_name}", *shared)
         with comparing() as progress:
             record = verify_export(directory, format_name, variant=variant, progress=progress)
         say_record(record, format_name, "verify", as_json)
