@@ -70,13 +70,10 @@ def check_code(reference: str | None, name: str) -> None:
 
     The reference is :attr:`zoo.Config.outside_code`.
     """
-    if reference is None:
-        return
-    if not reference:
-        if given_module() is None:
-            remedy: str | Wording = "zoo verify --recorded compares the graphs with what was recorded"
-            raise UsageError(f"{name} was exported from a module object, which no code builds again", None, remedy)
-    elif reference not in _allowed.get() and reference not in os.environ.get(_VARIABLE, "").split(","):
+    if reference == "" and given_module() is None:
+        remedy = "zoo verify --recorded compares the graphs with what was recorded"
+        raise UsageError(f"{name} was exported from a module object, which no code builds again", None, remedy)
+    if reference and reference not in {*_allowed.get(), *os.environ.get(_VARIABLE, "").split(",")}:
         option = f"add --factory {reference}, or set {_VARIABLE} to it where a command lacks that option"
-        remedy = Wording(f'use zoo.allow_factories("{reference}")', option)
-        raise UsageError(f"{name} was made by {reference}, whose code runs on this machine", None, remedy)
+        consent = Wording(f'use zoo.allow_factories("{reference}")', option)
+        raise UsageError(f"{name} was made by {reference}, whose code runs on this machine", None, consent)

@@ -46,7 +46,9 @@ class OwnModuleConfig(Config):
     @property
     def outside_code(self) -> str | None:
         """The factory, unless it is this plugin's own; empty for a module that was given as an object."""
-        return {EXAMPLE: None, None: ""}.get(self.factory, self.factory)
+        if self.factory is None:
+            return ""
+        return None if self.factory == EXAMPLE else self.factory
 
     def graphs(self) -> tuple[Graph, ...]:
         """Return the declared graphs."""
