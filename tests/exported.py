@@ -226,7 +226,7 @@ def exported_with(exported_build: Builder, exported_model: Builder) -> Builder:
         if key not in made:
             source, folder = exported_model(name), exported_build(name, **options)
             manifest = json.loads((folder / "manifest.json").read_text())
-            for path in (*source.glob("*.onnx"), source / "parity.json"):
+            for path in (*source.glob("*.onnx"), source / "parity.json", *source.glob("recorded*")):
                 shutil.copyfile(path, folder / path.name)
                 digest = hashlib.sha256(path.read_bytes()).hexdigest()
                 manifest["files"][path.name] = {"sha256": digest, "size": path.stat().st_size}

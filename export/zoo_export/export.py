@@ -15,11 +15,13 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from zoo.artifact import (
     CARD,
+    EVIDENCE_KEY,
     PORTABLE,
     TOKENIZER,
     Export,
     ModelDirectory,
     describe,
+    evidence_digest,
     export_file,
     new_model,
     variant_of,
@@ -33,9 +35,8 @@ from zoo.models.count import parameter_count
 from zoo.registry import ModelSpec
 from zoo_export.comparison import Comparison
 from zoo_export.graph.file import parse, serialize
-from zoo_export.graph.metadata import EVIDENCE_KEY, annotate, metadata
+from zoo_export.graph.metadata import annotate, metadata
 from zoo_export.parity.evidence import (
-    evidence_digest,
     metadata_of,
     stage_export,
     stage_graphs,
@@ -161,7 +162,7 @@ def export_variant(
 def _stage(stored: ModelDirectory, recipe: Recipe[C], comparison: Comparison, stage: Path) -> tuple[C, Report]:
     """Make a variant, measure it, compare it, and write its files and its evidence to a staged model directory."""
     candidate, report = repeat_if_stale(partial(_verified, stored, recipe, comparison, stage))
-    stage_export(Export(stored, candidate.variant), stage, candidate.files, report.evidence)
+    stage_export(Export(stored, candidate.variant), stage, candidate.files, report.evidence, report.recorded)
     return candidate, report
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from zoo.artifact import Export, ModelDirectory
 from zoo.errors import ParityError, UsageError, argument
@@ -14,11 +14,16 @@ from zoo_export.comparison import Comparison
 from zoo_export.parity.again import compare_again
 from zoo_export.parity.evidence import check_evidence, write_export
 from zoo_export.parity.report import Report
+from zoo_export.parity.running import running
 from zoo_export.variants import recipe_of
 from zoo_export.variants.base import Candidate, Recipe
 from zoo_runtime.onnx_runtime.providers import Provider
+from zoo_runtime.recorded.replay import Replay, replay
 
-__all__ = ["Runtime", "verify_model", "verify_onnx"]
+if TYPE_CHECKING:
+    from zoo_export.parity.runtimes import OtherRuntime
+
+__all__ = ["Runtime", "replay_elsewhere", "verify_model", "verify_onnx"]
 
 Runtime = Literal["onnxruntime", "openvino", "reference", "web-wasm", "web-webgpu"]
 """Runtimes that an export can be compared on.
@@ -56,9 +61,7 @@ def verify_model(
         raise UsageError("a time limit is for browsers", argument("runtime", runtime), "leave it out")
     stored = ModelDirectory.open(Path(directory), rehash=True)
     export = Export(stored, variant)
-    kind = "web" if in_browser else runtime
-    if kind != "onnxruntime" and kind not in export.traits.runtimes:
-        raise UsageError(f"the variant {variant} runs on onnxruntime only", argument("runtime", runtime))
+    _check_runtime(export, runtime)
     export.check()
     graphs = export.read()
     candidate, recipe = _read(export, graphs)
@@ -78,9 +81,38 @@ def verify_model(
     return _verify(export, graphs, recipe, candidate, comparison)
 
 
+def replay_elsewhere(export: Export, runtime: OtherRuntime) -> Replay:
+    """Replay the recorded comparison of an export on another runtime. Writes nothing.
+
+    Args:
+        export: from :func:`zoo_runtime.recorded.replay.open_recorded`.
+        runtime: the runtime.
+
+    Raises:
+        ArtifactError: the recorded comparison is malformed.
+        ParityError: an output is off by more than its limit, or the runtime cannot run a graph.
+        UsageError: the runtime is not installed, or is not for this export.
+    """
+    from zoo_export.parity.runtimes import open_on
+
+    _check_runtime(export, runtime)
+    graphs = export.read()
+    check_evidence(export, graphs)
+    name, executor = open_on(runtime, export.stored, graphs)
+    with running("in the replay", export.stored.path):
+        return replay(export, executor, name, "cpu")
+
+
 def verify_onnx(job: Job) -> dict[str, Any]:
     """Repeat the comparison of an ONNX export (the exporter's ``verify``)."""
     return verify_model(job.folder, variant=job.variant, progress=job.progress).evidence
+
+
+def _check_runtime(export: Export, runtime: Runtime) -> None:
+    """Raise :class:`UsageError` if an export cannot be compared on a runtime."""
+    kind = "web" if runtime.startswith("web-") else runtime
+    if kind != "onnxruntime" and kind not in export.traits.runtimes:
+        raise UsageError(f"the variant {export.variant} runs on onnxruntime only", argument("runtime", runtime))
 
 
 def _read(export: Export, graphs: Mapping[str, bytes]) -> tuple[Candidate, Recipe[Any]]:
@@ -103,14 +135,14 @@ def _verify(
     def compare(comparison: Comparison) -> Report:
         return recipe.compare(candidate, comparison)
 
-    def write(evidence: Mapping[str, Any]) -> None:
-        write_export(export, graphs, evidence, action="verified")
+    def write(evidence: Mapping[str, Any], recorded: bytes | None = None) -> None:
+        write_export(export, graphs, evidence, recorded, action="verified")
 
     report = compare_again(export, export.stored, compare, comparison, write, export.dtype)
     if not export.is_verified():
         kept = {key: export.evidence[key] for key in recipe.kept if key in export.evidence}
         # Files beside the graphs, such as quantised weights, stay part of what the evidence covers.
-        graph_files = set(export.graph_files.values())
-        others = {name: digest for name, digest in export.digests.items() if name not in graph_files}
-        write({**report.evidence, **kept, "files": others})
+        made = {*export.graph_files.values(), export.recorded_file}
+        others = {name: digest for name, digest in export.digests.items() if name not in made}
+        write({**report.evidence, **kept, "files": others}, report.recorded)
     return report

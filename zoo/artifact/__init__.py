@@ -5,7 +5,16 @@ from __future__ import annotations
 from zoo.artifact.coverage import abridged, coverage_summary
 from zoo.artifact.description import describe
 from zoo.artifact.directory import ModelDirectory, check_model_target, new_model
-from zoo.artifact.exports import Export, Record, copy_model, declared_graphs, find_exports, find_records
+from zoo.artifact.exports import (
+    EVIDENCE_KEY,
+    Export,
+    Record,
+    copy_model,
+    declared_graphs,
+    evidence_digest,
+    find_exports,
+    find_records,
+)
 from zoo.artifact.layout import (
     ADAPTER,
     ADAPTER_CONFIG,
@@ -56,6 +65,7 @@ __all__ = [
     "CHAT_TEMPLATE",
     "COMPANIONS",
     "CONFIG",
+    "EVIDENCE_KEY",
     "GENERATION",
     "HALVES",
     "LOOP",
@@ -84,6 +94,7 @@ __all__ = [
     "declared_graphs",
     "describe",
     "entry_of",
+    "evidence_digest",
     "export_file",
     "find_exports",
     "find_records",

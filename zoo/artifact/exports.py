@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 import shutil
 from collections.abc import Callable, Mapping
@@ -20,7 +22,25 @@ from zoo.contract import AttentionInputs, Graph
 from zoo.errors import ArtifactError, ParityError, UsageError, Wording, ZooError
 from zoo.registry import ModelSpec
 
-__all__ = ["Export", "Record", "copy_model", "declared_graphs", "find_exports", "find_records"]
+__all__ = [
+    "EVIDENCE_KEY",
+    "Export",
+    "Record",
+    "copy_model",
+    "declared_graphs",
+    "evidence_digest",
+    "find_exports",
+    "find_records",
+]
+
+EVIDENCE_KEY = "zoo.evidence_sha256"
+"""Metadata of a graph: :func:`evidence_digest` of the evidence for it."""
+
+
+def evidence_digest(evidence: Mapping[str, Any]) -> str:
+    """Return the SHA-256 of evidence without its file digests, as the graph files contain this digest."""
+    rest = {key: value for key, value in evidence.items() if key != "files"}
+    return hashlib.sha256(json.dumps(rest).encode()).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -153,6 +173,11 @@ class Export(Record):
         if self.traits.interface == "rows":
             names.append(PREFILL)
         return {name: export_file(name, self.variant, "onnx") for name in names}
+
+    @property
+    def recorded_file(self) -> str:
+        """The name of the file with a sample of the comparison: ``recorded.safetensors.gz`` or with the variant."""
+        return export_file("recorded", self.variant, "safetensors.gz")
 
     @property
     def dtype(self) -> str:

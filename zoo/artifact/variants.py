@@ -81,6 +81,12 @@ class Variant:
         return self.arguments == f"--profile {self.name}"
 
     @property
+    def records(self) -> bool:
+        """Whether a sample of its comparison is kept. Those of the others are of other calls than those of its graphs:
+        of a whole generation, of several adapters, or of attention to given integers."""
+        return self.interface not in ("loop", "adapters", "int8 cache")
+
+    @property
     def weights_file(self) -> str | None:
         """The file of the weights that only this variant reads."""
         owns = self.precision or self.interface == "adapters"

@@ -125,7 +125,7 @@ class Errors:
             if not np.isfinite(allowed).all():
                 self.overflow = point
                 return
-            self._judge_torch(allowed, self._local_scale(exact) if self.local else None, point)
+            self._judge_torch(allowed, self.local_scale(exact) if self.local else None, point)
 
     def add_graph(self, reference: Array, result: Array, valid: Array, point: Point) -> None:
         """Add the errors of the graph at the point that :meth:`add_torch` was last given."""
@@ -143,7 +143,7 @@ class Errors:
         for number, part in enumerate(self._parts(rows, reference.shape[1])):
             exact = reference[part].astype(np.float64, copy=False)
             error = np.abs(result[part] - exact)
-            self._judge(number, error, self._local_scale(exact) if self.local else None, point)
+            self._judge(number, error, self.local_scale(exact) if self.local else None, point)
             samples.append(error.ravel()[:: max(1, rows.size * reference.shape[1] // _SAMPLES)].copy())
         if samples:
             self.p999 = max(self.p999, float(np.quantile(np.concatenate(samples), 0.999)))
@@ -156,7 +156,7 @@ class Errors:
             exact = reference[part].astype(np.float64, copy=False)
             error = np.abs(yardstick[part].astype(np.float64, copy=False) - exact)
             if np.isfinite(error).all():
-                self._allow(error, self._local_scale(exact) if self.local else None)
+                self._allow(error, self.local_scale(exact) if self.local else None)
 
     def _judge_torch(self, allowed: Array, local_scale: Array | None, point: Point) -> None:
         """Add finite errors of PyTorch at some rows."""
@@ -193,7 +193,7 @@ class Errors:
         self._rows += len(sizes)
         self.scale = max(self.scale, float(np.max(highest)))
 
-    def _local_scale(self, exact: Array) -> Array:
+    def local_scale(self, exact: Array) -> Array:
         """Return the largest value in the row or channel of each number, whichever is smaller."""
         scale = np.full(exact.shape, self.scale)
         if exact.shape[1] >= _ENOUGH:

@@ -84,7 +84,7 @@ class JumpErrors(Errors):
             exact = reference[part].astype(np.float64, copy=False)
             error = np.abs(yardstick[part].astype(np.float64, copy=False) - exact)
             highest = np.max(error, axis=1)
-            local = np.max(error / self._local_scale(exact), axis=1)
+            local = np.max(error / self.local_scale(exact), axis=1)
             rows.reach = np.fmax(rows.reach, highest)
             rows.reach_local = np.fmax(rows.reach_local, local)
             if bits == 0:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 
 import click
@@ -17,12 +18,12 @@ from zoo.cli.options import (
     quiet_option,
 )
 from zoo.cli.report import emit_json, say
+from zoo.errors import UsageError
 from zoo_export.cli.options import (
     VERIFICATION,
     factory_option,
     format_option,
     grid_option,
-    provider_option,
     refuse_onnx_options,
     refuse_options,
     sleep_when_idle,
@@ -44,7 +45,20 @@ from zoo_export.cli.results import comparing, say_record, say_report, summary
     section=VERIFICATION,
     help="Runtime to compare on: 'reference' is the slow evaluator of the onnx package, 'web-*' a headless browser.",
 )
-@provider_option
+@option(
+    "--recorded",
+    is_flag=True,
+    section=VERIFICATION,
+    help="Compare with the numbers that the export keeps of its comparison. Needs no PyTorch.",
+)
+@option(
+    "--provider",
+    metavar="NAME",
+    default="cpu",
+    show_default=True,
+    section=VERIFICATION,
+    help="Execution provider to verify on: cpu, cuda or, with --recorded, another one of ONNX Runtime, such as coreml.",
+)
 @grid_option
 @option(
     "--timeout",
@@ -68,6 +82,7 @@ def command(
     format_name: str | None,
     variant: str,
     runtime: str,
+    recorded: bool,
     provider: str,
     grid: str,
     timeout: float | None,
@@ -92,6 +107,11 @@ def command(
         refuse_options("is only for onnxruntime", {"provider", "retrace"}, f"--runtime {runtime}")
     if not runtime.startswith("web-"):
         refuse_options("is only for browsers", {"timeout"}, f"--runtime {runtime}")
+    if recorded:
+        _verify_recorded(directory, variant, runtime, provider, as_json)
+        return
+    if provider not in ("cpu", "cuda"):
+        raise UsageError(f"cannot compare with PyTorch on {provider!r}", "--provider", "use cpu or cuda, or --recorded")
     if retrace:
         refuse_options("is not for --retrace", {"figure", "force"})
         from zoo_export.export import retrace as trace_again
@@ -123,3 +143,23 @@ def command(
         emit_json("verify", {"directory": str(directory), **summary(report, variant), "evidence": report.evidence})
     else:
         say_report(report, directory, variant)
+
+
+def _verify_recorded(directory: Path, variant: str, runtime: str, provider: str, as_json: bool) -> None:
+    """Replay the recorded comparison of an export, and write nothing."""
+    refuse_options("is not for --recorded", {"grid", "timeout", "retrace", "figure", "force"})
+    if runtime.startswith("web-"):
+        raise UsageError("recorded comparisons are not replayed in browsers", f"--runtime {runtime}")
+    from zoo_runtime.recorded.replay import open_recorded, replay_on
+
+    export = open_recorded(directory, variant)
+    if runtime == "onnxruntime":
+        result = replay_on(export, export.traits.provider or provider)
+    else:
+        from zoo_export.verify import replay_elsewhere
+
+        result = replay_elsewhere(export, runtime)  # type: ignore[arg-type]
+    if as_json:
+        emit_json("verify", {"directory": str(directory), "variant": variant, **asdict(result)})
+    else:
+        say(f"{directory}: {result}")

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BLOCK_KEY",
-    "EVIDENCE_KEY",
     "EXACT_KEY",
     "FLAT_KEY",
     "HEADER_KEY",
@@ -29,8 +28,6 @@ __all__ = [
     "without_functions",
 ]
 
-EVIDENCE_KEY = "zoo.evidence_sha256"
-"""Graph metadata: digest of the evidence, see :func:`zoo_export.parity.evidence.evidence_digest`."""
 WEIGHTS_KEY = "zoo.weights_sha256"
 """Graph metadata: digest of the weights that it was verified with."""
 TOKENIZER_KEY = "zoo.tokenizer_sha256"

@@ -97,9 +97,10 @@ def judge(sweep: Sweep, comparison: Comparison = Comparison(), *, run_tasks: boo
         answers = questions.compare() if questions else Answers()  # before the sweep, which leaves weights perturbed
         sweep.run(comparison)
         failures = [*sweep.failures(), *answers.failures]
+        recorded = sweep.recording.content() if sweep.recording and not failures else None
     names = not_perturbed(subject.models.yardstick.model)
     evidence = {**evidence_of(sweep, verified=not failures), "not_perturbed": names, "answers": answers.evidence}
-    return Report(evidence, failures)
+    return Report(evidence, failures, recorded=recorded)
 
 
 def _compare_in_float32(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import platform
 from collections.abc import Mapping
 from contextlib import suppress
@@ -12,12 +11,12 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from zoo.artifact import TOKENIZER, Export, ModelDirectory, write_json
+from zoo.artifact import EVIDENCE_KEY, TOKENIZER, Export, ModelDirectory, evidence_digest, write_json
 from zoo.artifact.digests import digest_file
 from zoo.errors import EXPORT_AGAIN, ArtifactError, ParityError
 from zoo.version import __version__
 from zoo_export.graph.file import parse, serialize
-from zoo_export.graph.metadata import EVIDENCE_KEY, TOKENIZER_KEY, WEIGHTS_KEY, annotate, metadata
+from zoo_export.graph.metadata import TOKENIZER_KEY, WEIGHTS_KEY, annotate, metadata
 from zoo_export.graph.standard import fault
 from zoo_export.parity.rule import RULE
 from zoo_export.trace.make import Options
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
 __all__ = [
     "check_evidence",
     "check_graphs",
-    "evidence_digest",
     "evidence_of",
     "metadata_of",
     "stage_export",
@@ -79,12 +77,6 @@ def unverified(reason: str, options: Options) -> dict[str, Any]:
     return {"schema": 1, "verified": False, "reason": reason, "options": options.facts(), "versions": versions}
 
 
-def evidence_digest(evidence: Mapping[str, Any]) -> str:
-    """Return the SHA-256 of evidence without its file digests, as the graph files contain this digest."""
-    rest = {key: value for key, value in evidence.items() if key != "files"}
-    return hashlib.sha256(json.dumps(rest).encode()).hexdigest()
-
-
 def check_evidence(export: Export, graphs: Mapping[str, bytes]) -> None:
     """Raise :class:`ArtifactError` unless each graph's metadata contains the digest of the stored evidence."""
     digest = evidence_digest(export.evidence)
@@ -95,22 +87,38 @@ def check_evidence(export: Export, graphs: Mapping[str, bytes]) -> None:
 
 
 def write_export(
-    export: Export, graphs: Mapping[str, bytes], evidence: Mapping[str, Any], *, action: str = "exported"
+    export: Export,
+    graphs: Mapping[str, bytes],
+    evidence: Mapping[str, Any],
+    recorded: bytes | None = None,
+    *,
+    action: str = "exported",
 ) -> None:
     """Add graphs (by name) and their evidence to a model directory, atomically.
+
+    An earlier sample of the comparison is removed, unless the evidence lists it.
 
     Raises :class:`ArtifactError` if the model or its export of this variant has changed since it was opened.
     ``action`` names the operation in the error message.
     """
-    with export.stored.adding(action=action) as stage:
-        stage_export(export, stage, graphs, evidence)
+    stale = {export.recorded_file} & export.stored.files.keys() - evidence.get("files", {}).keys()
+    with export.stored.adding(removed=stale, action=action) as stage:
+        stage_export(export, stage, graphs, evidence, recorded)
 
 
-def stage_export(export: Export, stage: Path, graphs: Mapping[str, bytes], evidence: Mapping[str, Any]) -> None:
-    """Write graphs and their evidence to a staged model directory.
+def stage_export(
+    export: Export,
+    stage: Path,
+    graphs: Mapping[str, bytes],
+    evidence: Mapping[str, Any],
+    recorded: bytes | None = None,
+) -> None:
+    """Write graphs, their evidence and the sample of their comparison, if one is kept, to a staged model directory.
 
     The evidence covers files staged earlier, and those that it lists already.
     """
+    if recorded is not None:
+        (stage / export.recorded_file).write_bytes(recorded)
     others = dict(evidence.get("files", {})) | {path.name: digest_file(path) for path in stage.iterdir()}
     files = {export.graph_files[name]: graph for name, graph in graphs.items()}
     stage_graphs(stage, files, export.evidence_file, {**evidence, "files": others}, metadata_of(export.stored))

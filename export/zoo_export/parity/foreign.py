@@ -23,7 +23,7 @@ from zoo_export.parity.report import Report
 from zoo_export.parity.subject import PERTURBED_LABELS, REFERENCE, Subject, Weights, open_perturbed
 from zoo_export.parity.sweep import Sweep
 
-__all__ = ["OpenRuntime", "Run", "compare_runtime"]
+__all__ = ["OpenRuntime", "Run", "RunExecutor", "compare_runtime"]
 
 Run = Callable[[Arrays], Mapping[str, Any]]
 """Runs one graph: maps inputs by name, in declaration order, to outputs by name."""
@@ -94,10 +94,17 @@ class _RuntimeSubject(Subject):
         return {"dtype": self.stored.dtype, "reference": REFERENCE, "any_weights": self._any_weights}
 
     def _open(self, weights: Weights | None) -> Executor:
-        return _RunExecutor(self._open_runtime(weights), self.models.yardstick.dtype)
+        return RunExecutor(self._open_runtime(weights), self.models.yardstick.dtype)
 
 
-class _RunExecutor:
+class RunExecutor:
+    """Runs each declared graph by a function.
+
+    Args:
+        graphs: by graph name.
+        dtype: dtype of floating-point inputs.
+    """
+
     def __init__(self, graphs: Mapping[str, Run], dtype: np.dtype[Any]) -> None:
         self.graphs, self.dtype = graphs, dtype
 

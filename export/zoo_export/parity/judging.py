@@ -13,6 +13,7 @@ from zoo_export.parity.ahead import Results, size_of
 from zoo_export.parity.evaluation import Allowed, Evaluator
 from zoo_export.parity.magnitudes import Magnitude
 from zoo_export.parity.nonfinite import Agreed, Asking, NonFinite, masks, other_kind, without
+from zoo_export.parity.recording import Recording
 from zoo_export.parity.rule import WIDE, Findings
 from zoo_export.parity.running import running
 from zoo_export.parity.settle import Settling
@@ -46,8 +47,14 @@ class Judging:
             discontinuous=bool(subject.stored.spec.architecture.discontinuous),
         )
 
-    def compare(self, findings: Findings, point: Point, runtimes: Mapping[str, Executor]) -> None:
-        """Compare executors, by level, at one point, and add the errors to findings.
+    def compare(
+        self,
+        findings: Findings,
+        point: Point,
+        runtimes: Mapping[str, Executor],
+        recording: Recording | None = None,
+    ) -> None:
+        """Compare executors, by level, at one point, and add the errors to findings, and the outputs to a recording.
 
         The graphs are first, because their sessions need most memory, and the yardstick last, because its outputs are
         smaller than those of the reference. An error of PyTorch is reported all the same: it is the model's.
@@ -65,6 +72,8 @@ class Judging:
         if failure is not None:
             raise failure
         self._judge(findings, point, runtimes, feeds, results, exact, allowed)
+        if recording is not None:
+            recording.add(findings, exact, feeds, point)
 
     def compare_magnitude(self, magnitude: Magnitude, point: Point, runtimes: Mapping[str, Executor]) -> None:
         """Compare floating-point inputs of another magnitude, at the levels at which PyTorch itself is accurate."""

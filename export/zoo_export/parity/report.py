@@ -15,6 +15,8 @@ class Report:
     evidence: dict[str, Any]
     failures: list[str] = field(default_factory=list)
     subject: str = "the ONNX graph"
+    recorded: bytes | None = None
+    """Content of the file with a sample of the comparison, if one is kept."""
 
     @property
     def passed(self) -> bool:

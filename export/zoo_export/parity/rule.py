@@ -19,7 +19,7 @@ from zoo.probe.pipeline import Arrays
 from zoo.probe.positions import check_shape, kept_positions, valid_positions
 from zoo_export.parity.metrics import TokenDivergence, sampled_rows
 
-__all__ = ["RULE", "WIDE", "Findings", "Judges", "Key"]
+__all__ = ["RULE", "WIDE", "Findings", "Judges", "Key", "rows_of_outputs"]
 
 RULE = (
     f"max_abs_error <= {FACTOR:g} x torch_max_abs_error + {FLOOR_ULPS:g} x epsilon x max|reference|, and likewise, in "
@@ -87,7 +87,7 @@ class Findings:
         """
         for graph in self.graphs:
             for tensor in graph.output_tensors():
-                (reference, yardstick), valid = _rows(graph, tensor, (exact, allowed), feeds, point)
+                (reference, yardstick), valid = rows_of_outputs(graph, tensor, (exact, allowed), feeds, point)
                 self.errors[level, graph.name, tensor.name].add_torch(reference, yardstick, valid, point)
 
     def add(
@@ -113,7 +113,7 @@ class Findings:
                 shape = results[graph.name][tensor.name].shape
                 kept = kept_positions(graph, tensor, feeds, point)
                 check_shape(graph, tensor, kept.whole if kept and shape == kept.shape else shape, tensors, point)
-                (reference, result), valid = _rows(graph, tensor, (exact, results), feeds, point)
+                (reference, result), valid = rows_of_outputs(graph, tensor, (exact, results), feeds, point)
                 self.errors[level, graph.name, tensor.name].add_graph(reference, result, valid, point)
 
     def add_distributions(
@@ -141,7 +141,7 @@ class Findings:
             for tensor in graph.output_tensors():
                 key = level, graph.name, tensor.name
                 if key in self.distributions:
-                    (reference, yardstick, result), valid = _rows(
+                    (reference, yardstick, result), valid = rows_of_outputs(
                         graph, tensor, (exact, allowed, results), feeds, point
                     )
                     rows = sampled_rows(valid)
@@ -176,7 +176,7 @@ class Findings:
             for tensor in graph.output_tensors():
                 keys = [key for key in doubtful if key[1:] == (graph.name, tensor.name)]
                 if keys:
-                    (exact, allowed), valid = _rows(graph, tensor, results, feeds, point)
+                    (exact, allowed), valid = rows_of_outputs(graph, tensor, results, feeds, point)
                 for key in keys:
                     judge = judges[key]
                     if isinstance(judge, TokenDivergence):
@@ -233,7 +233,7 @@ class Findings:
         }
 
 
-def _rows(
+def rows_of_outputs(
     graph: Graph, tensor: TensorSpec, results: Iterable[Mapping[str, Arrays]], feeds: Feeds, point: Point
 ) -> tuple[list[np.ndarray[Any, Any]], np.ndarray[Any, Any]]:
     """Return results for an output as (rows, channels), and whether each row is valid."""

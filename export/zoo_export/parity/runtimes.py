@@ -13,6 +13,7 @@ from onnx.reference import ReferenceEvaluator
 
 from zoo.artifact import ModelDirectory
 from zoo.errors import ArtifactError, ParityError, UsageError, argument, storage_errors
+from zoo.probe.dtypes import numpy_dtype
 from zoo.probe.pipeline import Arrays
 from zoo.storage import scratch_folder
 from zoo_export.comparison import Comparison
@@ -20,11 +21,11 @@ from zoo_export.graph.file import parse
 from zoo_export.graph.inline import inline
 from zoo_export.graph.links import external_tensors, place_of
 from zoo_export.graph.static import fixed_sizes
-from zoo_export.parity.foreign import Run, compare_runtime
+from zoo_export.parity.foreign import OpenRuntime, Run, RunExecutor, compare_runtime
 from zoo_export.parity.report import Report
 from zoo_export.parity.subject import Weights
 
-__all__ = ["OtherRuntime", "compare_on"]
+__all__ = ["OtherRuntime", "compare_on", "open_on"]
 
 OtherRuntime = Literal["openvino", "reference"]
 """``reference`` is the evaluator of the onnx package: slow, and independent of every other runtime."""
@@ -42,6 +43,26 @@ def compare_on(
         UsageError: the runtime is not installed, or does not support the model's dtype.
         ParityError: the runtime cannot run a graph, or there is not enough memory.
     """
+    name, open_all = _opener(runtime, stored, graphs)
+    fixed = fixed_sizes(next(iter(graphs.values())))
+    report = compare_runtime(
+        stored, open_all, fixed=fixed, full_grid=comparison.full_grid, progress=comparison.progress
+    )
+    report.subject = f"the export on {name}"
+    report.evidence["provider"] = name
+    return report
+
+
+def open_on(runtime: OtherRuntime, stored: ModelDirectory, graphs: Mapping[str, bytes]) -> tuple[str, RunExecutor]:
+    """Open serialised graphs, by name, on another runtime. Returns its name and version, and runs the graphs.
+
+    Raises as :func:`compare_on` does.
+    """
+    name, open_all = _opener(runtime, stored, graphs)
+    return name, RunExecutor(open_all(None), numpy_dtype(stored.dtype))
+
+
+def _opener(runtime: OtherRuntime, stored: ModelDirectory, graphs: Mapping[str, bytes]) -> tuple[str, OpenRuntime]:
     if stored.dtype == "bfloat16":
         raise UsageError(f"{runtime} cannot be given bfloat16 inputs", argument("runtime", runtime))
     name, open_graph = _RUNTIMES[runtime]()
@@ -53,13 +74,7 @@ def compare_on(
         except Exception as error:  # of a class of the runtime
             raise ParityError(f"{name} cannot open the graphs ({_reason(error)})", stored.path) from error
 
-    fixed = fixed_sizes(next(iter(graphs.values())))
-    report = compare_runtime(
-        stored, open_all, fixed=fixed, full_grid=comparison.full_grid, progress=comparison.progress
-    )
-    report.subject = f"the export on {name}"
-    report.evidence["provider"] = name
-    return report
+    return name, open_all
 
 
 def _reason(error: Exception) -> str:

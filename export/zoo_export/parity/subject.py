@@ -67,6 +67,8 @@ class Subject(ABC):
 
     coarse: frozenset[str] = frozenset()
     """Levels at which the graphs differ from PyTorch by more than rounding."""
+    recorded: str | None = None
+    """The level that a replay of the comparison can repeat, if a sample of it is kept."""
 
     def __init__(
         self, stored: ModelDirectory, graphs: Sequence[Graph], models: Models, labels: Mapping[str, str]
@@ -140,6 +142,7 @@ class OnnxSubject(Subject):
         load: returns a new instance of the model, by default the one that is stored.
     """
 
+    recorded: str | None = "all"
     _can_close = True
     """Whether executors hold no sessions but those that they are given."""
 

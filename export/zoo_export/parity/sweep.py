@@ -25,6 +25,7 @@ from zoo_export.parity.magnitudes import Magnitude
 from zoo_export.parity.memory import fits, longest_input
 from zoo_export.parity.nonfinite import NonFinite
 from zoo_export.parity.points import in_order, longer_points, smallest_points, typical_point
+from zoo_export.parity.recording import Recording, recorded_points
 from zoo_export.parity.reference import SEED
 from zoo_export.parity.rule import Findings
 from zoo_export.parity.running import running
@@ -67,6 +68,8 @@ class Sweep:
         self._decoded: dict[str, Any] = {}
         """Greedily decoded tokens of levels that ran ahead."""
         self._planned: list[Point] | None = None
+        self.recording: Recording | None = None
+        """The sample that is kept of the comparison, once its points are chosen."""
         self.graph_facts: dict[str, dict[str, Any]] = {}
         """Evidence about each graph, apart from its errors."""
         self.left_out = 0
@@ -111,6 +114,7 @@ class Sweep:
         self.added, self.coverage = cover(self.evaluator, points, full_grid=full_grid)
         points += self.added
         self._planned = points
+        self.recording = self._new_recording(points)
         self.graph_facts = {graph.name: self.subject.graph_facts(graph, self.runtimes) for graph in graphs}
         long = self._long(points, full_grid)
         short = in_order(point for point in points if point not in long)
@@ -124,6 +128,21 @@ class Sweep:
                 if (tokens := greedy_tokens(runtime, graphs, self.longest, self.subject.fixed)) is not None
             }
         self.evaluator.run_ahead(self.runtimes, [*(others if apart else ()), *short])
+
+    def _new_recording(self, points: Sequence[Point]) -> Recording | None:
+        """Return an empty sample, unless only PyTorch could judge a replay, as where a discontinuous model jumps."""
+        subject = self.subject
+        if subject.recorded is None or subject.stored.spec.architecture.discontinuous:
+            return None
+        return Recording(
+            graphs=subject.graphs,
+            points=recorded_points(points, self.parameters),
+            level=subject.recorded,
+            dtype=subject.models.yardstick.dtype,
+            longest=self.longest,
+            special=self.evaluator.special,
+            fixed=subject.fixed,
+        )
 
     def _long(self, points: Sequence[Point], full_grid: bool) -> list[Point]:
         return [] if full_grid else [point for point in points if is_long(point, self.parameters)]
@@ -139,7 +158,7 @@ class Sweep:
             for point in self.evaluator.refer(waiting[:number]):
                 if progress is not None:
                     progress(len(self.points) + 1, total or len(points))
-                self.compare_at(point, self.runtimes)
+                self._judging.compare(self.findings, point, self.runtimes, self.recording)
                 self.points.append(point)
                 self.levels[point] = list(self.runtimes)
                 if self.findings.hopeless:

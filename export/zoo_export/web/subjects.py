@@ -71,6 +71,7 @@ def _run_in_buffers(session: WebSession, graph: Graph, arrays: Arrays) -> Arrays
 class _InBrowser:
     """Sessions and evidence of a subject whose graphs run in a browser."""
 
+    recorded: str | None = None
     browser: Browser
     stored: ModelDirectory
     files: Mapping[str, bytes]

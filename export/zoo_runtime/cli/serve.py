@@ -41,6 +41,8 @@ _PACKAGES = ("jiter", "prometheus_client", "pydantic", "starlette", "uvicorn")
               help="Seconds after SIGTERM in which requests may finish.")  # fmt: skip
 @click.option("--prefix-cache-bytes", type=click.IntRange(min=0), default=0, show_default=True,
               help="Memory of each model for common beginnings of prompts, which are read once.")  # fmt: skip
+@click.option("--verify-recorded", is_flag=True,
+              help="Do not start unless the recorded comparison of each export holds on this machine.")  # fmt: skip
 @click.option("--log-texts", is_flag=True, help="Log the texts of requests and answers, too.")
 @click.option("--dtype", type=click.Choice(["float32", "float16", "bfloat16", "int8", "int4"]), help="Precision.")
 @click.option("--variant", metavar="NAME", help="Export to run.  [default: serving if it exists, else the best]")
@@ -102,7 +104,11 @@ def command(context: click.Context, /, directories: tuple[Path, ...], config: Pa
         drain_seconds=settings.drain_seconds,
         limits=RequestLimits(body=settings.max_body, tokens=settings.max_tokens, seconds=settings.timeout),
         logs_texts=settings.log_texts,
-        settings=ModelSettings(queue=settings.queue, prefix_bytes=settings.prefix_cache_bytes),
+        settings=ModelSettings(
+            queue=settings.queue,
+            prefix_bytes=settings.prefix_cache_bytes,
+            verify_recorded=settings.verify_recorded,
+        ),
     )
 
 

@@ -21,7 +21,8 @@ from zoo_runtime.onnx_runtime.ort import ort
 from zoo_runtime.onnx_runtime.providers import device_of
 from zoo_runtime.onnx_runtime.values import run_lean, run_session
 
-__all__ = ["LOGITS_TO_KEEP", "OnnxExecutor", "check_feeds", "check_finite", "check_past", "run_keeping"]
+__all__ = ["LOGITS_TO_KEEP", "OnnxExecutor", "check_feeds", "check_finite", "check_past", "check_values",
+           "run_keeping"]  # fmt: skip
 
 LOGITS_TO_KEEP = "logits_to_keep"
 """Optional graph input: the number of last positions to compute logits for; 0 means all."""
@@ -139,7 +140,7 @@ def check_feeds(graph: Graph, feeds: Feeds) -> None:
             if dim_names(dim) == (dim,) and sizes.setdefault(str(dim), size) != size:
                 problem = f"{dim} of {tensor.name} is {size}, but {sizes[str(dim)]} in another input"
                 raise ArtifactError(problem, where)
-        _check_values(tensor, np.asarray(feeds[tensor.name]), where)
+        check_values(tensor, np.asarray(feeds[tensor.name]), where)
     for tensor, shape in shapes.items():
         computable = all(name in sizes for dim in tensor.dims for name in dim_names(dim))
         if computable and tensor.shape(sizes) != shape:
@@ -168,7 +169,7 @@ def check_finite(graphs: Sequence[Graph], graph: Graph, feeds: Feeds, equal: Col
                 )
 
 
-def _check_values(tensor: TensorSpec, value: Array, where: str) -> None:
+def check_values(tensor: TensorSpec, value: Array, where: str) -> None:
     """Raise :class:`ArtifactError` for values that the runtime would convert, or count from the end."""
     kinds = "biu" if not tensor.is_float else "biufV"  # bfloat16 is V
     if value.dtype.kind not in kinds:

@@ -45,7 +45,7 @@ __all__ = [
 
 Provider = Literal["cpu", "cuda"]
 Memory = Literal["fast", "mapped"]
-PROVIDERS: dict[Provider, tuple[str, dict[str, Any]]] = {
+PROVIDERS: dict[str, tuple[str, dict[str, Any]]] = {
     "cpu": ("CPUExecutionProvider", {}),
     "cuda": ("CUDAExecutionProvider", {"use_tf32": 0}),  # TF32 is less precise than float32
 }
@@ -64,7 +64,7 @@ def open_session(
     graph: str | os.PathLike[str] | bytes,
     *,
     weights: str | os.PathLike[str] | None = None,
-    provider: Provider = "cpu",
+    provider: str = "cpu",
     optimize: bool = True,
     placements: bool = False,
     replace: Mapping[str, Array] | None = None,
@@ -80,7 +80,8 @@ def open_session(
     Args:
         graph: an ONNX file, or its contents as bytes.
         weights: the directory of the weights, if ``graph`` is bytes.
-        provider: ``cpu`` or ``cuda``. There is no fallback to another provider.
+        provider: ``cpu``, ``cuda``, or the lower-case name of another that this ONNX Runtime has, such as ``coreml``.
+            There is no fallback to another provider.
         optimize: run all of ONNX Runtime's graph optimisations, or none.
         placements: record which provider runs each node, for ``zoo_runtime.onnx_runtime.placement``.
         replace: values that override initialisers of the file, by name. ONNX Runtime copies them.
@@ -100,7 +101,8 @@ def open_session(
         ArtifactError: ONNX Runtime cannot load the graph.
     """
     check_functions(graph)
-    _check_available(provider, provider_options)
+    name, defaults = _entry(provider)
+    _check_available(provider, name, provider_options)
     where = weights if isinstance(graph, bytes) else graph
     options = _session_options(provider, optimize=optimize, spin=spin, pool=pool, threads=threads, memory=memory)
     if placements:
@@ -117,7 +119,6 @@ def open_session(
     for initializer, value in values.items():
         options.add_initializer(initializer, value)
     ort.set_default_logger_severity(_SILENT)
-    name, defaults = PROVIDERS[provider]
 
     def create() -> ort.InferenceSession:
         session = ort.InferenceSession(
@@ -144,14 +145,27 @@ def open_session(
         raise loading_error(error, provider, where) from error
     _check_names(session, graph)
     _OPEN.add(session)
-    _check_loaded(session, provider, provider_options)
+    _check_loaded(session, provider, name, provider_options)
     session.disable_fallback()
     return session
 
 
-def _check_available(provider: Provider, options: Mapping[str, str]) -> None:
+def _entry(provider: str) -> tuple[str, dict[str, Any]]:
+    """Return ONNX Runtime's name of a provider, and zoo's options for it.
+
+    Raises :class:`UsageError` for one that neither zoo nor this ONNX Runtime knows.
+    """
+    if provider in PROVIDERS:
+        return PROVIDERS[provider]
+    names = {name.removesuffix("ExecutionProvider").lower(): name for name in ort.get_available_providers()}
+    if provider not in names:
+        problem = f"this onnxruntime has no provider {provider!r}"
+        raise UsageError(problem, argument("provider", provider), nearest(provider, {*PROVIDERS, *names}))
+    return names[provider], {}
+
+
+def _check_available(provider: str, name: str, options: Mapping[str, str]) -> None:
     """Raise :class:`UsageError` if ONNX Runtime lacks a provider, or if an option chooses its device."""
-    name, _ = PROVIDERS[provider]
     if "device_id" in options:  # buffers are allocated on the first device
         raise UsageError("device_id cannot be set", _OPTION, "choose the device with CUDA_VISIBLE_DEVICES")
     if name not in ort.get_available_providers():
@@ -159,7 +173,7 @@ def _check_available(provider: Provider, options: Mapping[str, str]) -> None:
 
 
 def _session_options(
-    provider: Provider, *, optimize: bool, spin: bool, pool: bool, threads: int | None, memory: Memory
+    provider: str, *, optimize: bool, spin: bool, pool: bool, threads: int | None, memory: Memory
 ) -> ort.SessionOptions:
     """Return options of ONNX Runtime; :func:`open_session` describes the arguments."""
     options = ort.SessionOptions()
@@ -175,11 +189,11 @@ def _session_options(
     return options
 
 
-def _check_loaded(session: ort.InferenceSession, provider: Provider, options: Mapping[str, str]) -> None:
+def _check_loaded(session: ort.InferenceSession, provider: str, name: str, options: Mapping[str, str]) -> None:
     """Raise :class:`UsageError` if a session runs on another provider, or its provider has no such option."""
-    name, _ = PROVIDERS[provider]
     if session.get_providers()[0] != name:
-        raise UsageError(f"{name} does not load ({_missing_library(name)})", argument("provider", provider), _REMEDY)
+        remedy = _REMEDY if provider == "cuda" else None
+        raise UsageError(f"{name} does not load ({_missing_library(name)})", argument("provider", provider), remedy)
     names = session.get_provider_options()[name]
     for key in options:
         if key not in names:
@@ -209,7 +223,7 @@ if hasattr(os, "register_at_fork"):  # Windows does not fork
     os.register_at_fork(after_in_child=_leak)
 
 
-def check_dtype(dtype: str, provider: Provider, where: object) -> None:
+def check_dtype(dtype: str, provider: str, where: object) -> None:
     """Raise :class:`UsageError` if a provider does not support the dtype of a model."""
     if dtype == "bfloat16" and provider == "cpu":
         raise UsageError(
@@ -252,7 +266,7 @@ def device_of(session: ort.InferenceSession) -> str:
     return "cuda" if session.get_providers()[0] == "CUDAExecutionProvider" else "cpu"
 
 
-def loading_problem(provider: Provider) -> str | None:
+def loading_problem(provider: str) -> str | None:
     """Return why a provider does not load, or None if it does, by opening a graph of one node."""
     try:
         open_session(_PROBE, provider=provider)

@@ -67,6 +67,8 @@ class ServeConfig(Settings):
     """Seconds after SIGTERM in which requests may finish."""
     prefix_cache_bytes: int = 0
     """Memory of each model for the pasts of common beginnings of prompts; 0 for none."""
+    verify_recorded: bool = False
+    """Refuse to serve a model unless the recorded comparison of its export holds on this machine."""
     dtype: Literal["float32", "float16", "bfloat16", "int8", "int4"] | None = None
     variant: str | None = None
     provider: Literal["cpu", "cuda", "auto"] = "cpu"

@@ -17,6 +17,7 @@ from zoo.reading import read_bytes
 from zoo.tokenizers.chat import ChatTemplate, read_chat_template
 from zoo.tokenizers.inputs import TextInputs
 from zoo.tokenizers.loading import model_tokenizer
+from zoo_runtime.recorded.replay import check_recorded, replay_sessions
 from zoo_runtime.running.loading import load_session
 from zoo_runtime.running.runner import Runner
 from zoo_runtime.running.session import Session
@@ -154,6 +155,8 @@ class ModelSettings:
     """Maximum number of inputs that wait for each engine."""
     prefix_bytes: int = 0
     """Memory for the pasts of common beginnings of prompts, of each model; 0 for none."""
+    verify_recorded: bool = False
+    """Whether a model is served only if the recorded comparison of its export holds on this machine."""
 
 
 class Served:
@@ -175,6 +178,8 @@ class Served:
         if options.get("variant") is None and is_own and Export(stored, SERVING).exists:
             options |= {"variant": SERVING, "dtype": None}
         self.session: Session = load_session(directory, **options)
+        if settings.verify_recorded:
+            self._replay()
         self.created = int(time.time())
         self._runners: dict[Any, Runner[Any]] = {}
         self._lock = threading.Lock()
@@ -198,6 +203,16 @@ class Served:
                 self._rows = RowEngine(self.session, settings.queue, settings.prefix_bytes)
         for engine in self.engines:
             engine.start()
+
+    def _replay(self) -> None:
+        """Replay the recorded comparison of the export, and close the session if it does not hold."""
+        session = self.session
+        try:
+            check_recorded(session.export)
+            replay_sessions(session.export, session.sessions, session.provider)
+        except ZooError:
+            session.close()
+            raise
 
     @property
     def prefixes(self) -> PrefixCache | None:

@@ -17,14 +17,13 @@ import torch
 import zoo as library
 from tests.architectures.test_gpt import transformers_twin
 from tests.exported import LIVELY, run_model
-from zoo.artifact import Export, ModelDirectory
+from zoo.artifact import EVIDENCE_KEY, Export, ModelDirectory
 from zoo.contract import floats, mask, token_ids
 from zoo.errors import ArtifactError, UsageError
 from zoo.registry import ModelSpec
 from zoo_export.graph.file import parse
 from zoo_export.graph.file import serialize as to_bytes
 from zoo_export.graph.links import link, pointers
-from zoo_export.graph.metadata import EVIDENCE_KEY
 from zoo_export.trace.graph import trace_graph
 from zoo_export.trace.make import make_graphs
 from zoo_export.variants.loop.comparison import compare_loop

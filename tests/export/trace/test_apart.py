@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import Result
-from zoo.artifact import ModelDirectory
-from zoo_export.graph.metadata import EVIDENCE_KEY, metadata
+from zoo.artifact import EVIDENCE_KEY, ModelDirectory
+from zoo_export.graph.metadata import metadata
 from zoo_export.trace import cache
 from zoo_export.trace.make import make_graphs, tracing_apart
 

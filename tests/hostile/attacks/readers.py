@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import gzip
 import io
 import json
 from collections.abc import Mapping
@@ -33,6 +34,8 @@ from zoo_runtime.batch.manifest import Manifest
 from zoo_runtime.files.rows import column_types, count_rows
 from zoo_runtime.files.rows import read_rows as rows_of
 from zoo_runtime.files.vector_search import search_vectors
+from zoo_runtime.recorded.replay import feeds_of
+from zoo_runtime.recorded.sample import parse
 from zoo_runtime.server.config import read_config
 from zoo_runtime.server.http.app import make_app
 from zoo_runtime.server.http.service import RequestLimits, Service
@@ -45,6 +48,14 @@ _ANSWER = 400_000
 def header(path: Path) -> None:
     """Read the places of tensors."""
     read_header(path)
+
+
+def recorded(path: Path) -> None:
+    """Read the sample of a comparison, which the file holds uncompressed, and make its inputs."""
+    graphs = ModelDirectory.open(path.parents[1] / "model").spec.graphs
+    sample = parse(gzip.compress(path.read_bytes()), graphs, path)
+    for call in sample.calls:
+        feeds_of(sample, call, graphs, np.dtype(np.float32))
 
 
 def opened(path: Path) -> None:

@@ -129,6 +129,7 @@ _BODIES = ("v1-completions", "v1-chat-completions", "v1-embeddings", "v1-tasks-l
 
 TARGETS: tuple[Target, ...] = (
     *_files("tensor headers", "header", {"model.safetensors": "safetensors"}, readers.header, 40_000),
+    *_files("recorded comparisons", "header", {"recorded.safetensors": "safetensors"}, readers.recorded, 4_000),
     *_files("listed files", "model", _MODEL, readers.opened, 1_500, altered=changed),
     *_files("manifests", "model", {"manifest.json": "json"}, readers.opened, 4_000),
     *_files("relisted weights and graphs", "model", {"model.onnx": "bytes", "model.safetensors": "safetensors"},

@@ -214,6 +214,8 @@ class AdapterSubject(OnnxSubject):
         form: whether the adapter of the PyTorch model is beside the weights, or merged into them.
     """
 
+    recorded = None
+
     def __init__(self, graphs: AdaptedGraphs, provider: Provider, number: int, form: Form = "beside") -> None:
         self._graphs = graphs
         self._number = number

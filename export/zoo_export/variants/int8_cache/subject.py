@@ -266,6 +266,7 @@ class _Attending(Subject):
     """Base of the subjects below, whose executors all attend to the integers of the reference."""
 
     codes: _Codes
+    recorded: str | None = None
 
     def _share_codes(self) -> None:
         """Replace the reference. To be called once the models are loaded."""

@@ -41,10 +41,9 @@ import onnx_ir as ir
 from onnx_ir.passes import common as passes
 
 from zoo.arrays import Array
-from zoo.artifact import LOOP
+from zoo.artifact import EVIDENCE_KEY, LOOP
 from zoo.contract import Graph, TensorSpec
 from zoo.registry import ModelSpec
-from zoo_export.graph.metadata import EVIDENCE_KEY
 from zoo_export.graph.nodes import Nodes
 from zoo_export.variants.loop.parts import GraphParts
 from zoo_export.variants.loop.sampling import choose_token, last_row

@@ -124,6 +124,7 @@ class QuantizedSubject(Subject):
     """Graphs with quantised weights, judged by the module on the same weights."""
 
     coarse = frozenset({OFF, ALL, PERTURBED})
+    recorded: str | None = ALL
 
     def __init__(self, stored: ModelDirectory, reduced: ReducedModel, provider: Provider) -> None:
         self.reduced = reduced

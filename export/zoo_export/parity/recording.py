@@ -1,0 +1,207 @@
+"""The sample of a comparison that is kept beside an export, so that it can be replayed without PyTorch.
+
+It has a few points of the grid. At each, it has numbers of every output in float64, as the comparison has computed
+them, and the error that the comparison allowed each of them in the end: the smaller one of the two limits of
+:mod:`zoo.probe.errors`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from zoo.arrays import Array
+from zoo.contract import Graph, TensorSpec
+from zoo.probe.dtypes import dtype_of
+from zoo.probe.errors import Errors
+from zoo.probe.grid import ODD, WORK
+from zoo.probe.inputs import Feeds, Point, given_inputs
+from zoo.probe.pipeline import Arrays
+from zoo.probe.positions import Kept, kept_positions
+from zoo_export.parity.metrics import sampled_rows
+from zoo_export.parity.reference import SEED
+from zoo_export.parity.rule import Findings, rows_of_outputs
+from zoo_runtime.recorded.sample import RecordedCall, RecordedOutput, Sample, digest_of, dump
+
+__all__ = ["Recording", "recorded_points"]
+
+_NUMBERS = 2**13
+"""Approximate number of the outputs' numbers that are recorded. Caches have at most a half."""
+_INPUT = 2**16
+"""Bytes of an input from which it is generated again instead of stored. Pixels cannot be compressed."""
+
+
+def recorded_points(points: Sequence[Point], parameters: int) -> list[Point]:
+    """Return few points with each batch size, length, past and padding that a replay should have, the cheapest ones.
+
+    Batch sizes are one and several; lengths the shortest, an odd one and a longer one.
+    """
+    left = [point for point in points if point.is_standard and point.tokens * parameters <= WORK]
+    if any(point.batch > 1 for point in left):  # all compared tokens of a single row may be padding
+        left = [point for point in left if point.batch > 1 or point.padding == "none"]
+    shortest = min((point.length for point in left), default=1)
+
+    def kinds(point: Point) -> set[object]:
+        length = "shortest" if point.length == shortest else "odd" if point.length <= ODD else "longer"
+        padding = {("padding", bool(point.past), point.padding)} if point.padding != "empty row" else set()
+        return {("batch", min(point.batch, 2)), ("length", length)} | padding
+
+    chosen, seen = list[Point](), set[object]()
+    while left:
+        best = max(left, key=lambda point: (len(kinds(point) - seen), -point.tokens))
+        if not kinds(best) - seen:
+            break
+        chosen.append(best)
+        seen |= kinds(best)
+    return chosen
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Seen:
+    """Numbers of one output at one point, whose limits may still grow."""
+
+    output: RecordedOutput
+    errors: Errors
+    scales: Array
+    """(N,) the largest value in the row or channel of each number, of which its error is judged as a part."""
+    gaps: Array
+    """(M,) how far the largest logit of each row exceeds the next."""
+
+    def settled(self) -> RecordedOutput:
+        """Return the output with the limits in force, without the rows in which they allow another token."""
+        allowed = np.full(len(self.scales), self.errors.limit)
+        if self.errors.local:
+            allowed = np.minimum(allowed, self.errors.local_limit * self.scales)
+        return replace(self.output, allowed=allowed, best=self.output.best[self.gaps > 2 * self.errors.limit])
+
+
+@dataclass
+class Recording:
+    """Collects the sample while the comparison runs.
+
+    Args:
+        graphs: the graphs that are compared.
+        points: from :func:`recorded_points`.
+        level: how the graphs are run in a replay.
+        dtype: dtype of their floating-point inputs.
+        longest: number of tokens of the longest inputs, which generated inputs depend on.
+        special: token ids that generated inputs contain.
+        fixed: sizes of the dimensions that have only one.
+    """
+
+    graphs: Sequence[Graph]
+    points: Sequence[Point]
+    level: str
+    dtype: np.dtype[np.generic]
+    longest: int
+    special: Sequence[int]
+    fixed: Mapping[str, int]
+    _calls: dict[Point, tuple[RecordedCall, list[_Seen]]] = field(default_factory=dict)
+
+    def add(self, findings: Findings, exact: Mapping[str, Arrays], feeds: Feeds, point: Point) -> None:
+        """Add a point that was just compared, if it is one of the sample.
+
+        Args:
+            findings: the errors so far.
+            exact: the outputs of each graph, by the reference.
+            feeds: the inputs.
+            point: their shape.
+        """
+        if point not in self.points:
+            return
+        inputs, generated = dict[str, Array](), dict[str, str]()
+        for name, tensor in given_inputs(self.graphs).items():
+            value = feeds[name].astype(dtype_of(tensor, self.dtype))
+            if value.nbytes > _INPUT:
+                generated[name] = digest_of(value)
+            else:  # safetensors in numpy have no bfloat16
+                inputs[name] = value.astype(np.float32) if tensor.is_float else value
+        call = RecordedCall(point=point, inputs=inputs, generated=generated, outputs=())
+        seen = [
+            self._seen(findings, graph, tensor, exact, feeds, point)
+            for graph in self.graphs
+            for tensor in graph.output_tensors()
+        ]
+        self._calls[point] = call, seen
+
+    def _seen(
+        self,
+        findings: Findings,
+        graph: Graph,
+        tensor: TensorSpec,
+        exact: Mapping[str, Arrays],
+        feeds: Feeds,
+        point: Point,
+    ) -> _Seen:
+        (values,), valid = rows_of_outputs(graph, tensor, [exact], feeds, point)
+        errors = findings.errors[self.level, graph.name, tensor.name]
+        kept = kept_positions(graph, tensor, feeds, point)
+        shape = exact[graph.name][tensor.name].shape
+        rows, width = np.flatnonzero(valid), values.shape[1]
+        count = min(rows.size * width, self._share(graph, tensor))
+        rng = np.random.default_rng([SEED, self.points.index(point), len(tensor.name)])
+        row, channel = np.divmod(np.sort(rng.choice(rows.size * width, count, replace=False)), max(width, 1))
+        row = rows[row]
+        some, place = np.unique(row, return_inverse=True)
+        scales = errors.local_scale(values[some].astype(np.float64))[place, channel] if errors.local else np.ones(count)
+        judged = sampled_rows(valid) if tensor.name == "logits" and _is_last(tensor) and width > 1 else rows[:0]
+        best = values[judged].argmax(-1) if judged.size else judged
+        highest = np.partition(values[judged], -2, axis=-1)[:, -2:] if judged.size else np.zeros((0, 2))
+        output = RecordedOutput(
+            graph=graph.name,
+            name=tensor.name,
+            shape=shape if kept is None else kept.whole,
+            places=_places(tensor, shape, kept, row, channel),
+            values=values[row, channel].astype(np.float64),
+            allowed=np.zeros(0),
+            best=_places(tensor, shape, kept, judged, best),
+        )
+        return _Seen(output=output, errors=errors, scales=scales, gaps=highest[:, 1] - highest[:, 0])
+
+    def _share(self, graph: Graph, tensor: TensorSpec) -> int:
+        """Return the largest number of numbers that are recorded of an output at a point."""
+        caches = sum(len(graph.present_tensors()) for graph in self.graphs)
+        others = sum(len(graph.output_tensors()) for graph in self.graphs) - caches
+        alike = caches if tensor in graph.present_tensors() else others
+        return max(2, _NUMBERS // 2 // len(self.points) // alike)
+
+    def content(self) -> bytes | None:
+        """Return the content of the file, with the limits in force; None if no point was compared."""
+        calls = [
+            replace(call, outputs=[seen.settled() for seen in outputs])
+            for call, outputs in (self._calls[point] for point in self.points if point in self._calls)
+        ]
+        if not calls:
+            return None
+        sample = Sample(calls=calls, seed=SEED, longest=self.longest, special=self.special, fixed=self.fixed)
+        return dump(sample)
+
+
+def _is_last(tensor: TensorSpec) -> bool:
+    """Whether the last dimension alone is fixed: that of the vocabulary."""
+    return [isinstance(dim, int) for dim in tensor.dims] == [False] * (len(tensor.dims) - 1) + [True]
+
+
+def _places(tensor: TensorSpec, shape: Sequence[int], kept: Kept | None, rows: Array, channels: Array) -> Array:
+    """Return the places in the complete output, in C order, of numbers that :func:`zoo.probe.errors.as_rows` gives.
+
+    Args:
+        tensor: the output.
+        shape: its shape, if ``kept`` is given that of the kept positions.
+        kept: these positions, if it is large.
+        rows: (N,) the row of each number.
+        channels: (N,) its channel.
+    """
+    index: list[Array] = [np.zeros(0, np.int64)] * len(shape)
+    for numbers, is_fixed in ((rows, False), (channels, True)):
+        axes = [axis for axis, dim in enumerate(tensor.dims) if isinstance(dim, int) == is_fixed]
+        parts = np.unravel_index(numbers, [shape[axis] for axis in axes]) if axes else ()
+        for axis, part in zip(axes, parts, strict=True):
+            index[axis] = part
+    if kept is not None:
+        index[kept.axis] = kept.places[index[kept.axis]]
+        shape = kept.whole
+    return np.ravel_multi_index(index, shape).astype(np.int64) if math.prod(shape) else np.zeros(0, np.int64)
