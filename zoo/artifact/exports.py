@@ -14,7 +14,7 @@ from typing import Any
 
 from zoo import storage
 from zoo.artifact.directory import ModelDirectory, check_model_target, listed_files
-from zoo.artifact.layout import EVIDENCE_NAME, SCHEMA, export_file, is_reserved, write_json
+from zoo.artifact.layout import EVIDENCE_NAME, RECORDED, SCHEMA, export_file, is_reserved, write_json
 from zoo.artifact.manifest import entries_of, write_manifest
 from zoo.artifact.variants import ATTENTION_INPUTS, LOOP, PREFILL, Variant, variant_of
 from zoo.artifact.weights import load_json
@@ -177,7 +177,7 @@ class Export(Record):
     @property
     def recorded_file(self) -> str:
         """The name of the file with a sample of the comparison: ``recorded.safetensors.gz`` or with the variant."""
-        return export_file("recorded", self.variant, "safetensors.gz")
+        return export_file(RECORDED, self.variant, "safetensors.gz")
 
     @property
     def dtype(self) -> str:

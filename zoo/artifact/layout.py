@@ -20,6 +20,7 @@ __all__ = [
     "MANIFEST",
     "PREFIXES",
     "PROMPTS",
+    "RECORDED",
     "SCHEMA",
     "SENTENCES",
     "TARGET_TOKENIZER",
@@ -45,6 +46,8 @@ PREFIXES = "task_prefixes.json"
 """Texts that a checkpoint expects before a source, by the name of the task."""
 PROMPTS = "config_sentence_transformers.json"
 """Texts that a sentence encoder expects before its inputs, as sentence-transformers states them."""
+RECORDED = "recorded"
+"""First part of the names of files with samples of comparisons."""
 SENTENCES = "sentence_bert_config.json"
 """The maximum length of the texts of a sentence encoder, as sentence-transformers states it."""
 TOKENIZER_CONFIG = "tokenizer_config.json"

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from zoo import plugins
-from zoo.artifact import ADAPTER, coverage_summary, find_records
+from zoo.artifact import ADAPTER, RECORDED, coverage_summary, find_records
 from zoo.cli.output import echo
 from zoo.cli.report import bytes_text, columns
 from zoo.contract import Graph, KeyValues, States
@@ -137,7 +137,8 @@ def print_facts(facts: Mapping[str, Any], stored: ModelDirectory | None) -> None
         echo(one_line(f"weights not usable: {facts['weight_error']}"))
     for export in facts.get("exports", ()):
         verdict = "verified" if export["verified"] else f"NOT VERIFIED ({export['reason']})"
-        echo(one_line(f"export {', '.join(export['files'])}: {verdict}"))
+        shown = (name for name in export["files"] if not name.startswith(f"{RECORDED}."))
+        echo(one_line(f"export {', '.join(shown)}: {verdict}"))
         if export["coverage"]:
             echo(f"  {one_line(export['coverage'])}")
     for graph in facts["graphs"]:

@@ -38,13 +38,13 @@ class PublishJob:
 @click.argument("target", metavar="OUT", type=PATH)
 @option(
     "--layout",
-    type=click.Choice(["hub", "standalone", "transformers-js", "web", "genai", "triton", "kserve"]),
+    type=click.Choice(["hub", "standalone", "transformers-js", "web", "genai", "triton", "kserve", "onnx-test"]),
     required=True,
     section="Layout",
     help="'hub' writes a checkpoint for other libraries, 'standalone' a self-contained ONNX model, 'transformers-js' "
     "one for each verified precision with what transformers.js reads beside it, 'web' a page that runs the model, "
     "'genai' what onnxruntime-genai loads, 'triton' a model repository of Triton Inference Server, 'kserve' the same "
-    "with an InferenceService.",
+    "with an InferenceService, 'onnx-test' the form of the ONNX project's tests.",
 )
 @option(
     "--model-type",
@@ -188,6 +188,16 @@ def _kserve(job: PublishJob) -> Result:
     return asdict(published), lines
 
 
+def _onnx_test(job: PublishJob) -> Result:
+    from zoo_export.publish.onnx_test import write_onnx_tests
+
+    sleep_when_idle()
+    published = write_onnx_tests(job.directory, job.target, force=job.force)
+    models = ", ".join(file for file in published.files if file.endswith(".onnx"))
+    line = f"{job.target}: {models}, {published.sets} data sets; allow errors of {published.tolerance:.1e}"
+    return asdict(published), [line]
+
+
 _LAYOUTS: dict[str, Callable[[PublishJob], Result]] = {
     "hub": _hub,
     "standalone": _standalone,
@@ -196,4 +206,5 @@ _LAYOUTS: dict[str, Callable[[PublishJob], Result]] = {
     "genai": _genai,
     "triton": _triton,
     "kserve": _kserve,
+    "onnx-test": _onnx_test,
 }

@@ -35,9 +35,9 @@ _INPUT = 2**16
 
 
 def recorded_points(points: Sequence[Point], parameters: int) -> list[Point]:
-    """Return few points with each batch size, length, past and padding that a replay should have, the cheapest ones.
+    """Return few points, the cheapest, with each batch size at each length, and each padding with and without a past.
 
-    Batch sizes are one and several; lengths the shortest, an odd one and a longer one.
+    Batch sizes are one and several; lengths are the shortest, an odd one and a longer one.
     """
     left = [point for point in points if point.is_standard and point.tokens * parameters <= WORK]
     if any(point.batch > 1 for point in left):  # all compared tokens of a single row may be padding
@@ -46,8 +46,8 @@ def recorded_points(points: Sequence[Point], parameters: int) -> list[Point]:
 
     def kinds(point: Point) -> set[object]:
         length = "shortest" if point.length == shortest else "odd" if point.length <= ODD else "longer"
-        padding = {("padding", bool(point.past), point.padding)} if point.padding != "empty row" else set()
-        return {("batch", min(point.batch, 2)), ("length", length)} | padding
+        padding = {(bool(point.past), point.padding)} if point.padding != "empty row" else set()
+        return {(min(point.batch, 2), length)} | padding
 
     chosen, seen = list[Point](), set[object]()
     while left:

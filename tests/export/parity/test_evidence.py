@@ -143,7 +143,9 @@ def test_equal_replaced_graph_passes_verification(exported_copy: Exported, seal:
     zoo("run", folder, "text").failed(4, REPLACED)
     assert zoo("verify", folder).status == 0
     assert zoo("run", folder, "text").status == 0
-    assert json.loads((folder / "parity.json").read_text())["files"] == {"model.onnx": sha256(folder / "model.onnx")}
+    names = ("model.onnx", "recorded.safetensors.gz")
+    digests = {name: sha256(folder / name) for name in names}
+    assert json.loads((folder / "parity.json").read_text())["files"] == digests
 
 
 @pytest.mark.parametrize("files", [{}, None, ["model.onnx"], {"parity.json": "0" * 64}, {"model.onnx": 1}])
