@@ -42,6 +42,15 @@ def minilm(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Export and verify gpt-tiny in the current environment."""
+    folder = tmp_path_factory.mktemp("verified") / "gpt-tiny"
+    options = ["--onnx", "--set", "max_seq_len=16", "-o", str(folder)]
+    subprocess.run([sys.executable, "-m", "zoo", "export", "gpt-tiny", *options], check=True)
+    return folder
+
+
 @pytest.fixture
 def zoo(light: Path, tmp_path: Path) -> Run:
     """Run ``zoo`` in the light environment."""
@@ -73,6 +82,12 @@ def test_exported_model_runs_without_torch(zoo: Run, minilm: Path) -> None:
     done = zoo("run", minilm, "A cat sits on the mat.", "A kitten rests on a rug.", "The stock market fell today.")
     assert done.stderr == ""
     assert len(done.stdout.splitlines()) >= 3
+
+
+def test_recorded_comparison_is_replayed(zoo: Run, tiny: Path) -> None:
+    done = zoo("verify", tiny, "--recorded")
+    assert done.stderr == ""
+    assert "recorded comparison holds on onnxruntime " in done.stdout
 
 
 def test_tokenizer_needs_no_torch(light: Path, minilm: Path) -> None:

@@ -30,8 +30,8 @@ __all__ = ["Recording", "recorded_points"]
 
 _NUMBERS = 2**13
 """Approximate number of the outputs' numbers that are recorded. Caches have at most a half."""
-_INPUT = 2**16
-"""Bytes of an input from which it is generated again instead of stored. Pixels cannot be compressed."""
+_INPUT = 2**14
+"""Bytes of a floating-point input from which it is generated again instead of stored: noise cannot be compressed."""
 
 
 def recorded_points(points: Sequence[Point], parameters: int) -> list[Point]:
@@ -115,7 +115,7 @@ class Recording:
         inputs, generated = dict[str, Array](), dict[str, str]()
         for name, tensor in given_inputs(self.graphs).items():
             value = feeds[name].astype(dtype_of(tensor, self.dtype))
-            if value.nbytes > _INPUT:
+            if tensor.is_float and value.nbytes > _INPUT:
                 generated[name] = digest_of(value)
             else:  # safetensors in numpy have no bfloat16
                 inputs[name] = value.astype(np.float32) if tensor.is_float else value
