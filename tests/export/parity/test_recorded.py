@@ -137,6 +137,17 @@ def test_numbers_are_those_of_the_model_in_float64(exported_model: Exported, nam
             assert (logits[rows].argmax(-1) == best).all()
 
 
+def test_limits_of_rows_and_channels_are_recorded(exported_model: Exported) -> None:
+    folder = exported_model("gpt-tiny")
+    evidence = json.loads((folder / "parity.json").read_text())
+    tighter = 0
+    for call in sample_of(folder).calls:
+        for output in call.outputs:
+            limits = evidence["graphs"][output.graph]["outputs"][output.name]["all"]
+            tighter += int(np.sum(output.allowed < 0.9 * limits["limit"]))
+    assert tighter > 50
+
+
 def test_points_are_the_corners_of_the_grid(exported_model: Exported) -> None:
     points = [call.point for call in sample_of(exported_model("gpt-tiny")).calls]
     assert {min(point.batch, 2) for point in points} == {1, 2}
