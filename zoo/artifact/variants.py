@@ -82,8 +82,11 @@ class Variant:
 
     @property
     def records(self) -> bool:
-        """Whether a sample of its comparison is kept. Those of the others are of other calls than those of its graphs:
-        of a whole generation, of several adapters, or of attention to given integers."""
+        """Whether a sample of its comparison is kept.
+
+        Other variants are compared in other calls than those of their graphs: as whole generations, with one adapter
+        after another, or attending to given integers.
+        """
         return self.interface not in ("loop", "adapters", "int8 cache")
 
     @property

@@ -7,7 +7,6 @@ them, and the error that the comparison allowed each of them in the end: the sma
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -26,7 +25,7 @@ from zoo_export.parity.reference import SEED
 from zoo_export.parity.rule import Findings, rows_of_outputs
 from zoo_runtime.recorded.sample import RecordedCall, RecordedOutput, Sample, digest_of, dump
 
-__all__ = ["Recording", "recorded_points"]
+__all__ = ["Recording", "places_of", "recorded_points"]
 
 _NUMBERS = 2**13
 """Approximate number of the outputs' numbers that are recorded. Caches have at most a half."""
@@ -147,17 +146,17 @@ class Recording:
         row = rows[row]
         some, place = np.unique(row, return_inverse=True)
         scales = errors.local_scale(values[some].astype(np.float64))[place, channel] if errors.local else np.ones(count)
-        judged = sampled_rows(valid) if tensor.name == "logits" and _is_last(tensor) and width > 1 else rows[:0]
+        judged = sampled_rows(valid) if tensor.name == "logits" and _in_rows(tensor) and width > 1 else rows[:0]
         best = values[judged].argmax(-1) if judged.size else judged
         highest = np.partition(values[judged], -2, axis=-1)[:, -2:] if judged.size else np.zeros((0, 2))
         output = RecordedOutput(
             graph=graph.name,
             name=tensor.name,
             shape=shape if kept is None else kept.whole,
-            places=_places(tensor, shape, kept, row, channel),
+            places=places_of(tensor, shape, kept, row, channel),
             values=values[row, channel].astype(np.float64),
             allowed=np.zeros(0),
-            best=_places(tensor, shape, kept, judged, best),
+            best=places_of(tensor, shape, kept, judged, best),
         )
         return _Seen(output=output, errors=errors, scales=scales, gaps=highest[:, 1] - highest[:, 0])
 
@@ -180,12 +179,12 @@ class Recording:
         return dump(sample)
 
 
-def _is_last(tensor: TensorSpec) -> bool:
-    """Whether the last dimension alone is fixed: that of the vocabulary."""
+def _in_rows(tensor: TensorSpec) -> bool:
+    """Whether the last dimension of an output, and no other, is fixed, such as that of a vocabulary."""
     return [isinstance(dim, int) for dim in tensor.dims] == [False] * (len(tensor.dims) - 1) + [True]
 
 
-def _places(tensor: TensorSpec, shape: Sequence[int], kept: Kept | None, rows: Array, channels: Array) -> Array:
+def places_of(tensor: TensorSpec, shape: Sequence[int], kept: Kept | None, rows: Array, channels: Array) -> Array:
     """Return the places in the complete output, in C order, of numbers that :func:`zoo.probe.errors.as_rows` gives.
 
     Args:
@@ -204,4 +203,4 @@ def _places(tensor: TensorSpec, shape: Sequence[int], kept: Kept | None, rows: A
     if kept is not None:
         index[kept.axis] = kept.places[index[kept.axis]]
         shape = kept.whole
-    return np.ravel_multi_index(index, shape).astype(np.int64) if math.prod(shape) else np.zeros(0, np.int64)
+    return np.ravel_multi_index(index, shape).astype(np.int64) if shape else np.zeros(len(rows), np.int64)

@@ -98,11 +98,14 @@ def read_sample(export: Export) -> Sample:
 def feeds_of(sample: Sample, call: RecordedCall, graphs: Sequence[Graph], dtype: np.dtype[Any]) -> Feeds:
     """Return the inputs of a call, with those generated that are not in the file.
 
-    Raises :class:`IncomparableError` if others are generated than were recorded.
+    Raises :class:`IncomparableError` if others are generated than were recorded, or none can be.
     """
     if not call.generated:
         return call.inputs
-    made = make_feeds(graphs, call.point, sample.seed, sample.longest, special=sample.special, fixed=sample.fixed)
+    try:
+        made = make_feeds(graphs, call.point, sample.seed, sample.longest, special=sample.special, fixed=sample.fixed)
+    except (MemoryError, ValueError) as error:  # of numpy, for arrays of any size that a file may ask for
+        raise IncomparableError(f"cannot generate the inputs at {call.point} ({error})", None, EXPORT_AGAIN) from error
     tensors = given_inputs(graphs)
     feeds = dict(call.inputs)
     for name, digest in call.generated.items():
@@ -153,7 +156,7 @@ def _compare(
     result: Replay, call: RecordedCall, output: RecordedOutput, results: Mapping[str, Arrays]
 ) -> Iterator[str]:
     """Add the errors of one output to the result. Yields what is wrong with it."""
-    values = np.ascontiguousarray(results[output.graph][output.name])
+    values = np.asarray(results[output.graph][output.name])
     if values.shape != output.shape:
         yield f"has the shape {values.shape}, not {output.shape}"
         return

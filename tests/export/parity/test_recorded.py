@@ -20,14 +20,17 @@ from safetensors.numpy import load, save
 import zoo as library
 from tests.runtime.server.conftest import serving
 from zoo.artifact import Export, ModelDirectory
+from zoo.contract import TensorSpec
 from zoo.errors import IncomparableError, ParityError
+from zoo.probe.errors import as_rows
 from zoo.probe.grid import make_grid
 from zoo.probe.module import TorchExecutor
 from zoo.probe.pipeline import run_pipeline
+from zoo.probe.positions import Kept
 from zoo_export.comparison import Comparison
 from zoo_export.export import export_graphs_only, export_model, export_variant
 from zoo_export.parity.evidence import write_export
-from zoo_export.parity.recording import recorded_points
+from zoo_export.parity.recording import places_of, recorded_points
 from zoo_export.variants import recipe_of
 from zoo_runtime.recorded.replay import open_recorded, read_sample, replay_on
 from zoo_runtime.recorded.sample import Sample, dump
@@ -241,6 +244,33 @@ def test_discontinuous_model_has_none(exported_build: Exported, zoo: Zoo) -> Non
     folder = exported_build("mixtral-tiny")
     export_model(folder)
     zoo("verify", folder, "--recorded").failed(3, "no comparison is recorded of a discontinuous model")
+
+
+@pytest.mark.parametrize("kept", [None, (0, 2, 5)])
+@pytest.mark.parametrize(
+    ("dims", "shape"),
+    [
+        ((), ()),
+        (("batch",), (6,)),
+        ((4,), (4,)),
+        (("batch", "sequence", 5), (2, 6, 5)),
+        (("batch", 4, "sequence", 3), (2, 4, 6, 3)),
+        ((3, "batch", "sequence"), (3, 2, 6)),
+    ],
+)
+def test_places_are_those_of_rows_and_channels(
+    dims: tuple[Any, ...], shape: tuple[int, ...], kept: tuple[int, ...] | None
+) -> None:
+    tensor = TensorSpec(name="output", dims=dims)
+    values = np.arange(np.prod(shape, dtype=int)).reshape(shape)
+    some, positions = values, None
+    if kept is not None and 6 in shape:
+        positions = Kept(shape.index(6), shape, np.array(kept))
+        some = values.take(kept, shape.index(6))
+    rows = as_rows(tensor, some)
+    row, channel = (part.reshape(-1) for part in np.indices(rows.shape))
+    places = places_of(tensor, some.shape, positions, row, channel)
+    assert (values.reshape(-1)[places] == rows.reshape(-1)).all()
 
 
 # What a replay finds.
