@@ -39,14 +39,15 @@ def recorded_points(points: Sequence[Point], parameters: int) -> list[Point]:
     Batch sizes are one and several; lengths are the shortest, an odd one and a longer one.
     """
     left = [point for point in points if point.is_standard and point.tokens * parameters <= WORK]
-    if any(point.batch > 1 for point in left):  # all compared tokens of a single row may be padding
-        left = [point for point in left if point.batch > 1 or point.padding == "none"]
+    # Of a single row, half is padding, which may be all that is compared.
+    left = [point for point in left if point.batch > 1 or point.padding != "right" or point.length > point.past]
     shortest = min((point.length for point in left), default=1)
 
     def kinds(point: Point) -> set[object]:
-        length = "shortest" if point.length == shortest else "odd" if point.length <= ODD else "longer"
+        lengths = {"shortest": point.length == shortest, "odd": 2 < point.length <= ODD, "longer": point.length > ODD}
+        sizes = {(min(point.batch, 2), length) for length, holds in lengths.items() if holds}
         padding = {(bool(point.past), point.padding)} if point.padding != "empty row" else set()
-        return {(min(point.batch, 2), length)} | padding
+        return sizes | padding
 
     chosen, seen = list[Point](), set[object]()
     while left:

@@ -46,7 +46,7 @@ def run_tests(folder: Path, tolerance: float, open_model: Callable[[Path], Run])
     return len(sets)
 
 
-@pytest.mark.slow_after(2)
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize(
     ("name", "folders"),
     [("gpt-tiny", ["."]), ("transformer-tiny", ["encoder", "decoder"]), ("vit-tiny", ["."]), ("bert-tiny", ["."])],
