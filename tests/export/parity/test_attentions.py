@@ -99,7 +99,8 @@ def test_export_does_not_affect_the_plain_one(exported_build: Callable[..., Path
     assert (result.status, result.err) == (0, "")
     assert "model.attentions.onnx verified on cpu" in result.out
     after = {path.name: path.read_bytes() for path in folder.iterdir() if path.name != "manifest.json"}
-    assert after.keys() - before.keys() == {"model.attentions.onnx", "parity.attentions.json"}
+    added = {"model.attentions.onnx", "parity.attentions.json", "recorded.attentions.safetensors.gz"}
+    assert after.keys() - before.keys() == added
     assert {name: after[name] for name in before} == before
     assert zoo("verify", folder, "--variant", "attentions").status == 0
     assert zoo("verify", folder).status == 0

@@ -172,7 +172,8 @@ def quantized(exported_build: Exported) -> Path:
 def test_evidence_contains_digests_of_variant_weights(quantized: Path) -> None:
     evidence = json.loads((quantized / "parity.int8.json").read_text())
     assert evidence["files"] == {
-        name: sha256(quantized / name) for name in ("model.int8.onnx", "model.int8.safetensors")
+        name: sha256(quantized / name)
+        for name in ("model.int8.onnx", "model.int8.safetensors", "recorded.int8.safetensors.gz")
     }
     assert evidence["weights"] == {"model.safetensors": sha256(quantized / "model.safetensors")}
 

@@ -165,6 +165,6 @@ def test_smaller_precision(exported_copy: Exported, precision: Any, zoo: Zoo, fa
     assert (
         after["files"].keys()
         == before["files"].keys()
-        == {f"model.{precision}.{end}" for end in ("onnx", "safetensors")}
+        == {*(f"model.{precision}.{end}" for end in ("onnx", "safetensors")), f"recorded.{precision}.safetensors.gz"}
     )
     assert zoo("run", folder, "hello", "--variant", precision).status == 0
