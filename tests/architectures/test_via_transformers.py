@@ -409,9 +409,9 @@ def test_missing_package_is_named(tmp_path: Path, zoo: Zoo, monkeypatch: pytest.
 
 
 def test_reader_of_padding_is_refused_by_the_law(tmp_path: Path, zoo: Zoo) -> None:
-    """FNet mixes all tokens, padding included."""
-    config = transformers.FNetConfig(**{**SIZES, "num_attention_heads": 4})
-    transformers.FNetForMaskedLM(config).save_pretrained(tmp_path / "hub")
+    """The convolutions of YOSO's attention read the columns of padding."""
+    config = transformers.YosoConfig(**{**SIZES, "num_attention_heads": 4}, conv_window=3, use_expectation=True)
+    transformers.YosoForMaskedLM(config).save_pretrained(tmp_path / "hub")
     assert zoo("import", tmp_path / "hub", "-o", "ours").status == 0
     zoo("export", "ours", "--onnx").failed(4, "violates the law padding-invariance")
     assert not list(Path("ours").glob("*.onnx"))

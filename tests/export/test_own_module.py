@@ -57,6 +57,7 @@ def test_the_result_is_a_model_directory(exported: Path) -> None:
     """Weights are stored once, under the names of the module's own state dict, and the graph points at them."""
     assert sorted(path.name for path in exported.iterdir()) == [
         "README.md", "config.json", "manifest.json", "model.onnx", "model.safetensors", "parity.json",
+        "recorded.safetensors.gz",
     ]  # fmt: skip
     torch.manual_seed(0)
     module = own_modules.make_ranker(8).eval()

@@ -39,6 +39,10 @@ class ProcessedImages:
     pixels: Sequence[Array]
     """Its result for each image, (channels, height, width)."""
 
+    def suits(self, fields: Mapping[str, Any]) -> bool:
+        """Return whether zoo makes the same pixels with these fields of :class:`zoo.ImageConfig`."""
+        return self.differing(ImageReader.of(fields.get, *self.pixels[0].shape)) is None
+
     def differing(self, reader: ImageReader) -> int | None:
         """Return the number of the first image of which a reader makes other pixels; None if it makes the same."""
         for number, (image, expected) in enumerate(zip(self.images, self.pixels, strict=True)):

@@ -10,7 +10,6 @@ import numpy as np
 
 from zoo import UsageError
 from zoo.checkpoints import PROCESSOR, RESAMPLING, process_images
-from zoo.images import ImageReader
 
 __all__ = ["read_preparation", "stated_sizes"]
 
@@ -28,7 +27,7 @@ def read_preparation(folder: Path) -> dict[str, Any]:
     shapes = {pixels.shape for pixels in processed.pixels}
     if len(shapes) == 1 and len(shape := shapes.pop()) == 3:
         for fields in _candidates(processed.processor, *shape):
-            if processed.differing(ImageReader.of(fields.get, *shape)) is None:
+            if processed.suits(fields):
                 return fields
     name = type(processed.processor).__name__
     raise UsageError(f"{name} prepares images in a way that zoo does not know", folder / PROCESSOR)

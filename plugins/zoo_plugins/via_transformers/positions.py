@@ -21,24 +21,26 @@ def count_positions(model: nn.Module) -> None:
 
     The tables are those of BART and its kin, which number the columns from the length of the past on.
     """
-    for module in model.modules():
-        if isinstance(module, nn.Embedding) and "past_key_values_length" in signature(module.forward).parameters:
-            module.register_forward_hook(_look_up)
+    tables: list[Any] = [module for module in model.modules() if isinstance(module, nn.Embedding)]
+    for table in tables:
+        if "past_key_values_length" in signature(table.forward).parameters:
+            table.given_positions = None
+            table.register_forward_hook(_look_up)
 
 
 def _look_up(module: Any, _: Any, found: Tensor) -> Tensor:
-    positions = getattr(module, "given_positions", None)  # (B, T)
+    positions = module.given_positions  # (B, T)
     return found if positions is None else F.embedding(positions + getattr(module, "offset", 0), module.weight)
 
 
 @contextmanager
 def given_positions(model: nn.Module, positions: Tensor | None) -> Iterator[None]:
     """Give positions, (B, T), to the tables of a decoder within a block; none if they are None."""
-    tables: list[Any] = [module for module in model.modules() if _look_up in module._forward_hooks.values()]
+    tables: list[Any] = [module for module in model.modules() if hasattr(module, "given_positions")]
     for table in tables:
         table.given_positions = positions
     try:
         yield
     finally:
         for table in tables:
-            del table.given_positions
+            table.given_positions = None
