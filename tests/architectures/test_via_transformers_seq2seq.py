@@ -21,7 +21,7 @@ BART = {
     "d_model": 24, "encoder_layers": 1, "decoder_layers": 2, "encoder_attention_heads": 4, "decoder_attention_heads": 4,
     "encoder_ffn_dim": 40, "decoder_ffn_dim": 40, "max_position_embeddings": 48,
 }  # fmt: skip
-T5 = {"d_model": 24, "d_kv": 6, "d_ff": 40, "num_layers": 1, "num_decoder_layers": 2, "num_heads": 4}
+T5 = {"d_model": 24, "d_kv": 6, "d_ff": 40, "num_layers": 2, "num_decoder_layers": 2, "num_heads": 4}
 MODELS: dict[str, dict[str, Any]] = {
     "PegasusForConditionalGeneration": BART,
     "UMT5ForConditionalGeneration": T5,

@@ -9,7 +9,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from zoo.checkpoints.images import ProcessedImages, process_images
+from zoo.checkpoints.images import ProcessedImages, first_difference, process_images
 from zoo.checkpoints.original import Unavailable
 from zoo.checkpoints.source import Checkpoint
 from zoo.contract import TensorSpec, row_sizes, standard_fields
@@ -54,7 +54,7 @@ class ImageComparison:
 
     def compare_pixels(self) -> int:
         """Return the number of images compared. Raises :class:`ParityError` for a difference."""
-        number = self.processed.differing(self._reader)
+        number = first_difference(self.processed, self._reader)
         if number is not None:
             width, height = self.processed.images[number].size
             problem = f"an image of {width} x {height} pixels becomes other pixels than by the original"

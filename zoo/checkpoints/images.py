@@ -16,7 +16,15 @@ from zoo.classes import ImageConfig
 from zoo.errors import UsageError
 from zoo.images import ImageReader
 
-__all__ = ["PROCESSOR", "RESAMPLING", "ProcessedImages", "image_processor", "process_images", "read_preparation"]
+__all__ = [
+    "PROCESSOR",
+    "RESAMPLING",
+    "ProcessedImages",
+    "first_difference",
+    "image_processor",
+    "process_images",
+    "read_preparation",
+]
 
 PROCESSOR = "preprocessor_config.json"
 RESAMPLING = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")
@@ -41,15 +49,16 @@ class ProcessedImages:
 
     def suits(self, fields: Mapping[str, Any]) -> bool:
         """Return whether zoo makes the same pixels with these fields of :class:`zoo.ImageConfig`."""
-        return self.differing(ImageReader.of(fields.get, *self.pixels[0].shape)) is None
+        return first_difference(self, ImageReader.of(fields.get, *self.pixels[0].shape)) is None
 
-    def differing(self, reader: ImageReader) -> int | None:
-        """Return the number of the first image of which a reader makes other pixels; None if it makes the same."""
-        for number, (image, expected) in enumerate(zip(self.images, self.pixels, strict=True)):
-            found = reader.normalize(reader.read(image))
-            if found.shape != expected.shape or not np.allclose(found, expected, rtol=0, atol=_CLOSE):
-                return number
-        return None
+
+def first_difference(processed: ProcessedImages, reader: ImageReader) -> int | None:
+    """Return the number of the first image of which a reader makes other pixels; None if it makes the same."""
+    for number, (image, expected) in enumerate(zip(processed.images, processed.pixels, strict=True)):
+        found = reader.normalize(reader.read(image))
+        if found.shape != expected.shape or not np.allclose(found, expected, rtol=0, atol=_CLOSE):
+            return number
+    return None
 
 
 def process_images(folder: Path) -> ProcessedImages:

@@ -158,8 +158,8 @@ def _facts_of_texts(c: ClassFields, original: Any) -> dict[str, Any]:
 
 
 def _count_layers(c: ClassFields, config: Any, described: Any) -> int | None:
-    """Return the number of layers that a configuration states: of the decoder, if there is also an encoder."""
-    names = ("num_decoder_layers", "decoder_layers") if c.task == "text2text-generation" else ()
+    """Return the number of layers that a configuration states: of the decoder, if it also describes an encoder."""
+    names = ("num_decoder_layers", "decoder_layers") if c.task in GENERATION_TASKS else ()
     counts = [*(getattr(config, name, None) for name in names), getattr(described, "num_hidden_layers", None)]
     return next((count for count in counts if count is not None), c.num_layers)
 

@@ -97,11 +97,15 @@ class ClassFields(EmbeddingConfig):
     num_channels: int | None = None
     """Channels of images, 3 for RGB."""
     image_mean: tuple[float, ...] | None = None
-    """How images are prepared: see :class:`zoo.ImageConfig`, as for the following."""
+    """Mean that is subtracted from each channel: see :class:`zoo.ImageConfig`, as for the following."""
     image_std: tuple[float, ...] | None = None
+    """Standard deviation that each channel is divided by."""
     image_resample: Literal["nearest", "lanczos", "bilinear", "bicubic", "box", "hamming"] | None = None
+    """Filter with which images are resized."""
     image_resize: Literal["stretch", "shortest_edge"] | None = None
+    """Whether images are stretched, or keep their proportions."""
     image_crop: float | None = None
+    """Part of a resized image that is kept, as a fraction of its shorter side."""
     bos_token_id: int | None = None
     """Token that begins a text."""
     eos_token_id: int | tuple[int, ...] | None = None
