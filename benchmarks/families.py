@@ -9,7 +9,8 @@ imported and exported by ``zoo`` in a process of its own, with a limit of time. 
 
 - verified;
 - refused by a law, which is a statement about the model;
-- not traceable, not imported, or not made: with the first line of the reason;
+- not exported, not imported, or not made: with the reason;
+- failed: the process ended without a result;
 - out of time.
 """
 
@@ -17,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -29,8 +31,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-SECONDS = 300
-"""Limit of each process."""
+RESULT = "result.json"
+"""The file in which a process leaves its result."""
 LARGEST = 60_000_000
 """Parameters of the largest models."""
 SMALL: Mapping[str, int] = {
@@ -44,7 +46,9 @@ SMALL: Mapping[str, int] = {
     "num_decoder_layers": 2, "encoder_attention_heads": 4, "decoder_attention_heads": 4,
     "encoder_ffn_dim": 48, "decoder_ffn_dim": 48, "num_layers": 2, "num_heads": 4, "emb_dim": 32, "n_heads": 4,
     "n_layers": 2, "dim": 32, "hidden_dim": 48, "shared_expert_intermediate_size": 16, "feed_forward_dim": 48,
-    "rotary_ndims": 4, "image_size": 64,
+    "rotary_ndims": 4, "image_size": 64, "vocab_size_per_layer_input": 99, "hidden_size_per_layer_input": 8,
+    "encoder_hash_byte_group_vocab": 99, "ffn_hidden_size": 48, "expert_ffn_hidden_size": 16, "zero_expert_num": 2,
+    "moe_topk": 2, "num_experts_per_token": 2, "linear_num_heads": 4, "linear_head_dim": 8, "router_hidden_size": 16,
 }  # fmt: skip
 """Values of a small model, of which each configuration takes those that it has."""
 TOKENS = ("pad_token_id", "bos_token_id", "eos_token_id", "sep_token_id", "cls_token_id", "mask_token_id")
@@ -53,6 +57,16 @@ SPECIAL: Mapping[str, Mapping[str, Any]] = {
     "swin": _WINDOWS, "swinv2": _WINDOWS, "donut-swin": _WINDOWS,
     "swin2sr": {"num_heads": [2, 2], "depths": [1, 1], "window_size": 4},
     "efficientnet": {"hidden_dim": 2560, "num_block_repeats": [1] * 7},
+    "cohere_compass_text": {"rope_parameters": {
+        kind: {"rope_type": "default", "rope_theta": 10_000.0} for kind in ("full_attention", "sliding_attention")
+    }},
+    "dbrx": {"attn_config": {"kv_n_heads": 2, "clip_qkv": 8.0, "rope_theta": 10_000.0}},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"]}, "neomme": {"head_dim": 16},
+    "dots1": {"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2},
+    "esmc": {"num_key_value_heads": 4}, "zaya": {"num_experts_per_tok": 1},
+    "gemma3n_text": {"num_kv_shared_layers": 0},
+    "mamba2": {"num_heads": 4, "head_dim": 16, "n_groups": 1, "state_size": 8},
+    "longcat_flash": {"num_hidden_layers": 2},
     "bamba": {"mamba_n_heads": 4, "mamba_d_head": 16}, "granitemoehybrid": {"mamba_n_heads": 4, "mamba_d_head": 16},
     "esm": {"vocab_size": 99}, "nemotron": {"num_key_value_heads": 2},
     "ministral": {"head_dim": 8}, "hunyuan_v1_dense": {"head_dim": 8}, "hunyuan_v1_moe": {"head_dim": 8},
@@ -69,8 +83,6 @@ SPECIAL: Mapping[str, Mapping[str, Any]] = {
                     "output_groups": 1},
 }  # fmt: skip
 """Other values that a model type needs."""
-
-
 _PREFERRED = {"fill-mask": 0, "text-generation": 1, "feature-extraction": 3, "image-feature-extraction": 3}
 """Ranks of tasks, by which the classes of a model type are sorted; 2 for others."""
 
@@ -95,11 +107,12 @@ def classes() -> Iterator[tuple[str, str, str]]:
     from zoo_plugins.via_transformers.fields import IMAGE_TASKS
     from zoo_plugins.via_transformers.originals import class_for
 
-    for model_type in sorted(CONFIG_MAPPING):
+    for model_type, config in sorted(CONFIG_MAPPING.items()):
         found = {}
         for task in TASKS:
             with suppress(UsageError):
                 found[task] = class_for({"model_type": model_type}, task)
+        found = {task: name for task, name in found.items() if not _reads_part(name, config)}
         found.pop("sentence-embedding", None)  # the class of feature-extraction
         if not found.keys() - {"feature-extraction", *IMAGE_TASKS}:  # other base models need not read texts
             found.pop("feature-extraction", None)
@@ -107,13 +120,23 @@ def classes() -> Iterator[tuple[str, str, str]]:
         yield from ((model_type, model_class, task) for task, model_class in named)
 
 
+def _reads_part(model_class: str, config: Any) -> bool:
+    """Return whether a class takes the configuration of a part, which is a model type of its own."""
+    import transformers
+
+    try:
+        cls = getattr(transformers, model_class, None)
+        return getattr(cls, "config_class", None) in config.sub_configs.values()
+    except ImportError:  # a class that needs another library
+        return False
+
+
 def shrink(model_type: str) -> Any:
     """Return the default configuration of a model type, with few and narrow layers."""
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     kind = CONFIG_MAPPING[model_type]
-    values = {**_small(kind()), **SPECIAL.get(model_type, {})}
-    return kind(**{key: value for key, value in values.items() if value is not None})
+    return kind(**{**_small(kind()), **SPECIAL.get(model_type, {})})
 
 
 def _small(default: Any) -> dict[str, Any]:
@@ -127,7 +150,9 @@ def _small(default: Any) -> dict[str, Any]:
     values["pad_token_id"] = 0  # classifiers of whole texts look for it
     for key, value in stated.items():
         if isinstance(value, list) and len(value) == stated.get("num_hidden_layers", 0) and len(value) > 2:
-            values[key] = value[:2]
+            values[key] = (list(dict.fromkeys(value)) + value)[:2]  # layers of different kinds
+    if layers := stated.get("per_layer_config"):
+        values["per_layer_config"] = {number: layer for number, layer in layers.items() if int(number) < 2}
     for key, size in (("image_size", SMALL["image_size"]), ("depths", 1)):
         if isinstance(getattr(default, key, None), list | tuple):
             values[key] = [size] * len(getattr(default, key))
@@ -160,47 +185,56 @@ def make(model_type: str, model_class: str, folder: str) -> None:
     model.save_pretrained(folder)
 
 
-def run(*command: str, folder: Path) -> tuple[int | None, str]:
-    """Return the status and the last line of a process, None for one that is out of time."""
+def attempt(model_type: str, model_class: str, *, import_only: bool) -> tuple[str, str]:
+    """Make, import and export the model of one class in this folder; return the result and its reason."""
+    from zoo import ZooError
+    from zoo.checkpoints import import_checkpoint
+    from zoo_export import export_model
+
     try:
+        make(model_type, model_class, "made")
+    except Exception as error:  # the class may raise anything for a configuration that does not suit it
+        return "not made", line_of(error)
+    try:
+        import_checkpoint("made", "model", model_type="transformers")
+    except ZooError as error:
+        return "not imported", line_of(error)
+    if import_only:
+        return "imported", ""
+    try:
+        export_model("model")
+    except ZooError as error:
+        law = str(error).partition("violates the law ")[2].partition(":")[0]
+        return f"refused by {law}" if law else "not exported", line_of(error)
+    return "verified", ""
+
+
+def line_of(error: Exception) -> str:
+    """Return a message in one line."""
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def judge(item: tuple[str, str, str], *, seconds: int, import_only: bool) -> Outcome:
+    """Return the outcome of :func:`attempt` in a process of its own."""
+    command = [sys.executable, __file__, "--attempt", *item[:2]]
+    with tempfile.TemporaryDirectory() as folder, suppress(subprocess.TimeoutExpired):
         done = subprocess.run(
-            [sys.executable, *command], cwd=folder, capture_output=True, text=True, timeout=SECONDS, check=False
-        )
-    except subprocess.TimeoutExpired:
-        return None, f"more than {SECONDS} s"
-    lines = [line for line in done.stderr.splitlines() if line.strip()] or [""]
-    return done.returncode, next((line for line in reversed(lines) if line.startswith("error: ")), lines[-1])
-
-
-def judge(item: tuple[str, str, str], *, import_only: bool) -> Outcome:
-    """Make, import and export the model of one class."""
-    model_type, model_class, task = item
-    answer = partial(Outcome, model_type, model_class, task)
-    with tempfile.TemporaryDirectory() as temporary:
-        folder = Path(temporary)
-        status, line = run(__file__, "--make", model_type, model_class, folder=folder)
-        if status != 0:
-            return answer("not made", line)
-        command = ("-m", "zoo", "import", "made", "-o", "model", "--via", "transformers")
-        status, line = run(*command, folder=folder)
-        if status != 0:
-            return answer("not imported", line)
-        if import_only:
-            return answer("imported")
-        status, line = run("-m", "zoo", "export", "model", "--onnx", folder=folder)
-    if status == 0:
-        return answer("verified")
-    law = line.partition("violates the law ")[2].partition(":")[0]
-    if law:
-        return answer(f"refused by {law}", line)
-    return answer("out of time" if status is None else "not exported", line)
+            [*command, *(["--import-only"] if import_only else [])],
+            cwd=folder, capture_output=True, text=True, timeout=seconds, check=False,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )  # fmt: skip
+        if done.returncode == 0:
+            return Outcome(*item, *json.loads((Path(folder) / RESULT).read_text(encoding="utf-8")))
+        lines = [line for line in done.stderr.splitlines() if line.strip()]
+        return Outcome(*item, "failed", lines[-1] if lines else f"status {done.returncode}")
+    return Outcome(*item, "out of time", f"more than {seconds} s")
 
 
 def table(outcomes: list[Outcome]) -> str:
     """Return the outcomes as a table in Markdown."""
     lines = ["| model type | class | task | result |", "| --- | --- | --- | --- |"]
     for item in outcomes:
-        reason = f": {item.detail.removeprefix('error: ')[:160]}" if item.result.startswith("not ") else ""
+        reason = f": {item.detail.removeprefix('error: ')[:160]}" if item.result.startswith(("not ", "failed")) else ""
         text = f"{item.result}{reason}".replace("|", "\\|").replace("<", "&lt;")
         lines.append(f"| {item.model_type} | {item.model_class} | {item.task} | {text} |")
     return "\n".join(lines)
@@ -225,11 +259,12 @@ def main() -> None:
     parser.add_argument(
         "--record", type=Path, help="a file of outcomes, one line of JSON each, which a rerun goes on with"
     )
-    parser.add_argument("--make", nargs=2, help=argparse.SUPPRESS)
+    parser.add_argument("--seconds", type=int, default=300, help="limit of each process")
+    parser.add_argument("--attempt", nargs=2, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    if arguments.make:
-        model_type, model_class = arguments.make
-        make(model_type, model_class, "made")
+    if arguments.attempt:
+        result = attempt(*arguments.attempt, import_only=arguments.import_only)
+        Path(RESULT).write_text(json.dumps(result), encoding="utf-8")
         return
     items = [item for item in classes() if not arguments.types or item[0] in arguments.types]
     items = [item for item in items if arguments.task in (None, item[2])]
@@ -242,7 +277,7 @@ def main() -> None:
     outcomes = [known[item[:2]] for item in items if item[:2] in known]
     with ThreadPoolExecutor(arguments.jobs) as pool:
         rest = [item for item in items if item[:2] not in known]
-        for outcome in pool.map(partial(judge, import_only=arguments.import_only), rest):
+        for outcome in pool.map(partial(judge, seconds=arguments.seconds, import_only=arguments.import_only), rest):
             print(f"{outcome.model_class}: {outcome.result}: {outcome.detail}"[:300], file=sys.stderr, flush=True)
             outcomes.append(outcome)
             if arguments.record:
