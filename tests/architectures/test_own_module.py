@@ -80,7 +80,7 @@ def test_no_module_is_given() -> None:
 
 
 def test_fixed_and_positive_tensors_of_the_module() -> None:
-    """What the module declares about its tensors holds for the model."""
+    """The model takes over which tensors its module declares as fixed or positive."""
 
     class Decays(own_modules.Ranker):
         def __init__(self) -> None:

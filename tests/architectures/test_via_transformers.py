@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch.testing import assert_close
 
 import zoo as library
+from tests.architectures.originals import save_random
 from tests.conftest import Result
 from zoo.checkpoints import Exact, export_checkpoint, import_checkpoint
 from zoo.registry import registry
@@ -72,16 +73,10 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def save(model_class: str, folder: Path, **options: Any) -> Any:
-    """Save a random model, whose parameters are large enough for its answers to differ."""
+    """Save a random model with the sizes of this file."""
     model_type, own = MODELS[model_class]
     config = transformers.AutoConfig.for_model(model_type, **{**SIZES, **own, **options})
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        model = getattr(transformers, model_class)(config).eval().requires_grad_(False)
-        for parameter in model.parameters():
-            parameter.copy_(0.3 * torch.randn(parameter.shape))
-    model.save_pretrained(folder)
-    return model
+    return save_random(model_class, config, folder)
 
 
 def stored(folder: Path) -> dict[str, torch.Tensor]:

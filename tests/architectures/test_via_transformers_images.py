@@ -15,6 +15,7 @@ from PIL import Image
 from torch.testing import assert_close
 
 import zoo as library
+from tests.architectures.originals import save_random
 from tests.conftest import Result
 from zoo.checkpoints import export_checkpoint, import_checkpoint
 from zoo_export.export import export_model
@@ -60,16 +61,11 @@ MODELS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 
 
 def save(model_class: str, folder: Path, **changes: Any) -> Any:
-    """Save a random model, whose parameters are large enough for its answers to differ, and its image processor."""
+    """Save a random model and its image processor."""
     processor, sizes, preparation = MODELS[model_class]
-    cls = getattr(transformers, model_class)
     labels = {"id2label": {0: "cat", 1: "dog", 2: "owl"}} if "Classification" in model_class else {}
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        model = cls(cls.config_class(**sizes, **labels)).eval().requires_grad_(False)
-        for parameter in model.parameters():
-            parameter.copy_(0.3 * torch.randn(parameter.shape))
-    model.save_pretrained(folder)
+    config = getattr(transformers, model_class).config_class(**sizes, **labels)
+    model = save_random(model_class, config, folder)
     body = getattr(transformers, processor + "Pil")(**preparation).to_dict()
     body = {**body, "image_processor_type": processor, **changes}
     (folder / "preprocessor_config.json").write_text(json.dumps(body))

@@ -11,6 +11,7 @@ import transformers
 from torch.testing import assert_close
 
 import zoo as library
+from tests.architectures.originals import save_random
 from zoo.checkpoints import Exact, export_checkpoint, import_checkpoint
 from zoo.nn import Cache
 from zoo_export.export import export_model
@@ -34,15 +35,9 @@ MODELS: dict[str, dict[str, Any]] = {
 
 
 def save(model_class: str, folder: Path, **options: Any) -> Any:
-    """Save a random model, whose parameters are large enough for its answers to differ."""
-    cls = getattr(transformers, model_class)
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        model = cls(cls.config_class(**{**SIZES, **MODELS[model_class], **options})).eval().requires_grad_(False)
-        for parameter in model.parameters():
-            parameter.copy_(0.3 * torch.randn(parameter.shape))
-    model.save_pretrained(folder)
-    return model
+    """Save a random model with the sizes of this file."""
+    values = {**SIZES, **MODELS[model_class], **options}
+    return save_random(model_class, getattr(transformers, model_class).config_class(**values), folder)
 
 
 @pytest.mark.slow_after(2)
@@ -95,7 +90,7 @@ def test_generated_tokens_equal_those_of_transformers(tmp_path: Path, model_clas
 
 @pytest.mark.slow
 def test_decoder_of_bart_counts_no_padding(tmp_path: Path) -> None:
-    """It numbers the columns of a batch, so that a row padded on the left would get other positions."""
+    """BART's own decoder numbers the columns of a batch, so that padding on the left would shift a row's positions."""
     config = transformers.BartConfig(**SIZES, **{**BART, "is_decoder": True, "is_encoder_decoder": False})
     torch.manual_seed(0)
     transformers.BartForCausalLM(config).save_pretrained(tmp_path / "hub")

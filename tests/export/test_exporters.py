@@ -27,7 +27,7 @@ from zoo_export.cli.export import command
 
 Zoo = Callable[..., Any]
 Build = Callable[..., Path]
-SHARED = {"model", "format_name", "texts", "output", "settings", "force", "as_json", "quiet"}
+SHARED = {"model", "format_name", "texts", "output", "settings", "factory", "force", "as_json", "quiet"}
 
 
 @pytest.fixture

@@ -211,6 +211,14 @@ class Export(Record):
             remedy = Wording(f"{verify}, or open it with unverified=True", f"{verify}, or run it with --unverified")
             raise ParityError(f"the export is not verified ({reason})", self.stored.path, remedy)
 
+    def check_digests(self, recorded: Mapping[str, str | None]) -> None:
+        """Raise :class:`ArtifactError` unless each graph, by name, records the digest of the stored evidence."""
+        digest = evidence_digest(self.evidence)
+        for name, found in recorded.items():
+            if found != digest:
+                problem = f"{self.evidence_file} is not the evidence for this graph"
+                raise ArtifactError(problem, self.stored.path / self.graph_files[name], "export again")
+
 
 def find_exports(stored: ModelDirectory) -> list[Export]:
     """Return the ONNX exports of a model directory, the default export first."""

@@ -219,10 +219,15 @@ class AnswerComparison:
 
     def _scored(self, logits: Tensor) -> list[tuple[str, float]]:
         """Return the names of classes, sorted, and their scores."""
+        scores = _scores(self.spec.config, logits).tolist()
+        return sorted(zip(self._class_names, scores, strict=True))
+
+    @property
+    def _class_names(self) -> Sequence[str]:
+        """The labels of a classifier, or the names that transformers gives classes without labels."""
         config = self.spec.config
         assert isinstance(config, ClassifierConfig)
-        names = config.labels or tuple(f"LABEL_{number}" for number in range(config.num_classes))
-        return sorted(zip(names, _scores(config, logits).tolist(), strict=True))
+        return config.labels or [f"LABEL_{number}" for number in range(config.num_classes)]
 
     @property
     def _function(self) -> dict[str, str]:
@@ -296,7 +301,7 @@ class AnswerComparison:
         pipeline = kind(
             model=theirs, tokenizer=self._original, device="cpu", aggregation_strategy="none", ignore_labels=[]
         )
-        names = config.labels or tuple(f"LABEL_{number}" for number in range(config.num_classes))
+        names = self._class_names
         cases = self._cases(pairs=False)
         for case in cases:
             chances = self._outputs(model, [case])["logits"][0].softmax(-1)

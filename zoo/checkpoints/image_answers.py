@@ -41,7 +41,7 @@ class ImageComparison:
 
     @cached_property
     def processed(self) -> ProcessedImages:
-        """What the original makes of images. Raises :class:`Unavailable` or ``ImportError``."""
+        """The original's image processor and the pixels it makes. Raises :class:`Unavailable` or ``ImportError``."""
         try:
             return process_images(self.checkpoint.path)
         except UsageError as error:

@@ -13,9 +13,10 @@ from zoo.modules.graph_data import graph_data, read_graphs
 
 if TYPE_CHECKING:
     from zoo.modules.calls import call_by_name, named_results
-    from zoo.modules.factory import build_module, store_buffers
+    from zoo.modules.factory import SharedModule, build_module, store_buffers
 
 __all__ = [
+    "SharedModule",
     "build_module",
     "call_by_name",
     "check_reference",
@@ -27,7 +28,7 @@ __all__ = [
 
 _HOMES = {
     **dict.fromkeys(("call_by_name", "named_results"), "zoo.modules.calls"),
-    **dict.fromkeys(("build_module", "store_buffers"), "zoo.modules.factory"),
+    **dict.fromkeys(("SharedModule", "build_module", "store_buffers"), "zoo.modules.factory"),
 }
 
 

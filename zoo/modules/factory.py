@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +20,24 @@ from zoo.factories import check_code, check_reference, given_module
 from zoo.models.hooks import loading_hooks, saving_hooks
 from zoo.plugins.discovery import describe
 
-__all__ = ["build_module", "store_buffers"]
+__all__ = ["SharedModule", "build_module", "store_buffers"]
+
+
+class SharedModule(nn.Module):
+    """A module in front of another, whose parameters, buffers and submodules it shares under their own names."""
+
+    original: nn.Module
+    """The other module, which is no submodule."""
+
+    def share(self, original: nn.Module) -> None:
+        """Set the original, whose parameters, buffers and submodules replace this module's."""
+        object.__setattr__(self, "original", original)
+        self._parameters, self._buffers, self._modules = original._parameters, original._buffers, original._modules
+
+    def train(self, mode: bool = True) -> Self:
+        """Set the mode of the original, too."""
+        self.original.training = mode
+        return super().train(mode)
 
 
 def build_module(factory: str | None, arguments: Mapping[str, Any]) -> nn.Module:

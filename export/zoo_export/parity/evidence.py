@@ -79,11 +79,7 @@ def unverified(reason: str, options: Options) -> dict[str, Any]:
 
 def check_evidence(export: Export, graphs: Mapping[str, bytes]) -> None:
     """Raise :class:`ArtifactError` unless each graph's metadata contains the digest of the stored evidence."""
-    digest = evidence_digest(export.evidence)
-    for name, graph in graphs.items():
-        if metadata(graph).get(EVIDENCE_KEY) != digest:
-            problem = f"{export.evidence_file} is not the evidence for this graph"
-            raise ArtifactError(problem, export.stored.path / export.graph_files[name], "export again")
+    export.check_digests({name: metadata(graph).get(EVIDENCE_KEY) for name, graph in graphs.items()})
 
 
 def write_export(

@@ -39,7 +39,7 @@ def recorded_points(points: Sequence[Point], parameters: int) -> list[Point]:
     Batch sizes are one and several; lengths are the shortest, an odd one and a longer one.
     """
     left = [point for point in points if point.is_standard and point.tokens * parameters <= WORK]
-    # Of a single row, half is padding, which may be all that is compared.
+    # Half of a single row is padding: on the right, perhaps all of the tokens whose outputs are compared.
     left = [point for point in left if point.batch > 1 or point.padding != "right" or point.length > point.past]
     shortest = min((point.length for point in left), default=1)
 

@@ -42,7 +42,7 @@ _LARGEST = 2**22
 
 @dataclass(frozen=True)
 class PublishedTests:
-    """What was written."""
+    """The files of published data sets."""
 
     files: list[str]
     """Relative to the target."""

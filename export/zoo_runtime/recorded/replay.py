@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from zoo.arrays import Array
-from zoo.artifact import EVIDENCE_KEY, Export, ModelDirectory, evidence_digest
+from zoo.artifact import EVIDENCE_KEY, Export, ModelDirectory
 from zoo.contract import Graph
 from zoo.errors import EXPORT_AGAIN, ArtifactError, IncomparableError, ParityError
 from zoo.probe.dtypes import dtype_of, numpy_dtype
@@ -193,11 +193,8 @@ def replay_sessions(export: Export, sessions: Mapping[str, ort.InferenceSession]
 
     Raises :class:`ArtifactError` if a graph does not belong to the evidence.
     """
-    digest = evidence_digest(export.evidence)
-    for name, session in sessions.items():
-        if session.get_modelmeta().custom_metadata_map.get(EVIDENCE_KEY) != digest:
-            problem = f"{export.evidence_file} is not the evidence for this graph"
-            raise ArtifactError(problem, export.stored.path / export.graph_files[name], "export again")
+    entries = {name: session.get_modelmeta().custom_metadata_map for name, session in sessions.items()}
+    export.check_digests({name: found.get(EVIDENCE_KEY) for name, found in entries.items()})
     runs = ServingExecutor if export.traits.interface == "rows" else OnnxExecutor
     with named(export.stored.path):
         executor = runs(sessions, numpy_dtype(export.dtype))

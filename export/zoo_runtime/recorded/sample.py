@@ -42,7 +42,7 @@ _DTYPES = {"places": np.dtype(np.int64), "values": np.dtype(np.float64), "allowe
 
 @dataclass(frozen=True, kw_only=True)
 class RecordedOutput:
-    """What the model computed for one output at one point."""
+    """Numbers of one output at one point, computed by the model in float64."""
 
     graph: str
     name: str
@@ -63,7 +63,7 @@ class RecordedCall:
 
     point: Point
     inputs: Mapping[str, Array]
-    """What the graphs are given, with all ``past + length`` tokens."""
+    """The inputs of the graphs by name. Those of tokens have all ``past + length`` of them."""
     generated: Mapping[str, str]
     """:func:`digest_of` the inputs that are too large for the file: those that ``make_feeds`` makes for the point."""
     outputs: Sequence[RecordedOutput]

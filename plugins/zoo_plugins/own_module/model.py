@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import nn
-
-from zoo.modules import build_module, call_by_name, named_results, store_buffers
+from zoo.modules import SharedModule, build_module, call_by_name, named_results, store_buffers
 from zoo_plugins.own_module.config import EXAMPLE, OwnModuleConfig
 from zoo_plugins.own_module.example import MeanScorer
 
 __all__ = ["OwnModule"]
 
 
-class OwnModule(nn.Module):
+class OwnModule(SharedModule):
     """The module that the factory of the configuration builds.
 
-    The original is no submodule: this module shares its parameters, buffers and submodules, so that all have the names
-    of the original's state dict. Buffers that the original does not store are stored as well, and fixed.
+    All tensors have the names of the original's state dict. Buffers that the original does not store are stored as
+    well, and fixed.
     """
 
     def __init__(self, c: OwnModuleConfig) -> None:
@@ -27,15 +25,7 @@ class OwnModule(nn.Module):
         self.fixed_tensors = (*getattr(original, "fixed_tensors", ()), *store_buffers(original))
         self.positive_tensors = dict(getattr(original, "positive_tensors", {}))
         self._declared = {graph.method: [item.name for item in graph.outputs] for graph in c.graphs()}
-        object.__setattr__(self, "original", original)
-        self._parameters, self._buffers, self._modules = original._parameters, original._buffers, original._modules
-
-    original: nn.Module
-
-    def train(self, mode: bool = True) -> OwnModule:
-        """Set the mode of the original, too."""
-        self.original.training = mode
-        return super().train(mode)
+        self.share(original)
 
     def forward(self, **inputs: Any) -> dict[str, Any]:
         """Return the outputs of the original by name."""

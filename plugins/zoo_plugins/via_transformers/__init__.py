@@ -29,7 +29,7 @@ def zoo_architectures() -> Sequence[zoo.Architecture]:
             config="zoo_plugins.via_transformers.config:ViaTransformersConfig",
             model="zoo_plugins.via_transformers.model:ViaTransformers",
             reference="Wolf et al. 2020, Transformers: State-of-the-Art Natural Language Processing",
-            expected_failures={"global-state": "transformers imports libraries that add filters of warnings"},
+            expected_failures={"global-state": "transformers imports libraries that add warning filters"},
         )
     ]
 

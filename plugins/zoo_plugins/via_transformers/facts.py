@@ -114,7 +114,7 @@ def _inspect(c: ClassFields, device: str) -> dict[str, Any]:
     with torch.device(device), no_init_weights():  # without values, weights take no memory on the CPU either
         model = ViaTransformers(_with(c, computed=["*"])).eval().requires_grad_(False)
     original: Any = model.original
-    facts = _facts_of_images(original.config) if c.task in IMAGE_TASKS else _facts_of_texts(c, original)
+    facts = _image_facts(original.config) if c.task in IMAGE_TASKS else _text_facts(c, original)
     found: dict[str, Any] = {"attention": c.attention, "output_sizes": {}, "num_patches": None, **facts}
     c = model.config = _with(c, **found)
     cache = Cache.empty(c.num_layers or 0)
@@ -140,8 +140,8 @@ def _inspect(c: ClassFields, device: str) -> dict[str, Any]:
     return {**found, **_sizes(c, outputs, cache), **_recorded(c, scores)}
 
 
-def _facts_of_texts(c: ClassFields, original: Any) -> dict[str, Any]:
-    """Return what the class of texts says of itself."""
+def _text_facts(c: ClassFields, original: Any) -> dict[str, Any]:
+    """Return the sizes that a class for texts states in its configuration and has in its modules."""
     described = original.config.get_text_config(decoder=c.task in GENERATION_TASKS)
     parameters = signature(original.forward).parameters
     types = getattr(described, "type_vocab_size", 0) if "token_type_ids" in parameters else 0
@@ -164,8 +164,8 @@ def _count_layers(c: ClassFields, config: Any, described: Any) -> int | None:
     return next((count for count in counts if count is not None), c.num_layers)
 
 
-def _facts_of_images(config: Any) -> dict[str, Any]:
-    """Return what the configuration of a class of images says."""
+def _image_facts(config: Any) -> dict[str, Any]:
+    """Return the sizes that the configuration of a class for images states."""
     widths = getattr(config, "hidden_sizes", None) or [None]
     return {
         **dict.fromkeys(("vocab_size", "max_seq_len", "num_kv_heads", "head_dim", "value_head_dim")),

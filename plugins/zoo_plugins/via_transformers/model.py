@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from zoo.modules import SharedModule, store_buffers
 from zoo.nn import Cache, EmbeddingHead, positions_of
 from zoo_plugins.via_transformers.cache import KeyValueCache
 from zoo_plugins.via_transformers.fields import ClassFields
@@ -21,12 +22,11 @@ from zoo_plugins.via_transformers.seq2seq import decode, encode
 __all__ = ["ViaTransformers"]
 
 
-class ViaTransformers(nn.Module):
+class ViaTransformers(SharedModule):
     """The class of transformers that the configuration names.
 
-    The original is no submodule: this module shares its parameters, buffers and submodules, so that all have the names
-    of the original's state dict. What the original computes at construction, such as the frequencies of rotary
-    positions, is stored as well.
+    All tensors have the names of the original's state dict. What the original computes at construction, such as the
+    frequencies of rotary positions, is stored as well.
     """
 
     def __init__(self, c: ClassFields) -> None:
@@ -35,24 +35,14 @@ class ViaTransformers(nn.Module):
         original = build_original(c)
         self.fixed_tensors = computed_names(original, c.computed)
         for name in computed_names(original, ("*",)):
-            path, _, short = name.rpartition(".")
-            module = original.get_submodule(path)
-            if name in self.fixed_tensors:
-                module.register_buffer(short, original.get_buffer(name), persistent=True)
-            else:
-                delattr(module, short)  # no graph reads it
+            if name not in self.fixed_tensors:
+                path, _, short = name.rpartition(".")
+                delattr(original.get_submodule(path), short)  # no graph reads it
+        store_buffers(original)
         count_positions(original)
-        object.__setattr__(self, "original", original)
-        self._parameters, self._buffers, self._modules = original._parameters, original._buffers, original._modules
+        self.share(original)
         if c.task == "sentence-embedding":
             self.embedding_head = EmbeddingHead(c, c.hidden_size or 0)
-
-    original: nn.Module
-
-    def train(self, mode: bool = True) -> ViaTransformers:
-        """Set the mode of the original, too."""
-        self.original.training = mode
-        return super().train(mode)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> ViaTransformers:
         """Convert tensors, but keep computed ones in float32 at least, as transformers does."""
