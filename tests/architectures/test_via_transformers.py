@@ -47,6 +47,20 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "FalconForCausalLM": ("falcon", {}),
     "GPTNeoXForSequenceClassification": ("gpt_neox", {"num_labels": 3}),
     "GPTJForCausalLM": ("gptj", {"n_embd": 32, "n_layer": 2, "n_head": 4, "rotary_dim": 4, "n_positions": 48}),
+    "GraniteMoeHybridForCausalLM": (
+        "granitemoehybrid",
+        {
+            "num_key_value_heads": 2,
+            "layer_types": ["mamba", "attention"],
+            "mamba_n_heads": 6,
+            "mamba_d_head": 8,
+            "mamba_d_state": 8,
+            "mamba_chunk_size": 4,
+            "num_local_experts": 0,
+            "shared_intermediate_size": 16,
+        },
+    ),
+    "Lfm2ForCausalLM": ("lfm2", {"num_key_value_heads": 2, "layer_types": ["conv", "full_attention"]}),
     "MixtralForCausalLM": ("mixtral", {"num_key_value_heads": 2, "num_local_experts": 4}),
     "OPTForCausalLM": ("opt", {"ffn_dim": 40, "word_embed_proj_dim": 24, "pad_token_id": 1}),
     "PhiForCausalLM": ("phi", {"hidden_size": 32}),
@@ -109,7 +123,15 @@ def test_export_is_verified(tmp_path: Path, model_class: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "model_class", ["GPTNeoXForCausalLM", "OPTForCausalLM", "BloomForCausalLM", "Starcoder2ForCausalLM"]
+    "model_class",
+    [
+        "GPTNeoXForCausalLM",
+        "OPTForCausalLM",
+        "BloomForCausalLM",
+        "Starcoder2ForCausalLM",
+        "GraniteMoeHybridForCausalLM",
+        "Lfm2ForCausalLM",
+    ],
 )
 def test_generated_tokens_of_a_padded_batch_equal_those_of_transformers(tmp_path: Path, model_class: str) -> None:
     theirs = save(model_class, tmp_path / "hub", eos_token_id=None)
@@ -174,6 +196,32 @@ def test_class_that_changes_its_weights_when_they_are_read_is_refused(tmp_path: 
     model.save_pretrained(tmp_path / "hub")
     zoo("import", tmp_path / "hub", "-o", "ours").failed(4, "output logits")
     assert not Path("ours").exists()
+
+
+def test_layers_keep_keys_and_values_or_states(tmp_path: Path) -> None:
+    save("GraniteMoeHybridForCausalLM", tmp_path / "hub")
+    imported = import_checkpoint(tmp_path / "hub", tmp_path / "ours")
+    config = imported.spec.config
+    assert (config.key_layers, config.state_layers, config.num_layers) == ((1,), (0,), 2)
+    (graph,) = imported.spec.graphs
+    assert {tensor.name: tensor.dims for tensor in graph.past_tensors()} == {
+        "past_key_values.0.key": ("batch", 2, "past_sequence", 6),
+        "past_key_values.0.value": ("batch", 2, "past_sequence", 6),
+        "past_states.0.convolution": ("batch", 64, 4),
+        "past_states.0.recurrence": ("batch", 6, 8, 8),
+    }
+
+
+def test_masks_of_recurrences_are_those_of_transformers_after_a_call(tmp_path: Path) -> None:
+    save("Lfm2ForCausalLM", tmp_path / "hub")
+    import_checkpoint(tmp_path / "hub", tmp_path / "ours", verify=False)
+    model = library.load(tmp_path / "ours")
+    module = sys.modules[type(model.original).__module__]
+    before = module.create_recurrent_attention_mask
+    model(torch.tensor([[5, 6, 7]]))
+    with pytest.raises(IndexError):
+        model(torch.tensor([[5, 10**6]]))
+    assert module.create_recurrent_attention_mask is before
 
 
 def test_absent_tokens_stay_absent(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from inspect import getmodule, signature
 from typing import Any
 
@@ -16,7 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers.initialization import no_init_weights
 
 from zoo import UsageError, ZooError
-from zoo.nn import Cache, recorded_scores
+from zoo.nn import Cache, LayerStates, recorded_scores
 from zoo_plugins.via_transformers.attention import UnknownOption
 from zoo_plugins.via_transformers.fields import GENERATION_TASKS, IMAGE_TASKS, ClassFields
 from zoo_plugins.via_transformers.model import ViaTransformers
@@ -117,7 +117,7 @@ def _inspect(c: ClassFields, device: str) -> dict[str, Any]:
     facts = _image_facts(original.config) if c.task in IMAGE_TASKS else _text_facts(c, original)
     found: dict[str, Any] = {"attention": c.attention, "output_sizes": {}, "num_patches": None, **facts}
     c = model.config = _with(c, **found)
-    cache = Cache.empty(c.num_layers or 0)
+    cache, states = Cache.empty(c.num_layers or 0), LayerStates.empty(c.num_layers or 0)
     inputs = _inputs(c, _ROWS, _LENGTH, device)
     with torch.no_grad(), recorded_scores() as scores, _ReadTensors() as read:
         if c.task == "text2text-generation":
@@ -129,7 +129,9 @@ def _inspect(c: ClassFields, device: str) -> dict[str, Any]:
             if _shapes(cross) != _shapes(cache):
                 raise UsageError(f"{c.model_class} keeps other keys and values of the source than of the target")
         elif c.task == "text-generation":
-            outputs = model(**inputs, past_key_values=cache)
+            every = tuple(range(len(cache)))
+            model.config = _with(c, key_layers=every, state_layers=every)
+            outputs = model(**inputs, past_key_values=cache, past_states=states)
         else:
             outputs = model(**inputs)
     buffers = dict(model.named_buffers())
@@ -137,7 +139,7 @@ def _inspect(c: ClassFields, device: str) -> dict[str, Any]:
     found["num_parameters"] = sum(parameter.numel() for parameter in model.parameters())
     found["flops_per_token"] = _flops(model, c, device, c.max_seq_len)
     found["computed"] = tuple(dict.fromkeys(re.sub(r"\.\d+(?=\.)", ".*", name) for name in names))
-    return {**found, **_sizes(c, outputs, cache), **_recorded(c, scores)}
+    return {**found, **_sizes(c, outputs), **_past_sizes(c, cache, states), **_recorded(c, scores)}
 
 
 def _text_facts(c: ClassFields, original: Any) -> dict[str, Any]:
@@ -188,20 +190,35 @@ def _unused_positions(original: Any) -> int:
     return padding + 1 if isinstance(padding, int) else 0
 
 
-def _sizes(c: ClassFields, outputs: Mapping[str, torch.Tensor], cache: Cache) -> dict[str, Any]:
-    """Return the sizes of outputs, keys and values, after a check of the outputs."""
+def _past_sizes(c: ClassFields, cache: Cache, states: Sequence[LayerStates]) -> dict[str, Any]:
+    """Return the layers that keep keys and values, and those with states, and the sizes of both."""
+    if c.task not in GENERATION_TASKS:
+        return {}
+    shapes = _shapes(cache)
+    sizes = {tuple((name, *value.shape[1:]) for name, value in layer.items()) for layer in states if layer}
+    if len(shapes) > 1 or len(sizes) > 1:
+        raise UsageError(f"{c.model_class} does not keep tensors of the same sizes in every layer")
+    if not shapes and not sizes:
+        raise UsageError(f"{c.model_class} keeps nothing of earlier tokens")
+    key_layers = tuple(number for number, layer in enumerate(cache.layers) if layer.key is not None)
+    if c.task == "text2text-generation" and len(key_layers) < len(cache):
+        raise UsageError(f"{c.model_class} does not keep keys and values in every layer")
+    heads, width, value_width = next(iter(shapes), (None, None, None))
+    return {
+        "key_layers": None if len(key_layers) == len(cache) else key_layers,
+        "num_kv_heads": heads,
+        "head_dim": width,
+        "value_head_dim": value_width if value_width != width else None,
+        "state_layers": tuple(number for number, layer in enumerate(states) if layer),
+        "state_sizes": {name: size for name, *size in next(iter(sizes), ())},
+    }
+
+
+def _sizes(c: ClassFields, outputs: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+    """Return the sizes of outputs, after a check."""
     if c.task in GENERATION_TASKS:
-        shapes = _shapes(cache)
-        if len(shapes) != 1:
-            raise UsageError(f"{c.model_class} does not keep keys and values of one size in every layer")
-        ((heads, width, value_width),) = shapes
         _require(c, outputs["logits"], (c.vocab_size,))
-        return {
-            "num_layers": len(cache),
-            "num_kv_heads": heads,
-            "head_dim": width,
-            "value_head_dim": value_width if value_width != width else None,
-        }
+        return {}
     if c.task == "image-feature-extraction":
         if "last_hidden_state" not in outputs:
             raise UsageError(f"{c.model_class} returns no last_hidden_state")
@@ -215,9 +232,9 @@ def _sizes(c: ClassFields, outputs: Mapping[str, torch.Tensor], cache: Cache) ->
 
 
 def _shapes(cache: Cache) -> set[tuple[int, int, int]]:
-    """Return the different heads, and widths of keys and values, of the layers; none if a layer keeps nothing."""
-    pairs = list(cache.pairs()) if len(cache) and cache[-1].key is not None else []
-    return {(key.shape[1], key.shape[3], value.shape[3]) for key, value in pairs}
+    """Return the different heads, and widths of keys and values, of the layers that keep any."""
+    pairs = [(layer.key, layer.value) for layer in cache.layers]
+    return {(k.shape[1], k.shape[3], v.shape[3]) for k, v in pairs if k is not None and v is not None}
 
 
 def _require(c: ClassFields, value: torch.Tensor, ending: tuple[int | None, ...]) -> None:

@@ -31,8 +31,8 @@ class ClassFields(EmbeddingConfig):
 
     head_fields: ClassVar[tuple[str, ...]] = (
         *EmbeddingConfig.head_fields, "model_class", "attention", "type_vocab_size", "counts_positions", "computed",
-        "num_kv_heads", "head_dim", "value_head_dim", "num_parameters", "flops_per_token", "attention_layers",
-        "num_heads", "num_patches", "output_sizes",
+        "num_kv_heads", "head_dim", "value_head_dim", "key_layers", "state_layers", "state_sizes", "num_parameters",
+        "flops_per_token", "attention_layers", "num_heads", "num_patches", "output_sizes",
     )  # fmt: skip
     task: Literal[
         "feature-extraction",
@@ -72,14 +72,19 @@ class ClassFields(EmbeddingConfig):
     """Tensors that the class computes at construction and does not store in its checkpoints, such as the frequencies of
     rotary positions; ``*`` stands for the number of a layer."""
     num_layers: int | None = 2
-    """Number of layers; in text generation, of those with keys and values, and of the decoder if there is an encoder.
-    None for an image model that does not say."""
+    """Number of layers, of the decoder if there is an encoder. None for an image model that does not say."""
     num_kv_heads: int | None = 4
-    """Their key-value heads, in text generation."""
+    """Key-value heads of a layer, in text generation; None if no layer has any."""
     head_dim: int | None = 16
     """Width of a key, in text generation."""
     value_head_dim: int | None = None
     """Width of a value; ``head_dim`` by default."""
+    key_layers: tuple[int, ...] | None = None
+    """The layers with keys and values, in text generation, counted from 0; None for all layers."""
+    state_layers: tuple[int, ...] = ()
+    """The layers with states of a fixed size: the last inputs of a convolution, the state of a recurrence."""
+    state_sizes: dict[str, Any] = field(default_factory=dict, hash=False)
+    """The states of such a layer by name, each with its sizes after the batch."""
     num_parameters: int = 133_376
     """Number of parameters."""
     flops_per_token: int = 295_424
@@ -120,7 +125,7 @@ class ClassFields(EmbeddingConfig):
     def __post_init__(self) -> None:
         self.check_classes(head=self.task in _CLASSIFIED)
         self.check_embedding()
-        if self.task in GENERATION_TASKS and not (self.num_kv_heads and self.head_dim):
+        if self.task in GENERATION_TASKS and self.num_key_layers and not (self.num_kv_heads and self.head_dim):
             raise ValueError(f"{self.task} needs num_kv_heads and head_dim")
         if self.task in IMAGE_TASKS:
             for name, value in self.images().to_dict().items():
@@ -132,6 +137,11 @@ class ClassFields(EmbeddingConfig):
             raise ValueError("original has no model_type")
         for key, value in _counts(self.original):
             self.check_field("num_layers", value, f"original.{key}")
+
+    @property
+    def num_key_layers(self) -> int:
+        """Number of layers with keys and values."""
+        return (self.num_layers or 0) if self.key_layers is None else len(self.key_layers)
 
     def images(self) -> ImageConfig:
         """Return how images are prepared. Raises ``ValueError`` if the fields contradict each other."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from zoo import Graph, KeyValues, TensorSpec, attentions, causal_graph, floats, mask, token_ids
+from zoo import Graph, KeyValues, States, TensorSpec, attentions, floats, mask, token_ids
 from zoo_plugins.via_transformers.fields import IMAGE_TASKS, ClassFields
 
 __all__ = ["graphs_of"]
@@ -15,15 +15,7 @@ def graphs_of(c: ClassFields) -> tuple[Graph, ...]:
     if c.task == "text2text-generation":
         return _encoder_and_decoder(c)
     if c.task == "text-generation":
-        graph = causal_graph(
-            vocab_size=c.vocab_size or 0,
-            num_layers=c.num_layers or 0,
-            num_kv_heads=c.num_kv_heads or 0,
-            head_dim=c.head_dim or 0,
-            value_head_dim=c.value_head_dim,
-            num_heads=c.num_heads if c.attention_layers else None,
-        )
-        return (graph,)
+        return (_decoder(c),)
     inputs = [token_ids("input_ids", c.vocab_size or 0)]
     if not c.reads_padding:
         inputs.append(mask("attention_mask", padding="right"))
@@ -31,6 +23,30 @@ def graphs_of(c: ClassFields) -> tuple[Graph, ...]:
         inputs.append(token_ids("token_type_ids", c.type_vocab_size))
     recorded = attentions(c.attention_layers, c.num_heads)
     return (Graph(inputs=tuple(inputs), outputs=_text_outputs(c), attentions=recorded),)
+
+
+def _decoder(c: ClassFields) -> Graph:
+    """Declare a decoder, whose past has keys and values, states, or both: each numbered among the layers of its kind.
+
+    Convolutions and recurrences read padding, whose inputs are zeros, as any other token: only before a text is it
+    without effect.
+    """
+    length = "past_sequence + sequence" if c.num_key_layers else "sequence"
+    states = [floats(name, "batch", *sizes) for name, sizes in c.state_sizes.items()]
+    pasts: list[KeyValues | States] = []
+    if c.num_key_layers:
+        pasts.append(_key_values(c, "past_key_values", "past_sequence"))
+    if states:
+        pasts.append(States(num_layers=len(c.state_layers), states=tuple(states)))
+    return Graph(
+        inputs=(
+            token_ids("input_ids", c.vocab_size or 0),
+            mask("attention_mask", length=length, padding="left" if states else "both"),
+        ),
+        outputs=(floats("logits", "batch", "sequence", c.vocab_size or 0),),
+        past=tuple(pasts),
+        attentions=attentions(c.attention_layers, c.num_heads, keys=length),
+    )
 
 
 def _image_graph(c: ClassFields) -> Graph:
@@ -64,18 +80,7 @@ def _text_outputs(c: ClassFields) -> tuple[TensorSpec, ...]:
 
 def _encoder_and_decoder(c: ClassFields) -> tuple[Graph, ...]:
     """Declare an encoder, which also projects the keys and values of cross-attention, and a decoder."""
-
-    def key_values(name: str, length: str) -> KeyValues:
-        return KeyValues(
-            name=name,
-            num_layers=c.num_layers or 0,
-            num_heads=c.num_kv_heads or 0,
-            head_dim=c.head_dim or 0,
-            value_head_dim=c.value_head_dim,
-            length=length,
-        )
-
-    cross = key_values("cross_key_values", "encoder_sequence")
+    cross = _key_values(c, "cross_key_values", "encoder_sequence")
     source_mask = mask("attention_mask", length="encoder_sequence", padding="right")
     encoder = Graph(
         name="encoder",
@@ -94,6 +99,17 @@ def _encoder_and_decoder(c: ClassFields) -> tuple[Graph, ...]:
             cross,
         ),
         outputs=(floats("logits", "batch", "sequence", c.vocab_size or 0),),
-        past=key_values("past_key_values", "past_sequence"),
+        past=_key_values(c, "past_key_values", "past_sequence"),
     )
     return encoder, decoder
+
+
+def _key_values(c: ClassFields, name: str, length: str) -> KeyValues:
+    return KeyValues(
+        name=name,
+        num_layers=c.num_key_layers,
+        num_heads=c.num_kv_heads or 0,
+        head_dim=c.head_dim or 0,
+        value_head_dim=c.value_head_dim,
+        length=length,
+    )

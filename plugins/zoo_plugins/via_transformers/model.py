@@ -12,11 +12,12 @@ import torch
 from torch import Tensor
 
 from zoo.modules import SharedModule, store_buffers
-from zoo.nn import Cache, EmbeddingHead, positions_of
-from zoo_plugins.via_transformers.cache import KeyValueCache
+from zoo.nn import Cache, EmbeddingHead, LayerStates, positions_of
+from zoo_plugins.via_transformers.cache import PastCache
 from zoo_plugins.via_transformers.fields import ClassFields
 from zoo_plugins.via_transformers.originals import build_original, computed_names
 from zoo_plugins.via_transformers.positions import count_positions, given_positions
+from zoo_plugins.via_transformers.recurrent import without_branches
 from zoo_plugins.via_transformers.seq2seq import decode, encode
 
 __all__ = ["ViaTransformers"]
@@ -61,6 +62,7 @@ class ViaTransformers(SharedModule):
         attention_mask: Tensor | None = None,
         token_type_ids: Tensor | None = None,
         past_key_values: Cache | None = None,
+        past_states: list[LayerStates] | None = None,
         *,
         decoder_input_ids: Tensor | None = None,
         decoder_attention_mask: Tensor | None = None,
@@ -73,6 +75,7 @@ class ViaTransformers(SharedModule):
             attention_mask: (B, S), 1 for a token and 0 for padding, the past included.
             token_type_ids: (B, T), the segment of each token; all 0 by default.
             past_key_values: keys and values of earlier calls; extended in place.
+            past_states: states after earlier calls, of the layers that have any; replaced in place.
             decoder_input_ids: (B, T), the target that an encoder-decoder reads, as in training.
             decoder_attention_mask: (B, T), of the target.
             pixel_values: (B, C, I, I), of a class that reads images.
@@ -102,9 +105,12 @@ class ViaTransformers(SharedModule):
         if c.type_vocab_size and c.task != "text-generation":
             options["token_type_ids"] = torch.zeros_like(input_ids) if token_type_ids is None else token_type_ids
         if c.task == "text-generation":
-            options["use_cache"] = past_key_values is not None
-            options["past_key_values"] = None if past_key_values is None else KeyValueCache(past_key_values)
-        with given_positions(self.original, positions if c.task == "text-generation" else None):
+            has_past = past_key_values is not None or past_states is not None
+            pasts = (past_key_values or Cache.empty(0), past_states or (), c.key_layers, c.state_layers)
+            options["use_cache"] = has_past
+            options["past_key_values"] = PastCache(*pasts) if has_past else None
+        given = given_positions(self.original, positions if c.task == "text-generation" else None)
+        with given, without_branches(self.original):
             found = self.original(input_ids=input_ids, attention_mask=attention_mask, return_dict=True, **options)
         match c.task:
             case "feature-extraction":
