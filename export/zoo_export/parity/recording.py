@@ -34,9 +34,10 @@ _INPUT = 2**14
 
 
 def recorded_points(points: Sequence[Point], parameters: int) -> list[Point]:
-    """Return few points, the cheapest, with each batch size at each length, and each padding with and without a past.
+    """Return few points, the cheapest, with each batch size and each padding at each length, with a past and without.
 
-    Batch sizes are one and several; lengths are the shortest, an odd one and a longer one.
+    Batch sizes are one and several; lengths are the shortest, an odd one and a longer one. Padding is that of a row
+    with several tokens.
     """
     left = [point for point in points if point.is_standard and point.tokens * parameters <= WORK]
     # Half of a single row is padding: on the right, perhaps all of the tokens whose outputs are compared.
@@ -45,9 +46,10 @@ def recorded_points(points: Sequence[Point], parameters: int) -> list[Point]:
 
     def kinds(point: Point) -> set[object]:
         lengths = {"shortest": point.length == shortest, "odd": 2 < point.length <= ODD, "longer": point.length > ODD}
-        sizes = {(min(point.batch, 2), length) for length, holds in lengths.items() if holds}
-        padding = {(bool(point.past), point.padding)} if point.padding != "empty row" else set()
-        return sizes | padding
+        padded = {point.padding} if _has_several_tokens_beside_padding(point) else set()
+        values = {min(point.batch, 2), *padded}
+        corners = {(bool(point.past), name, value) for name, holds in lengths.items() if holds for value in values}
+        return corners | ({(bool(point.past), "none")} if point.padding == "none" else set())
 
     chosen, seen = list[Point](), set[object]()
     while left:
@@ -57,6 +59,12 @@ def recorded_points(points: Sequence[Point], parameters: int) -> list[Point]:
         chosen.append(best)
         seen |= kinds(best)
     return chosen
+
+
+def _has_several_tokens_beside_padding(point: Point) -> bool:
+    """Whether some row of a point is padded on a side, and has more than one token: see :func:`make_feeds`."""
+    total = point.length + point.past
+    return point.padding in ("left", "right") and (total > 3 if point.batch == 1 else point.batch > 2 and total > 2)
 
 
 @dataclass(frozen=True, kw_only=True)

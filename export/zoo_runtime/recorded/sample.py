@@ -182,6 +182,9 @@ class _Reader:
         )
         if not sample.calls or any(count != len(self._tensors[name]) for name, count in self._read.items()):
             raise ValueError("its index describes other numbers")
+        outputs = [output for call in sample.calls for output in call.outputs if output.places.size]
+        if missing := sorted(self._outputs.keys() - {(output.graph, output.name) for output in outputs}):
+            raise ValueError(f"it has no numbers of {' of '.join(reversed(missing[0]))}")
         return sample
 
     def _call(self, number: int, entry: Any) -> RecordedCall:

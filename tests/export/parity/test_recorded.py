@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnxruntime
 import pytest
 
 import zoo as library
@@ -155,6 +157,37 @@ def test_points_are_the_corners_of_the_grid(exported_model: Exported) -> None:
     assert max(point.length for point in points) > 7
     pairs = {(bool(point.past), point.padding) for point in points}
     assert pairs == {(past, side) for past in (False, True) for side in ("none", "left", "right")}
+    several = {(bool(point.past), point.length > 7, point.padding) for point in points if point.batch != 2}
+    assert several >= set(itertools.product((False, True), (False, True), ("left", "right")))
+
+
+def _ignores_right_padding(feeds: dict[str, Any]) -> float:
+    mask = np.array(feeds["attention_mask"])
+    mask[(mask[:, 0] == 1) & (mask.sum(1) > 1)] = 1
+    feeds["attention_mask"] = mask
+    return 1
+
+
+def _doubles_long_prompts(feeds: dict[str, Any]) -> float:
+    return 2 if feeds["input_ids"].shape[1] > 7 and not feeds["past_key_values.0.key"].shape[2] else 1
+
+
+@pytest.mark.parametrize(
+    ("name", "fault"), [("bert-tiny", _ignores_right_padding), ("gpt-tiny", _doubles_long_prompts)]
+)
+def test_wrong_runtime_is_found(
+    exported_model: Exported, zoo: Zoo, monkeypatch: pytest.MonkeyPatch, name: str, fault: Callable[..., float]
+) -> None:
+    """Faults of a runtime that occur with several tokens beside padding, or in a prompt, alone."""
+    run = onnxruntime.InferenceSession.run
+
+    def wrong(self: Any, names: Any, feeds: dict[str, Any], *options: Any) -> list[Any]:
+        feeds = dict(feeds)
+        factor = fault(feeds)
+        return [output * factor for output in run(self, names, feeds, *options)]
+
+    monkeypatch.setattr(onnxruntime.InferenceSession, "run", wrong)
+    zoo("verify", exported_model(name), "--recorded").failed(4, "is off by")
 
 
 def test_points_of_large_models_are_short(exported_model: Exported) -> None:
@@ -342,6 +375,14 @@ def test_other_largest_logit_is_found(exported_copy: Exported, seal: Seal) -> No
     put(folder, dump(replace(sample, calls=calls)), seal)
     with pytest.raises(ParityError, match="chooses another token in"):
         replay_on(open_recorded(folder))
+
+
+def test_sample_without_an_output_is_refused(exported_copy: Exported, zoo: Zoo, seal: Seal) -> None:
+    folder = exported_copy("gpt-tiny")
+    sample = sample_of(folder)
+    calls = [replace(call, outputs=[part for part in call.outputs if part.name != "logits"]) for call in sample.calls]
+    put(folder, dump(replace(sample, calls=calls)), seal)
+    zoo("verify", folder, "--recorded").failed(3, "it has no numbers of logits of model")
 
 
 def test_rows_with_a_near_tie_are_left_out(exported_model: Exported) -> None:
