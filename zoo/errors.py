@@ -175,13 +175,13 @@ _EXTRAS = {
     **dict.fromkeys(("onnx", "onnx_ir", "onnxscript", "torch"), "torch"),
     "transformers": "transformers",
     "PIL": "images",
+    **dict.fromkeys(("OpenSSL", "cryptography", "model_signing"), "sign"),
 }
 """The extra that installs a package."""
 
 
 def missing_package(error: BaseException) -> MissingPackageError | None:
-    """Return the error to report for an ``ImportError`` of PyTorch, an ONNX tool, transformers or Pillow; else
-    None."""
+    """Return the error to report for an ``ImportError`` of PyTorch or another package of ``_EXTRAS``; else None."""
     while error.__cause__ is not None and not isinstance(error, ImportError):
         error = error.__cause__
     name = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""

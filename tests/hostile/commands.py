@@ -7,6 +7,7 @@ import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 from zoo.artifact import ModelDirectory
@@ -73,6 +74,16 @@ def _write_texts(folder: Path) -> None:
     (folder / "in/three.jsonl").write_text('{"text": "three"}\n')
 
 
+def _write_key(folder: Path) -> None:
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    key = ec.generate_private_key(ec.SECP256R1())
+    plain = serialization.NoEncryption()
+    pem = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, plain)
+    (folder / "sign.key").write_bytes(pem)
+
+
 def _replace_weights(folder: Path) -> None:
     shutil.copyfile(folder / "other/model.safetensors", folder / "m/model.safetensors")
 
@@ -89,6 +100,7 @@ _GRAPH = (*_EXPORT, "--graph-only")
 _TRAIN = ("train", "m", "--data", "text.txt", "-o", "t", "--max-steps")
 _VARYING = tuple(f"t/{name}" for name in ("manifest.json", "README.md", "metrics.jsonl", "training.json", "loss.svg"))
 _BATCH = ("run", "m", "--input", "in", "-o", "out")
+_SIGN = ("sign", "m", "--key", "sign.key")
 _TOKENIZER = ("tokenizer", "train", "text.txt", "-o", "t.json", "--vocab-size")
 
 STARTS: Mapping[str, Sequence[Sequence[str] | Callable[[Path], None]]] = {
@@ -107,6 +119,7 @@ STARTS: Mapping[str, Sequence[Sequence[str] | Callable[[Path], None]]] = {
         ("run", "m", "--ids", "4,5", "-o", "out.parquet"),
     ),
     "tokenizer": (_write_texts, (*_TOKENIZER, "270")),
+    "unsigned": (_MODEL, _write_key),
     "unfinished": (_write_texts, _MODEL, _begin_training),
     "adapter": (_write_texts, _MODEL, (*_TRAIN, "1", "--lora", "rank=2")),
 }
@@ -151,6 +164,11 @@ COMMANDS = {
         "exported",
         (*_BATCH, "--workers", "1"),  # the manifest is in the order in which the workers are done
         continued=(*_BATCH, "--workers", "1", "--resume"),
+    ),
+    **(
+        {"sign": Command("unsigned", _SIGN, varying=("m/model.sig",), later=(*_SIGN, "--force"))}
+        if find_spec("model_signing")
+        else {}
     ),
     "tokenizer": Command("nothing", (*_TOKENIZER, "270")),
     "tokenizer over": Command("tokenizer", (*_TOKENIZER, "280", "--force")),

@@ -36,6 +36,7 @@ PAGES = {"README.md": 15, "docs/tutorial.md": 8} | {
         "resolution": 7,
         "run": 16,
         "serve": 11,
+        "signing": 8,
         "tasks": 3,
         "tokenizers": 3,
         "train": 15,

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import shutil
+import warnings
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,11 +17,11 @@ from typing import Any
 from zoo import plugins, storage
 from zoo.artifact.description import read_description, read_origin
 from zoo.artifact.digests import Digests
-from zoo.artifact.layout import ADAPTER, CONFIG, MANIFEST, SCHEMA, is_own, is_weights, write_json
+from zoo.artifact.layout import ADAPTER, CONFIG, MANIFEST, SCHEMA, SIGNATURE, is_own, is_weights, write_json
 from zoo.artifact.manifest import check_file, entries_of, read_manifest, write_manifest
 from zoo.artifact.provenance import Origin
 from zoo.artifact.weights import INDEX, SINGLE, StoredTensor, read_header, read_if_valid, read_shards
-from zoo.errors import DISK, ArtifactError, PluginError, UnreadableError, UsageError, ZooError
+from zoo.errors import DISK, ArtifactError, PluginError, UnreadableError, UsageError, ZooError, ZooWarning
 from zoo.registry import ModelSpec, config_class
 
 __all__ = ["ModelDirectory", "check_model_target", "listed_files", "new_model", "new_model_with_export"]
@@ -150,7 +151,7 @@ class ModelDirectory:
         """Yield a stage whose files are moved into the directory, with a new manifest, when the block ends.
 
         The new manifest extends the one present when the files are moved, so it keeps the files that other commands
-        have added since the directory was opened.
+        have added since the directory was opened. A signature of the old files is removed, with a warning.
 
         Args:
             listed: manifest entries of files that are already in the directory; None drops an entry.
@@ -162,8 +163,11 @@ class ModelDirectory:
             UsageError: a staged file would replace a file that the manifest does not list, perhaps the user's own.
         """
         new = dict(listed or {})
+        signature = self.path / SIGNATURE
+        was_signed = False
 
         def finish(stage: Path) -> Collection[str]:
+            nonlocal was_signed
             touched = {*new, *removed}
             now = self.current(touched, action)
             for name in touched - now.keys():
@@ -172,7 +176,8 @@ class ModelDirectory:
             gone = set(removed) - new.keys()
             merged = {**now, **dict.fromkeys(gone), **new}
             write_manifest(stage, {name: entry for name, entry in merged.items() if entry is not None})
-            return gone
+            was_signed = os.path.lexists(signature)
+            return {*gone, SIGNATURE} if was_signed else gone
 
         before = _identity(self.path)
         try:
@@ -183,6 +188,9 @@ class ModelDirectory:
             if _identity(self.path) != before:  # the stage was in the old directory
                 raise self._changed(action) from error
             raise
+        if was_signed:
+            what = f"{signature} is removed, since the model was {action}: sign it again (zoo sign {self.path})"
+            warnings.warn(what, ZooWarning, stacklevel=3)
 
     def current(self, touched: Collection[str], action: str = "exported") -> Mapping[str, Mapping[str, Any]]:
         """Return the current manifest, to which other commands may have added files.
@@ -265,9 +273,9 @@ def check_model_target(target: Path, *, force: bool) -> None:
 
 
 def listed_files(path: Path) -> Collection[str] | None:
-    """Return the files of a model directory, or None if it has no valid manifest.
+    """Return the files of a model directory and its signature, or None if it has no valid manifest.
 
     Raises :class:`zoo.errors.UnreadableError` if the manifest cannot be read.
     """
     files = read_if_valid(path / MANIFEST, read_manifest)
-    return None if files is None else {MANIFEST, *files}
+    return None if files is None else {MANIFEST, SIGNATURE, *files}

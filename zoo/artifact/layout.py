@@ -23,6 +23,7 @@ __all__ = [
     "RECORDED",
     "SCHEMA",
     "SENTENCES",
+    "SIGNATURE",
     "TARGET_TOKENIZER",
     "TOKENIZER",
     "TOKENIZER_CONFIG",
@@ -50,6 +51,8 @@ RECORDED = "recorded"
 """First part of the names of files with samples of comparisons."""
 SENTENCES = "sentence_bert_config.json"
 """The maximum length of the texts of a sentence encoder, as sentence-transformers states it."""
+SIGNATURE = "model.sig"
+"""A signature of all other files, in the format of model-signing. The manifest, which it covers, does not list it."""
 TOKENIZER_CONFIG = "tokenizer_config.json"
 TARGET_TOKENIZER = "target_tokenizer.json"
 """The tokenizer of target texts, if it is not that of the sources."""
@@ -90,8 +93,8 @@ EVIDENCE_NAME = re.compile(r"parity(\.[\w-]+)?\.json|evidence(\.[\w-]+)+\.json")
 
 
 def is_reserved(name: str) -> bool:
-    """Return whether a file of this name is part of the model, its manifest, or evidence for an export."""
-    return name == MANIFEST or is_own(name) or bool(EVIDENCE_NAME.fullmatch(name))
+    """Return whether a file of this name is part of the model, its manifest or signature, or evidence for an export."""
+    return name in (MANIFEST, SIGNATURE) or is_own(name) or bool(EVIDENCE_NAME.fullmatch(name))
 
 
 def is_own(name: str) -> bool:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from zoo.artifact.digests import Digests, digest_file
-from zoo.artifact.layout import CONFIG, MANIFEST, SCHEMA, write_json
+from zoo.artifact.layout import CONFIG, MANIFEST, SCHEMA, SIGNATURE, write_json
 from zoo.artifact.weights import load_json, plain_name
 from zoo.errors import ArtifactError, UnreadableError
 
@@ -37,7 +37,8 @@ def read_manifest(path: Path) -> dict[str, dict[str, Any]]:
     if not is_current or set(data) != {"schema", "files"} or not isinstance(files, dict):
         raise ArtifactError("not a manifest that this version of zoo reads", path)
     for name, entry in files.items():
-        if not plain_name(name) or name == MANIFEST or not isinstance(entry, dict) or set(entry) != {"sha256", "size"}:
+        is_file = plain_name(name) and name not in (MANIFEST, SIGNATURE)
+        if not is_file or not isinstance(entry, dict) or set(entry) != {"sha256", "size"}:
             raise ArtifactError(f"bad entry {name!r}", path)
     if CONFIG not in files:
         raise ArtifactError(f"{CONFIG} is not listed", path)

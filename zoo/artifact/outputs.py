@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from zoo import storage
-from zoo.artifact import entry_of, write_json
+from zoo.artifact import SIGNATURE, entry_of, write_json
 from zoo.artifact.weights import load_json, read_if_valid
 
 __all__ = ["check_output_target", "new_output"]
@@ -51,7 +51,7 @@ def _owned_by(command: str) -> storage.Owned:
         files = record.get("files")
         if (record.get("schema"), record.get("command")) != (SCHEMA, command) or not isinstance(files, dict):
             return None
-        return {RECORD, *(name for name, entry in files.items() if _is_unchanged(directory / name, entry))}
+        return {RECORD, SIGNATURE, *(name for name, entry in files.items() if _is_unchanged(directory / name, entry))}
 
     return owned
 

@@ -80,6 +80,12 @@ COMMANDS = {
             section="Make",
         ),
         Command(
+            name="sign",
+            help="Sign all files of a model directory.",
+            command="zoo.cli.sign:command",
+            section="Export",
+        ),
+        Command(
             name="plugins",
             help="List, check and create plugins.",
             command="zoo.cli.plugins:command",

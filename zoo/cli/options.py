@@ -30,6 +30,7 @@ __all__ = [
     "parse_ids",
     "quiet_option",
     "seed_option",
+    "signed_by_option",
     "strict_option",
 ]
 
@@ -113,6 +114,10 @@ quiet_option = click.option(
 )  # fmt: skip
 
 
+signed_by_option = click.option(
+    "--signed-by", type=PATH, metavar="FILE",
+    help="Require the signature of this public key, or of a key that these certificates vouch for (PEM).",
+)  # fmt: skip
 seed_option = click.option("--seed", type=int, default=0, show_default=True, help="Random seed of a new head.")
 strict_option = click.option("--strict", is_flag=True, help="Refuse to drop or initialise tensors; list them.")
 

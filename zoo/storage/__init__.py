@@ -9,7 +9,7 @@ contains a marker, so that abandoned stages are recognised and removed, and fold
 
 from zoo.storage.changes import add_to_directory, new_directory, new_file
 from zoo.storage.recovery import recover, settled
-from zoo.storage.stages import scratch_folder
+from zoo.storage.stages import scratch_folder, sweep
 from zoo.storage.targets import Owned, check_file_target, check_target, is_same_file
 
 __all__ = [
@@ -23,4 +23,5 @@ __all__ = [
     "recover",
     "scratch_folder",
     "settled",
+    "sweep",
 ]

@@ -14,7 +14,7 @@ from pathlib import Path
 from zoo import signals, system
 from zoo.errors import StorageError, storage_errors
 
-__all__ = ["STAGE", "is_stage", "locked", "make_durable", "scratch_folder", "staged"]
+__all__ = ["STAGE", "is_stage", "locked", "make_durable", "scratch_folder", "staged", "sweep"]
 
 STAGE = ".zoo-stage-"
 _SCRATCH = "zoo-scratch-"
@@ -32,7 +32,7 @@ def staged(parent: Path, prefix: str, prepare: Callable[[], None] = lambda: None
     release: system.Release | None = None
     try:
         with locked(parent):  # no other process may sweep the stage before it is locked
-            _sweep(parent, prefix)
+            _sweep(parent, f"{glob.escape(prefix)}*")
             prepare()
             stage.mkdir()
             _open_to_owner(stage)  # its content follows the umask, even one with which nobody can write to it
@@ -58,7 +58,7 @@ def scratch_folder() -> Iterator[Path]:
     release: system.Release | None = None
     try:
         with storage_errors(parent):
-            _sweep(parent, _SCRATCH)
+            _sweep(parent, f"{_SCRATCH}*")
             while stage is None or release is None:  # another process may sweep the stage before it is locked
                 stage = Path(tempfile.mkdtemp(prefix=_SCRATCH, dir=parent))
                 with suppress(FileNotFoundError):
@@ -103,9 +103,17 @@ def locked(directory: Path) -> Iterator[None]:
         release()
 
 
-def _sweep(parent: Path, prefix: str) -> None:
+def sweep(directory: Path) -> bool:
+    """Remove what killed writers have left in a directory. Return whether nothing is left: no writer is at work."""
+    pattern = f"*{STAGE}*"
+    with storage_errors(directory), locked(directory):
+        _sweep(directory, pattern)
+        return not any(directory.glob(pattern))
+
+
+def _sweep(parent: Path, pattern: str) -> None:
     """Remove stages of this user whose lock is free: their writer has ended."""
-    for stage in parent.glob(f"{glob.escape(prefix)}*"):
+    for stage in parent.glob(pattern):
         try:
             release = system.try_lock(stage) if is_stage(stage) and system.is_own(stage) else None
         except OSError:

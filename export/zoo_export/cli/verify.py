@@ -16,6 +16,7 @@ from zoo.cli.options import (
     json_option,
     option,
     quiet_option,
+    signed_by_option,
 )
 from zoo.cli.report import emit_json, say
 from zoo.errors import UsageError
@@ -73,6 +74,7 @@ from zoo_export.cli.results import comparing, say_record, say_report, summary
     section=VERIFICATION,
     help="Trace the model again and compare the graphs byte for byte, instead of comparing results.",
 )
+@signed_by_option
 @figure_option("Plot the error of every output beside the allowed error.")
 @force_option("Replace an existing figure.")
 @json_option
@@ -87,6 +89,7 @@ def command(
     grid: str,
     timeout: float | None,
     retrace: bool,
+    signed_by: Path | None,
     figure: Path | None,
     force: bool,
     as_json: bool,
@@ -94,6 +97,10 @@ def command(
     """Check the digests of the export in DIRECTORY, and compare it with the PyTorch model again."""
     sleep_when_idle()
     check_figure_option(figure, force=force)
+    if signed_by is not None:
+        from zoo.artifact.signature import check_signature
+
+        check_signature(directory, signed_by)  # before anything else in the directory is read
     if format_name not in (None, "onnx"):
         from zoo.exporters import verify_export
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from zoo.artifact import ADAPTERS
-from zoo.cli.options import PATH, THREADS, json_option
+from zoo.cli.options import PATH, THREADS, json_option, signed_by_option
 from zoo.cli.report import emit_json
 from zoo.errors import ArtifactError, UsageError
 from zoo.reading import read_text
@@ -114,12 +114,17 @@ def generation_options(command: Any) -> Any:
 @click.option("--memory", type=click.Choice(["fast", "mapped"]), default="fast", show_default=True,
               help="Repack weights for speed, or use the memory-mapped file.")  # fmt: skip
 @click.option("--unverified", is_flag=True, help="Allow an export that is not verified.")
+@signed_by_option
 @json_option
-def command(directory: Path, **flags: Any) -> None:
+def command(directory: Path, signed_by: Path | None, **flags: Any) -> None:
     """Run the exported model in DIRECTORY on each TEXT, or on the lines of stdin, with ONNX Runtime.
 
     The model's generation_config.json, if any, overrides these defaults.
     """
+    if signed_by is not None:
+        from zoo.artifact.signature import check_signature
+
+        check_signature(directory, signed_by)
     flags["options"] = _take_options(flags)
     flags["provider_options"] = dict(map(_parse_option, flags.pop("provider_texts")))
     inputs, outputs = take(InputFlags, flags), take(OutputFlags, flags)

@@ -43,6 +43,8 @@ _PACKAGES = ("jiter", "prometheus_client", "pydantic", "starlette", "uvicorn")
               help="Memory of each model for common beginnings of prompts, which are read once.")  # fmt: skip
 @click.option("--verify-recorded", is_flag=True,
               help="Do not start unless the recorded comparison of each export holds on this machine.")  # fmt: skip
+@click.option("--signed-by", type=click.Path(readable=False), metavar="FILE",
+              help="Require the signature of this public key, or of one that these certificates certify.")  # fmt: skip
 @click.option("--log-texts", is_flag=True, help="Log the texts of requests and answers, too.")
 @click.option("--dtype", type=click.Choice(["float32", "float16", "bfloat16", "int8", "int4"]), help="Precision.")
 @click.option("--variant", metavar="NAME", help="Export to run.  [default: serving if it exists, else the best]")
@@ -108,6 +110,7 @@ def command(context: click.Context, /, directories: tuple[Path, ...], config: Pa
             queue=settings.queue,
             prefix_bytes=settings.prefix_cache_bytes,
             verify_recorded=settings.verify_recorded,
+            signed_by=None if settings.signed_by is None else Path(settings.signed_by),
         ),
     )
 

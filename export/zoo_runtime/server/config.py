@@ -69,6 +69,8 @@ class ServeConfig(Settings):
     """Memory of each model for the pasts of common beginnings of prompts; 0 for none."""
     verify_recorded: bool = False
     """Refuse to serve a model unless the recorded comparison of its export holds on this machine."""
+    signed_by: str | None = None
+    """File with a public key, or certificates, of whoever must have signed the directory of each model."""
     dtype: Literal["float32", "float16", "bfloat16", "int8", "int4"] | None = None
     variant: str | None = None
     provider: Literal["cpu", "cuda", "auto"] = "cpu"
@@ -110,8 +112,9 @@ def read_config(path: Path) -> tuple[dict[str, Any], dict[str, ModelConfig]]:
     if not isinstance(tables, dict) or not all(isinstance(table, dict) for table in tables.values()):
         raise UsageError("models must be tables, such as [models.NAME]", path)
     settings = ServeConfig.from_dict(values, path)
-    if settings.api_key_file is not None:
-        values["api_key_file"] = str(path.parent / settings.api_key_file)
+    for name in ("api_key_file", "signed_by"):
+        if (file := getattr(settings, name)) is not None:
+            values[name] = str(path.parent / file)
     models = {}
     for name, table in tables.items():
         where = f"{path} [models.{name}]"

@@ -157,6 +157,8 @@ class ModelSettings:
     """Memory for the pasts of common beginnings of prompts, of each model; 0 for none."""
     verify_recorded: bool = False
     """Whether a model is served only if the recorded comparison of its export holds on this machine."""
+    signed_by: Path | None = None
+    """Public key or certificates of whoever must have signed the directory of a model; None if nobody must."""
 
 
 class Served:
@@ -172,6 +174,10 @@ class Served:
         self.name = place.name
         self.version = place.version
         directory = place.directory
+        if settings.signed_by is not None:
+            from zoo.artifact.signature import check_signature
+
+            check_signature(directory, settings.signed_by)
         options = dict(place.options)
         stored = ModelDirectory.open(directory)
         is_own = options.get("dtype") in (None, stored.dtype)
