@@ -31,6 +31,7 @@ def zoo_commands() -> Sequence[zoo.Command]:
         "evaluate": ("Check", "Score a model and its exports on labelled data."),
         "verify": ("Check", "Verify an existing export again."),
         "diff": ("Check", "Compare an export with its model, module by module."),
+        "audit": ("Check", "Hold ONNX files of another tool against their model."),
         "bench": ("Check", "Measure the speed of an exported model, compared with PyTorch."),
     }
     return [

@@ -21,6 +21,7 @@ PAGES = {"README.md": 15, "docs/tutorial.md": 8} | {
         "answers": 28,
         "attention-page": 18,
         "attention-weights": 5,
+        "audit": 7,
         "batches": 8,
         "checkpoints": 8,
         "commands": 3,
