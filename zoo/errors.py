@@ -32,6 +32,7 @@ __all__ = [
     "close_to",
     "missing_package",
     "nearest",
+    "renamed",
     "storage_errors",
     "values_of",
 ]
@@ -81,6 +82,16 @@ class ZooError(Exception):
         self.what = self.what.replace(str(old), str(new))
         self.command_line = self.command_line.replace(str(old), str(new))
         self.args = (str(self).replace(str(old), str(new)),)
+
+
+@contextmanager
+def renamed(old: object, new: object) -> Iterator[None]:
+    """Replace a path by the one that the user knows, in the errors of the block."""
+    try:
+        yield
+    except ZooError as error:
+        error.rename(old, new)
+        raise
 
 
 def _one_line(parts: Iterable[object]) -> str:

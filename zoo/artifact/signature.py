@@ -8,7 +8,7 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from model_signing import hashing, signing, verifying
 from zoo import storage
 from zoo.artifact.directory import ModelDirectory
 from zoo.artifact.layout import MANIFEST, SIGNATURE
-from zoo.errors import ArtifactError, UnreadableError, UsageError, ZooError
+from zoo.errors import ArtifactError, UnreadableError, UsageError, ZooError, renamed
 from zoo.reading import read_bytes
 from zoo.terminal import one_line
 
@@ -63,7 +63,7 @@ def sign_directory(
         raise ArtifactError("another command is writing to it", directory, "wait until it has ended")
     files = _Files()
     with storage.scratch_folder() as scratch:  # a temporary file in the directory would be signed, too
-        with _named(folder, directory):
+        with renamed(folder, directory):
             signer.set_hashing_config(files).sign(folder, scratch / SIGNATURE)
         with storage.new_file(target, force=force) as stage:
             shutil.copyfile(scratch / SIGNATURE, stage)
@@ -92,7 +92,7 @@ def check_signature(directory: Path, signed_by: Path) -> None:
     signed = _signed_digests(signature)
     files = _Files()
     try:
-        with _named(folder, directory), contextlib.redirect_stdout(sys.stderr):  # model-signing prints warnings
+        with renamed(folder, directory), contextlib.redirect_stdout(sys.stderr):  # model-signing prints warnings
             verifier.set_hashing_config(files).verify(folder, folder / SIGNATURE)
     except ZooError:
         raise
@@ -136,16 +136,6 @@ def _resolved(directory: Path) -> Path:
     if not directory.is_dir():
         raise ArtifactError("not a directory" if directory.exists() else "no such directory", directory)
     return directory.resolve()
-
-
-@contextlib.contextmanager
-def _named(folder: Path, directory: Path) -> Iterator[None]:
-    """Let errors name the directory as the user does."""
-    try:
-        yield
-    except ZooError as error:
-        error.rename(folder, directory)
-        raise
 
 
 def _read(path: Path) -> bytes:

@@ -35,6 +35,7 @@ def audit(
     names: Mapping[str, str] = MappingProxyType({}),
     task: str | None = None,
     via: str | None = None,
+    settings: Sequence[str] = (),
     full_grid: bool = False,
     progress: Progress | None = None,
 ) -> AuditReport:
@@ -46,6 +47,7 @@ def audit(
         names: inputs and outputs of the files to those of the model, where the known conventions do not tell.
         task: the task of the model that a checkpoint is imported for, by default that of its class.
         via: the library whose class a checkpoint is imported with, ``transformers``; by default zoo's own architecture.
+        settings: ``KEY=VALUE`` of zoo's configuration for a checkpoint that is imported.
         full_grid: compare at every point of the grid, regardless of the time it takes.
         progress: called with the number of the current point and the number of points.
 
@@ -61,7 +63,7 @@ def audit(
     if not read:
         raise UsageError("no graph to audit", None, "name an ONNX file")
     precision = min((graph.precision for graph in read), key=PRECISIONS.index)
-    with _opened(Path(against), task, via) as (stored, origin):
+    with _opened(Path(against), task, via, settings) as (stored, origin):
         files = bind(read, stored.spec.graphs, names)
         found = compare_files(stored, files, precision, full_grid=full_grid, progress=progress)
         return report_of(
@@ -92,15 +94,19 @@ def _rule(precision: str) -> str:
 
 
 @contextmanager
-def _opened(against: Path, task: str | None, via: str | None) -> Iterator[tuple[ModelDirectory, str | None]]:
+def _opened(
+    against: Path, task: str | None, via: str | None, settings: Sequence[str]
+) -> Iterator[tuple[ModelDirectory, str | None]]:
     """Yield a model directory, and how it was compared with the original library if it was imported just now."""
     if (against / MANIFEST).is_file():
-        if task is not None or via is not None:
-            raise UsageError("a model directory has its task and its class", against, "leave out --task and --via")
+        if task is not None or via is not None or settings:
+            raise UsageError("is a model directory, not a checkpoint", against, "leave out --task, --via and --set")
         yield ModelDirectory.open(against, rehash=True), None
         return
     if not against.exists():
         raise ArtifactError("no such directory", against, "name a model directory or a checkpoint")
     with scratch_folder() as folder:
-        imported = import_checkpoint(against, folder / "model", name=against.resolve().name, model_type=via, task=task)
+        imported = import_checkpoint(
+            against, folder / "model", name=against.resolve().name, model_type=via, task=task, settings=settings
+        )
         yield ModelDirectory.open(folder / "model"), str(imported.comparison)

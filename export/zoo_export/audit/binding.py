@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NoReturn
 
 from zoo.contract import Graph, TensorSpec
@@ -52,8 +52,6 @@ class FileSet:
     """The graph of a decoder for the beginning of a text, which may be that of later calls, too."""
     step: Bound | None = None
     """The graph for calls with a past; None if no graph reads one."""
-    chosen: Mapping[str, str] = field(default_factory=dict)
-    """The names given with ``--map``."""
 
     @property
     def decoder(self) -> Graph | None:
@@ -120,11 +118,11 @@ def bind(graphs: Sequence[ForeignGraph], declared: Sequence[Graph], chosen: Mapp
         part = [decoder] if of_decoder and decoder is not None else encoders or list(declared)
         (decoders if of_decoder else others).append(_bind(graph, part, declared, chosen))
     first, step = _parts(decoders)
-    return FileSet(tuple(declared), tuple(others), first, step, dict(chosen))
+    return FileSet(tuple(declared), tuple(others), first, step)
 
 
 def _parts(decoders: Sequence[Bound]) -> tuple[Bound | None, Bound | None]:
-    """Return the graphs for the first call and for later ones."""
+    """Return the graph for the beginning of a text and the one for later calls, which may be the same."""
     kinds = {
         "one with use_cache_branch": [item for item in decoders if item.is_merged],
         "one with a past": [item for item in decoders if item.past and not item.is_merged],
@@ -209,9 +207,9 @@ def _outputs(graph: Graph) -> list[TensorSpec]:
 
 
 def _decoder_mask(port: Port, names: Collection[str], own: Collection[str]) -> str | None:
-    """Return the mask of the decoder's tokens for one named as that of the source is.
+    """Return the mask of the decoder's tokens for an input that is named as the mask of the source, else None.
 
-    It is told by the name of its length, or by another mask for the source.
+    The name of its length tells them apart, as in mobius, or another mask for the source, as in optimum.
     """
     if port.name != "attention_mask" or not {"attention_mask", "decoder_attention_mask"} <= {*own}:
         return None
@@ -223,7 +221,7 @@ def _decoder_mask(port: Port, names: Collection[str], own: Collection[str]) -> s
 def _refuse(kind: str, name: str, graph: ForeignGraph, ours: Collection[str]) -> NoReturn:
     theirs = ", ".join(port.name for port in (graph.inputs if kind == "input" else graph.outputs))
     problem = f"the {kind} {name!r:.80} is none that is known, of {theirs:.300}"
-    remedy = f"name it with {_OPTION} {name:.80}=OURS, where OURS is one of {', '.join(ours)}"
+    remedy = f"name it with {_OPTION} {name:.80}=OURS, where OURS is one of {', '.join(dict.fromkeys(ours))}"
     raise UsageError(problem, graph.path, remedy)
 
 

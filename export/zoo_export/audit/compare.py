@@ -10,37 +10,35 @@ import numpy as np
 
 from zoo.artifact import ModelDirectory
 from zoo.contract import TensorSpec
-from zoo.errors import ArtifactError, UsageError, ZooError
+from zoo.errors import ArtifactError, UsageError
 from zoo.exporters import Progress
 from zoo.models import create, persist
 from zoo.probe.grid import make_grid
 from zoo.probe.inputs import Feeds, Point, given_inputs, make_feeds
 from zoo.probe.module import fixed_values
 from zoo.probe.pipeline import token_input
-from zoo.terminal import one_line
 from zoo_export.audit.binding import FileSet
+from zoo_export.audit.covering import cover_files
 from zoo_export.audit.findings import QUESTIONS
 from zoo_export.audit.judging import ByDivergence, ByError, Case, Judge, Outcome, run_model
 from zoo_export.audit.modules import first_module, misnamed
 from zoo_export.audit.names import TOKEN_TYPES
 from zoo_export.audit.running import ForeignModel, NotAskable, baked_in, encoder_states
+from zoo_export.coverage.coverage import Coverage
 from zoo_export.parity.laws import special_ids
 from zoo_export.parity.memory import check_memory, fits, longest_input
 from zoo_export.parity.points import in_order
 from zoo_export.parity.reference import SEED, Models, without_advice
 from zoo_export.parity.subject import LEVELS
 from zoo_export.variants.reduced.recipe import BOUNDS
-from zoo_runtime.onnx_runtime.run_errors import OutOfMemoryError, RunError
+from zoo_runtime.onnx_runtime.run_errors import OutOfMemoryError, RunError, cause
 
 __all__ = ["Comparisons", "compare_files"]
-
-_MESSAGE = 200
-"""Maximum number of characters of a message of ONNX Runtime."""
 
 
 @dataclass
 class Comparisons:
-    """What was compared, and with what result."""
+    """The compared points, and the verdicts on the outputs at them."""
 
     judge: Judge
     points: list[Point] = field(default_factory=list)
@@ -51,6 +49,8 @@ class Comparisons:
     """Number of points of the grid that would take too long."""
     module: str | None = None
     """The first module of the model that a wrong graph lacks, with its class, if it can be told."""
+    coverage: Coverage | None = None
+    """The outcomes of conditions that the points show; None if conditions were not looked for."""
     misnamed: dict[str, str] = field(default_factory=dict)
     """Wrong outputs that equal another output of the model."""
 
@@ -94,7 +94,12 @@ def compare_files(
         judge = ByError(files.declared, models, discontinuous=discontinuous)
     runtimes = {level: ForeignModel(files, optimize=optimize) for level, optimize in LEVELS.items()}
     found = Comparisons(judge, not_askable=dict.fromkeys(inputs.reasons))
-    points, found.left_out = inputs.points(create.count_parameters(models.yardstick.model), full_grid)
+    parameters = create.count_parameters(models.yardstick.model)
+    points, found.left_out = inputs.points(parameters, full_grid)
+    covered = cover_files(files, points, inputs.askable, inputs.longest, parameters)
+    if covered is not None:
+        added, found.coverage = covered
+        points += added
     for number, point in enumerate(points):
         if progress is not None:
             progress(number + 1, len(points))
@@ -158,12 +163,7 @@ def _compare(
                 found.misnamed[name] = other
     for level, failure in failures.items():
         place = next(iter(files.bound[-1].outputs.values()))
-        found.outcomes.append(Outcome(level, place, point, f"fails at {point} ({_cause(failure)})", refused=True))
-
-
-def _cause(error: ZooError) -> str:
-    """Return what ONNX Runtime says about the node that fails."""
-    return one_line(error.what.rpartition("Status Message: ")[2].rpartition(" was false. ")[2], _MESSAGE).strip(" ()")
+        found.outcomes.append(Outcome(level, place, point, f"fails at {point} ({cause(failure)})", refused=True))
 
 
 class _Inputs:
@@ -171,7 +171,7 @@ class _Inputs:
 
     def __init__(self, stored: ModelDirectory, files: FileSet, models: Models) -> None:
         self._files, self._graphs = files, files.declared
-        self._longest = longest_input(stored.spec.config, self._graphs)
+        self.longest = longest_input(stored.spec.config, self._graphs)
         self._special = special_ids(stored.spec, fixed_values(models.yardstick.model))
         self._lacking = files.lacking()
         self.fixed, self.reasons = _fixed_sizes(files)
@@ -185,7 +185,7 @@ class _Inputs:
 
     def points(self, parameters: int, full_grid: bool) -> tuple[list[Point], int]:
         """Return the points of the grid, and those that fit what graphs have baked in; and the number left out."""
-        points, left_out = make_grid(self._graphs, self._longest, parameters, whole=full_grid, fixed=self.fixed)
+        points, left_out = make_grid(self._graphs, self.longest, parameters, whole=full_grid, fixed=self.fixed)
         points += self._points_of_steps()
         return in_order(point for point in dict.fromkeys(points) if fits(self._graphs, point)), left_out
 
@@ -210,12 +210,13 @@ class _Inputs:
             NotAskable: the point has padding, and no graph takes a mask for it.
         """
         fixed = {name: size for name, size in self.fixed.items() if self._files.decoder is None or name != "sequence"}
-        feeds = make_feeds(self._graphs, point, SEED, self._longest, special=self._special, fixed=fixed)
+        feeds = make_feeds(self._graphs, point, SEED, self.longest, special=self._special, fixed=fixed)
         sides = set[str]()
         for tensor in given_inputs(self._graphs).values():
             if tensor.name in self._lacking:
                 neutral = np.ones_like if tensor.is_mask else np.zeros_like
-                feeds[tensor.name] = neutral(feeds[tensor.name]) if self._is_optional(tensor) else feeds[tensor.name]
+                if self._is_optional(tensor):
+                    feeds[tensor.name] = neutral(feeds[tensor.name])
             elif tensor.is_mask and point.padding in ("left", "right"):
                 side = self._side(tensor, point.padding)
                 sides.add(side)
@@ -228,6 +229,13 @@ class _Inputs:
         if point.padding != "none" and point.padding not in sides:
             raise NotAskable(f"rows padded on the {point.padding}: the tokenizer pads these inputs on the other side")
         return feeds
+
+    def askable(self, point: Point) -> Feeds | None:
+        """Return the inputs at a point, or None if it cannot be asked."""
+        try:
+            return self.feeds(point)
+        except NotAskable:
+            return None
 
     def _is_optional(self, tensor: TensorSpec) -> bool:
         return tensor.is_mask or tensor.name == TOKEN_TYPES

@@ -19,7 +19,7 @@ from zoo_export.graph.links import names_read, place_of
 __all__ = ["PRECISIONS", "ForeignGraph", "Port", "read_graph"]
 
 PRECISIONS = ("int4", "int8", "bfloat16", "float16", "float32")
-"""What a graph may be judged as, the coarsest first."""
+"""Precisions by which graphs are judged, the coarsest first."""
 _IN_INT8 = frozenset({"DequantizeLinear", "QuantizeLinear", "DynamicQuantizeLinear", "MatMulInteger", "ConvInteger",
                       "DynamicQuantizeMatMul", "MatMulIntegerToFloat", "DynamicQuantizeLSTM", "QAttention", "QGemm",
                       "QEmbedLayerNormalization"})  # fmt: skip
@@ -52,7 +52,7 @@ class ForeignGraph:
     label: str
     """The name of the file in the report, which no other graph has."""
     inputs: tuple[Port, ...]
-    """Those without a default value."""
+    """The inputs without a default value."""
     outputs: tuple[Port, ...]
     unread: frozenset[str]
     """Inputs that no node reads."""
@@ -61,7 +61,7 @@ class ForeignGraph:
     producer: str
     opset: int
     sha256: str
-    """Of the file without its external data."""
+    """SHA-256 of the file without its external data."""
 
     @property
     def dtype(self) -> str:
@@ -149,8 +149,9 @@ def _check_place(tensor: onnx.TensorProto, path: Path) -> None:
 
 def _port(value: onnx.ValueInfoProto, path: Path) -> Port:
     tensor = value.type.tensor_type
+    kind = tensor.elem_type or onnx.TensorProto.FLOAT  # some tools leave out the types of outputs
     try:
-        dtype = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type))
+        dtype = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(kind))
     except KeyError as error:
         raise ArtifactError(f"{value.name!r:.80} is no tensor of numbers", path) from error
     return Port(value.name, tuple(map(_dim, tensor.shape.dim)) if tensor.HasField("shape") else None, dtype)

@@ -1,4 +1,4 @@
-"""What an audit found, by question: rows of one text and of several, padding, a past."""
+"""The verdicts of an audit by the conditions that points meet: one row or several, padding, a past."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ QUESTIONS: dict[str, Callable[[Point], bool]] = {
     "no past": lambda point: point.past == 0,
     "a past": lambda point: point.past > 0,
 }
-"""What may be asked of a graph, and the points that ask it."""
+"""Conditions under which a graph may be used, each with the points that meet it."""
 
 
 @dataclass(frozen=True, slots=True)

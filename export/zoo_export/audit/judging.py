@@ -47,9 +47,9 @@ class Case:
     point: Point
     feeds: Feeds
     exact: Results
-    """In float64."""
+    """Results in float64."""
     allowed: Results
-    """In float32."""
+    """Results in float32."""
 
 
 def run_model(executor: TorchExecutor, declared: tuple[Graph, ...], feeds: Feeds, point: Point) -> Results:

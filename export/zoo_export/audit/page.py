@@ -66,6 +66,7 @@ def page_of(report: AuditReport) -> str:
             ("Question", "Answer", "Points", "Wrong"),
             [(item.name, item.verdict, item.points, item.wrong) for item in report.questions],
         ),
+        f"<p>{_text(report.covered() or '')}</p>",
         *_list("Wrong", report.faults),
         *_list("Cannot be asked, or was not", report.limits),
         *_list("Notes", report.notes),
@@ -99,7 +100,7 @@ def _measured(facts: object) -> Iterable[str]:
     """Yield the measurements of an output that are single numbers."""
     assert isinstance(facts, dict)
     for name, value in facts.items():
-        if isinstance(value, float) and not isinstance(value, bool):
+        if isinstance(value, float):
             yield f"{name.replace('_', ' ')} {value:.3g}"
 
 

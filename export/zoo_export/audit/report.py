@@ -6,13 +6,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from zoo.artifact import abridged
+from zoo.artifact import abridged, coverage_summary
 from zoo_export.audit.binding import Bound, FileSet
 from zoo_export.audit.compare import Comparisons
 from zoo_export.audit.findings import Question, answers, shared
 from zoo_export.audit.judging import Outcome
 from zoo_export.audit.names import POSITIONS
-from zoo_export.parity.subject import LEVELS
+from zoo_export.parity.subject import LEVEL_LABELS, LEVELS
 
 __all__ = ["AuditReport", "Fault", "report_of"]
 
@@ -34,8 +34,7 @@ class Fault:
     """The questions that the wrong points have in common, and the right ones have not."""
 
     def __str__(self) -> str:
-        level = {"off": "off", "all": "on"}[self.levels[0]]
-        levels = "" if len(self.levels) == len(LEVELS) else f", with optimisations {level} alone"
+        levels = "" if len(self.levels) == len(LEVELS) else f", with {LEVEL_LABELS[self.levels[0]]} alone"
         common = f", all with {', '.join(self.shared)}" if self.shared else ""
         where = f"; wrong at {self.points} points{levels}{common}"
         return f"{self.output}{_of(self.graph)} {self.failure}{where}"
@@ -49,7 +48,7 @@ class Fault:
 
 @dataclass(frozen=True)
 class AuditReport:
-    """What is right, what is wrong, and what cannot be asked of graphs."""
+    """The result of an audit: the answers to the questions, the wrong outputs, and the limits."""
 
     model: Mapping[str, Any]
     graphs: Sequence[Mapping[str, Any]]
@@ -59,11 +58,13 @@ class AuditReport:
     """The measured errors of each output."""
     faults: Sequence[Fault]
     limits: Sequence[str]
-    """What cannot be asked, or was not."""
+    """Questions that the graphs do not allow, and points that were left out."""
     notes: Sequence[str]
     """Facts that may explain a fault."""
     points: Sequence[Mapping[str, Any]]
     versions: Mapping[str, str]
+    coverage: Mapping[str, Any] | None
+    """The outcomes of the graph's conditions that the points show, as in parity.json; None for several graphs."""
     module: str | None = None
     """The first module of the model whose output no tensor of the graph equals, if it can be told."""
 
@@ -81,6 +82,10 @@ class AuditReport:
         limits = f", within {len(self.limits)} limit{'s' * (len(self.limits) > 1)}" if self.limits else ""
         return f"right at {len(self.points)} points{limits}"
 
+    def covered(self) -> str | None:
+        """Return how many outcomes of conditions the points show, and which they do not; None without conditions."""
+        return None if self.coverage is None else coverage_summary({"grid": {"coverage": self.coverage}})
+
     def to_dict(self) -> dict[str, Any]:
         """Return the content of audit.json."""
         return {
@@ -96,6 +101,7 @@ class AuditReport:
             "limits": list(self.limits),
             "notes": list(self.notes),
             "levels": list(LEVELS),
+            "coverage": self.coverage,
             "points": list(self.points),
             "versions": dict(self.versions),
         }
@@ -120,9 +126,10 @@ def report_of(
         outputs={f"{name}{_of(graph)}": facts for (graph, name), facts in found.judge.facts().items()},
         faults=faults,
         limits=list(_limits(files, found)),
-        notes=list(_notes(files, faults, found.misnamed)),
+        notes=list(_notes(files, faults, found)),
         points=[point.to_dict() for point in found.points],
         versions=versions,
+        coverage=None if found.coverage is None else found.coverage.facts(),
         module=found.module,
     )
 
@@ -186,6 +193,8 @@ def _limits(files: FileSet, found: Comparisons) -> Iterator[str]:
             yield f"no output {name}{_of(graph)}"
     for _, name in sorted(found.judge.last_only):
         yield f"{name} of the last position only"
+    if found.coverage is not None and (failure := found.coverage.failure()) is not None:
+        yield failure
     if found.left_out:
         yield f"{found.left_out} points of the grid were left out, which take long: --grid full compares them"
 
@@ -197,9 +206,9 @@ def _of_encoder(files: FileSet) -> set[str]:
     return {item.name for graph in files.declared if graph is not files.decoder for item in graph.input_tensors()}
 
 
-def _notes(files: FileSet, faults: Sequence[Fault], misnamed: Mapping[str, str]) -> Iterator[str]:
+def _notes(files: FileSet, faults: Sequence[Fault], found: Comparisons) -> Iterator[str]:
     """Yield what may explain faults, and what was not compared."""
-    for name, other in misnamed.items():
+    for name, other in found.misnamed.items():
         yield f"{name} equals {other} of the model: --map {name}={other} compares it with that"
     by_position = any({"padding on the left", "a past"} & {*fault.shared} for fault in faults)
     for item in files.bound:
@@ -211,3 +220,5 @@ def _notes(files: FileSet, faults: Sequence[Fault], misnamed: Mapping[str, str])
             yield f"{name} has no input {POSITIONS}: it counts positions itself"
         if item.ignored:
             yield f"outputs of {name} that are not compared: {abridged(item.ignored)}"
+    if found.coverage is None:
+        yield "conditions in the graphs were not looked for: there are several graphs, or other inputs than the model's"

@@ -40,9 +40,9 @@ class NotAskable(Exception):  # noqa: N818  (no error: a limit of what can be co
 class ForeignModel:
     """Runs graphs of other tools as one model.
 
-    A text is read in several calls, each with the cache that the call before returned, so that its layout is the
-    graphs' own affair. Of two tokens or more after a past, the last is read alone: a cache that a call with a past
-    returns is read, too.
+    A text is read in several calls, each with the cache that the call before returned, so that the layout of caches
+    does not matter. Of several tokens after a past, the last is read alone, to compare the cache that a call with a
+    past returns.
 
     Args:
         files: the graphs.
@@ -148,6 +148,8 @@ class ForeignModel:
                 value = cache[key] if key in cache else self._empty(port, key, batch)
                 _check_sizes(item, port, value, (max(0, value.ndim - 4), value.ndim - 2))
             else:
+                if item.inputs[port.name] not in values:
+                    raise NotAskable(f"{port.name}: the model does not compute it")
                 value = values[item.inputs[port.name]]
                 _check_sizes(item, port, value, range(value.ndim))
             arrays[port.name] = np.ascontiguousarray(value.astype(port.dtype, copy=False))
@@ -197,12 +199,15 @@ def _watched(path: Path) -> bytes:
 
 
 def _joined(graph: Graph, name: str, parts: list[tuple[int, Arrays]]) -> Array:
-    """Return one output of several calls, with their numbers of tokens, along these.
+    """Return one output for the tokens of several calls, given the number of tokens and the outputs of each.
 
-    If a call returns only its last token, so is the result.
+    If a call returns its last token alone, only the last token of all is returned.
     """
-    axis = next(item.dims.index("sequence") for item in graph.output_tensors() if item.name == name)
+    dims = next(item.dims for item in graph.output_tensors() if item.name == name)
     *_, last = values = [outputs[name] for _, outputs in parts]
+    if "sequence" not in dims:
+        return last
+    axis = dims.index("sequence")
     if any(value.ndim <= axis or value.shape[axis] != count for value, (count, _) in zip(values, parts, strict=True)):
         return last[(slice(None),) * axis + (slice(-1, None),)] if last.ndim > axis else last
     return np.concatenate(values, axis)

@@ -51,6 +51,9 @@ def _pairs(values: tuple[str, ...]) -> dict[str, str]:
     type=click.Choice(["transformers"]),
     help="Compare with the class of this library, even if zoo has an architecture of its own for the checkpoint.",
 )
+@click.option(
+    "--set", "settings", multiple=True, metavar="KEY=VALUE", help="Set a value when importing the checkpoint."
+)
 @grid_option
 @output_option("Directory to write audit.json and the page audit.html to.")
 @option("--figure", type=PATH, metavar="FILE", section=VERIFICATION, help="Write the report as one page: .html.")
@@ -63,6 +66,7 @@ def command(
     names: tuple[str, ...],
     task: str | None,
     via: str | None,
+    settings: tuple[str, ...],
     grid: str,
     output: Path | None,
     figure: Path | None,
@@ -82,7 +86,16 @@ def command(
     from zoo_export.audit.audit import audit
 
     with comparing() as progress:
-        report = audit(graphs, against, names=pairs, task=task, via=via, full_grid=grid == "full", progress=progress)
+        report = audit(
+            graphs,
+            against,
+            names=pairs,
+            task=task,
+            via=via,
+            settings=settings,
+            full_grid=grid == "full",
+            progress=progress,
+        )
     if output is not None:
         write_audit(report, output, force=force)
     if figure is not None:
@@ -104,6 +117,8 @@ def _say(report: AuditReport) -> None:
     columns([("QUESTION", "ANSWER", "POINTS", "WRONG"),
              *((item.name, item.verdict, item.points, item.wrong) for item in report.questions)],
             right=[2, 3])  # fmt: skip
+    if (covered := report.covered()) is not None:
+        say(covered)
     for fault in report.faults:
         say(f"wrong: {fault}")
     for limit in report.limits:

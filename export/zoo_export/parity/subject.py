@@ -34,18 +34,19 @@ from zoo_runtime.onnx_runtime.placement import placement
 from zoo_runtime.onnx_runtime.providers import Memory, Provider, open_session
 from zoo_runtime.serving.executor import ServingExecutor
 
-__all__ = ["FAINT", "LEVELS", "PERTURBED", "PERTURBED_LABELS", "REFERENCE", "OnnxSubject", "Subject", "Weights",
-           "onnx_facts", "open_perturbed"]  # fmt: skip
+__all__ = ["FAINT", "LEVELS", "LEVEL_LABELS", "PERTURBED", "PERTURBED_LABELS", "REFERENCE", "OnnxSubject", "Subject",
+           "Weights", "onnx_facts", "open_perturbed"]  # fmt: skip
 
 Weights = Mapping[str, "np.ndarray[Any, Any]"]
 
 REFERENCE = "the module in float64"
 LEVELS = {"off": False, "all": True}
 """Optimisation levels of ONNX Runtime at which graphs are compared."""
+LEVEL_LABELS = {"off": "optimisations off", "all": "optimisations on"}
 PERTURBED, FAINT = "perturbed", "faint"
 """Levels with noise on every weight: a graph must equal the model for any weights of the same layout."""
 PERTURBED_LABELS = {PERTURBED: "with perturbed weights", FAINT: "with faint weights"}
-_LABELS = {"off": "optimisations off", "all": "optimisations on", **PERTURBED_LABELS}
+_LABELS = {**LEVEL_LABELS, **PERTURBED_LABELS}
 _FAINT = 1 / 8
 """Factor on all weights that makes activations small enough for the epsilon of a norm to matter."""
 

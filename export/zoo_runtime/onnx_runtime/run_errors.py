@@ -9,12 +9,15 @@ import os
 import re
 
 from zoo.errors import ArtifactError, UnreadableError, UsageError, ZooError
+from zoo.terminal import one_line
 from zoo_runtime.onnx_runtime import memory_limit
 
-__all__ = ["OutOfMemoryError", "RunError", "loading_error", "run_error"]
+__all__ = ["OutOfMemoryError", "RunError", "cause", "loading_error", "run_error"]
 
 _LACK = re.compile(r"bad_alloc|bad allocation|Failed to allocate memory|out of memory")
 """Parts of messages about a lack of memory."""
+_CAUSE = 200
+"""Maximum number of characters of the message of a node that fails."""
 _SYSTEM_ERROR = re.compile(r"SystemError : (\d+)")
 """A failing system call in a message of ONNX Runtime, with its error number."""
 _NO_KERNEL = re.compile(
@@ -53,6 +56,11 @@ def run_error(error: Exception, where: object) -> ZooError:
     name, got, expected = sizes.groups()
     problem = f"{name} has size {got} in a dimension that the export fixes at {expected}"
     return UsageError(problem, where, "give inputs of this size, or export without --fix")
+
+
+def cause(error: ZooError) -> str:
+    """Return the part of an error of :func:`run_error` that says why a node of the graph fails."""
+    return one_line(error.what.rpartition("Status Message: ")[2].rpartition(" was false. ")[2], _CAUSE).strip(" ()")
 
 
 def _memory_error(error: Exception, where: object) -> OutOfMemoryError | None:

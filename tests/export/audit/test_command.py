@@ -109,7 +109,15 @@ def test_usage(zoo: Zoo, model: Path) -> None:
         (("no.onnx", "--against", model, "--map", "x"), "'x' is not THEIRS=OURS"),
         (("no.onnx", "--against", model, "--figure", "page.svg"), "use the suffix .html"),
         (("no.onnx", "--against", model, "--force"), "--force applies to --output and --figure only"),
+        (("no.onnx",), "Missing option '--against'"),
     ):
         result = zoo("audit", *arguments)
         assert result.status in (2, 3)
         assert message in result.err
+
+
+def test_options_of_an_import_are_for_checkpoints(zoo: Zoo, model: Path, graph: onnx.ModelProto) -> None:
+    write(graph, Path("theirs.onnx"))
+    for option in (("--task", "fill-mask"), ("--via", "transformers"), ("--set", "num_layers=1")):
+        result = zoo("audit", "theirs.onnx", "--against", model, *option)
+        assert (result.status, "is a model directory, not a checkpoint" in result.err) == (2, True)

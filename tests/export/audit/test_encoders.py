@@ -36,6 +36,7 @@ def test_an_honest_graph_is_right(model: Path, graph: onnx.ModelProto, tmp_path:
     assert report.passed
     assert {answer(report, name) for name in ("several rows", "one token", "padding on the right")} == {"right"}
     assert {*report.outputs} == {"start_logits", "end_logits"}
+    assert report.covered() is not None
     assert report.graphs[0]["producer"] == "another tool 1.0"
 
 

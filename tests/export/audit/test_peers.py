@@ -5,8 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import onnx
 import pytest
 import torch
+from onnx import numpy_helper
 from transformers import BertConfig, BertForMaskedLM, GPT2Config, GPT2LMHeadModel, PreTrainedModel
 
 from zoo_export.audit.audit import audit
@@ -71,6 +74,11 @@ def test_a_quantised_encoder(bert: tuple[Path, Path], tmp_path: Path) -> None:
     report = audit([tmp_path / "int8.onnx"], against)
     assert report.rule.startswith("int8: mean KL")
     assert report.passed, report.verdict()
+    model = onnx.load(tmp_path / "int8.onnx")
+    for scale in [item for item in model.graph.initializer if item.name.endswith("_scale")]:
+        scale.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(scale) * np.float32(3), scale.name))
+    onnx.save(model, tmp_path / "wrong.onnx")
+    assert "nats, allowed 0.02" in audit([tmp_path / "wrong.onnx"], against).verdict()
 
 
 def test_parts_of_a_decoder(tmp_path: Path) -> None:
