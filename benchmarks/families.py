@@ -3,6 +3,8 @@
     python benchmarks/families.py                       # all classes
     python benchmarks/families.py gpt_neox deberta-v2   # those of some model types
     python benchmarks/families.py --import-only         # without exports
+    python benchmarks/families.py --exporter transformers   # its own exporter, and what zoo audit says of its graphs
+    python benchmarks/families.py --exporter PATH/optimum-cli   # optimum, in an environment of its own
 
 Each class gets a small random model, from the default configuration of its type with few and narrow layers, which is
 imported and exported by ``zoo`` in a process of its own, with a limit of time. The result is one of
@@ -30,6 +32,8 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+from peers import audited
 
 RESULT = "result.json"
 """The file in which a process leaves its result."""
@@ -186,16 +190,19 @@ def make(model_type: str, model_class: str, folder: str) -> None:
     model.save_pretrained(folder)
 
 
-def attempt(model_type: str, model_class: str, *, import_only: bool) -> tuple[str, str]:
+def attempt(model_type: str, model_class: str, *, exporter: str, import_only: bool) -> tuple[str, str]:
     """Make, import and export the model of one class in this folder; return the result and its reason."""
     from zoo import ZooError
     from zoo.checkpoints import import_checkpoint
     from zoo_export import export_model
+    from zoo_plugins.via_transformers.originals import task_of
 
     try:
         make(model_type, model_class, "made")
     except Exception as error:  # the class may raise anything for a configuration that does not suit it
         return "not made", line_of(error)
+    if exporter != "zoo":
+        return audited(exporter, model_class, task_of(model_class, model_type))
     try:
         import_checkpoint("made", "model", model_type="transformers")
     except ZooError as error:
@@ -215,9 +222,9 @@ def line_of(error: Exception) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 
-def judge(item: tuple[str, str, str], *, seconds: int, import_only: bool) -> Outcome:
+def judge(item: tuple[str, str, str], *, seconds: int, exporter: str, import_only: bool) -> Outcome:
     """Return the outcome of :func:`attempt` in a process of its own."""
-    command = [sys.executable, __file__, "--attempt", *item[:2]]
+    command = [sys.executable, __file__, "--attempt", *item[:2], "--exporter", exporter]
     with tempfile.TemporaryDirectory() as folder, suppress(subprocess.TimeoutExpired):
         done = subprocess.run(
             [*command, *(["--import-only"] if import_only else [])],
@@ -235,7 +242,8 @@ def table(outcomes: list[Outcome]) -> str:
     """Return the outcomes as a table in Markdown."""
     lines = ["| model type | class | task | result |", "| --- | --- | --- | --- |"]
     for item in outcomes:
-        reason = f": {item.detail.removeprefix('error: ')[:160]}" if item.result.startswith(("not ", "failed")) else ""
+        explained = item.result.startswith(("not ", "failed", "wrong", "right"))
+        reason = f": {item.detail.removeprefix('error: ')[:160]}" if item.detail and explained else ""
         text = f"{item.result}{reason}".replace("|", "\\|").replace("<", "&lt;")
         lines.append(f"| {item.model_type} | {item.model_class} | {item.task} | {text} |")
     return "\n".join(lines)
@@ -243,11 +251,12 @@ def table(outcomes: list[Outcome]) -> str:
 
 def summary(outcomes: list[Outcome]) -> str:
     """Return how many classes, and model types, have each result."""
-    verified = {item.model_type for item in outcomes if item.result == "verified"}
+    verified = {item.model_type for item in outcomes if item.result in ("verified", "right")}
     counts = Counter(item.result.partition(" by ")[0] for item in outcomes)
     counted = ", ".join(f"{count} {result}" for result, count in counts.most_common())
     types = len({item.model_type for item in outcomes})
-    return f"{len(outcomes)} classes of {types} model types: {counted}. {len(verified)} types have a verified class."
+    verdict = f"{len(verified)} types have a class with a right graph."
+    return f"{len(outcomes)} classes of {types} model types: {counted}. {verdict}"
 
 
 def main() -> None:
@@ -255,6 +264,7 @@ def main() -> None:
     parser.add_argument("types", nargs="*", metavar="TYPE", help="model types; by default all")
     parser.add_argument("--task", help="classes of this task alone")
     parser.add_argument("--first", action="store_true", help="the first class of each model type alone")
+    parser.add_argument("--exporter", default="zoo", metavar="NAME", help="zoo, transformers, or a path of optimum-cli")
     parser.add_argument("--import-only", action="store_true", help="do not export")
     parser.add_argument("--jobs", type=int, default=2, help="processes at a time")
     parser.add_argument(
@@ -264,7 +274,7 @@ def main() -> None:
     parser.add_argument("--attempt", nargs=2, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.attempt:
-        result = attempt(*arguments.attempt, import_only=arguments.import_only)
+        result = attempt(*arguments.attempt, exporter=arguments.exporter, import_only=arguments.import_only)
         Path(RESULT).write_text(json.dumps(result), encoding="utf-8")
         return
     items = [item for item in classes() if not arguments.types or item[0] in arguments.types]
@@ -278,7 +288,8 @@ def main() -> None:
     outcomes = [known[item[:2]] for item in items if item[:2] in known]
     with ThreadPoolExecutor(arguments.jobs) as pool:
         rest = [item for item in items if item[:2] not in known]
-        for outcome in pool.map(partial(judge, seconds=arguments.seconds, import_only=arguments.import_only), rest):
+        options = {name: getattr(arguments, name) for name in ("seconds", "exporter", "import_only")}
+        for outcome in pool.map(partial(judge, **options), rest):
             print(f"{outcome.model_class}: {outcome.result}: {outcome.detail}"[:300], file=sys.stderr, flush=True)
             outcomes.append(outcome)
             if arguments.record:
