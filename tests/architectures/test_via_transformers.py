@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +25,7 @@ from zoo.registry import registry
 from zoo_export.export import export_model
 from zoo_plugins.via_transformers.facts import inspect_model
 from zoo_plugins.via_transformers.originals import read_original
+from zoo_plugins.via_transformers.recurrent import without_branches
 from zoo_runtime import load_session
 
 Zoo = Callable[..., Result]
@@ -221,6 +225,23 @@ def test_masks_of_recurrences_are_those_of_transformers_after_a_call(tmp_path: P
     model(torch.tensor([[5, 6, 7]]))
     with pytest.raises(IndexError):
         model(torch.tensor([[5, 10**6]]))
+    assert module.create_recurrent_attention_mask is before
+
+
+def test_masks_of_recurrences_are_those_of_transformers_after_calls_from_several_threads() -> None:
+    model = transformers.Lfm2ForCausalLM.__new__(transformers.Lfm2ForCausalLM)
+    module = sys.modules[type(model).__module__]
+    before = module.create_recurrent_attention_mask
+
+    def call(_: int) -> bool:
+        with without_branches(model):
+            time.sleep(0.01)
+            return isinstance(replaced := module.create_recurrent_attention_mask, partial) and replaced.args == (
+                before,
+            )
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(call, range(8)))
     assert module.create_recurrent_attention_mask is before
 
 
