@@ -185,7 +185,7 @@ def _fill(model: nn.Module, stored: Iterable[str], weights: Weights) -> Origin:
             if (value.shape, value.dtype) != (tensor.shape, tensor.dtype):
                 kinds = [f"{dtype_name(item.dtype)} {tuple(item.shape)}" for item in (value, tensor)]
                 problems.append(f"{first} is {kinds[0]}, not {kinds[1]}")
-            elif not torch.equal(value, found[0]):
+            elif value is not found[0] and not torch.equal(value, found[0]):
                 problems.append(f"the names {', '.join(aliases)} of one tensor have different values")
         copies += [(tensor, value) for value in found[:1]]
     if problems:

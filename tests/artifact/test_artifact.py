@@ -794,7 +794,7 @@ def test_missing_plugin_of_a_model_is_named(change: Callable[[dict[str, Any]], o
     with pytest.raises(PluginError) as caught:
         load(model)
     assert f"{made_by['distribution']} {made_by['version']}" in str(caught.value)
-    assert str(caught.value).endswith(f": pip install {made_by['distribution']}")
+    assert str(caught.value).endswith(f": pip install {made_by['distribution']}, if you trust it")
     assert caught.value.exit_code == 5
 
 

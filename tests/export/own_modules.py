@@ -51,6 +51,14 @@ class Named(Ranker):
         return Returned(**super().forward(input_ids, mask))
 
 
+class Flagging(Ranker):
+    """Returns truth values beside its scores."""
+
+    def forward(self, input_ids: Tensor, mask: Tensor) -> dict[str, Tensor]:
+        score = super().forward(input_ids, mask)["score"]
+        return {"score": score, "relevant": score > 0}
+
+
 class IgnoresMask(Ranker):
     def forward(self, input_ids: Tensor, mask: Tensor) -> Tensor:  # type: ignore[override]
         return self.head(self.states(input_ids).mean(1)).squeeze(-1) + 0 * mask.sum(1)

@@ -116,6 +116,12 @@ def test_arguments_and_results(name: str) -> None:
     assert outputs == (states if name == "Named" else {"output": ["batch"]})
 
 
+def test_truth_values_as_outputs() -> None:
+    export_module(f"{HERE}:Flagging", path="m", **CALL)
+    (answer,) = load_session("m").run([{"input_ids": [5, 3]}])
+    assert bool(answer["relevant"]) == (answer["score"] > 0)
+
+
 def test_declared_graphs_and_force(exported: Path, snapshot: Callable[[], Any]) -> None:
     shutil.copytree(exported, "m")
     with pytest.raises(UsageError, match="exists"):
@@ -138,6 +144,9 @@ def test_weights(exported: Path) -> None:
     export_module(RANKER, {"hidden": 8}, path="m", weights="trained.safetensors", graphs=GRAPH)
     stored = load_file("m/model.safetensors")
     assert all(torch.equal(stored[name], tensor) for name, tensor in trained.state_dict().items())
+    trained.head.bias.data[0] = torch.nan
+    with pytest.raises(ParityError, match="not finite"):
+        export_module(RANKER, {"hidden": 8}, path="other", weights=trained.state_dict(), graphs=GRAPH)
     assert json.loads(Path("m/config.json").read_text())["origin"]["source"] == "trained.safetensors"
 
 

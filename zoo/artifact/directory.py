@@ -86,10 +86,9 @@ class ModelDirectory:
                 f"{owner['distribution']}:{stored['architecture']}", where
             )
         except PluginError as error:
-            creator = f"{owner['distribution']} {owner['version']}"
-            raise PluginError(
-                f"{error} (the model was created by {creator})", None, f"pip install {owner['distribution']}"
-            ) from error
+            package = owner["distribution"]
+            what = f"{error} (the model was created by {package} {owner['version']})"
+            raise PluginError(what, None, f"pip install {package}, if you trust it") from error
         try:
             with plugins.blame(plugin, f"cannot configure {stored['name']}", fault=UsageError):
                 config = config_class(plugin, architecture).from_dict(stored["config"], where)

@@ -209,6 +209,8 @@ def counting(feeds: Feeds) -> Valid:
 def distance(wanted: Any, found: Any, valid: Any = True) -> float:
     """Return the largest difference at valid positions, relative to the largest value; infinite if it is not finite."""
     where = np.broadcast_to(valid, wanted.shape)
+    if wanted.dtype == bool:
+        wanted, found = wanted.astype(np.int8), found.astype(np.int8)
     scale = float(np.max(np.abs(wanted), where=where, initial=0.0))
     error = float(np.max(np.abs(found - wanted), where=where, initial=0.0))
     return error / (scale or 1.0) if np.isfinite(error) else float("inf")
