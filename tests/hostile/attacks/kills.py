@@ -56,6 +56,7 @@ SCENARIOS = (
     Scenario("relink", ("relink", "made"), "made", "retrained"),
     Scenario("export --force", ("export", "made", "--onnx", "--force"), "made", "model"),
     Scenario("quantize", ("quantize", "made", "--dtype", "float16", "--force"), "made", "model"),
+    Scenario("sign", ("sign", "made", "--key", "keys/signer.key", "--force"), "made", "model"),
     Scenario("publish standalone", ("publish", "model", "made", "--layout", "standalone", "--force"), "made", "alone"),
     Scenario("publish hub", ("publish", "model", "made", "--layout", "hub"), "made"),
     Scenario("train", ("train", "model", "-o", "made", *_TRAIN), "made", finish=("train", "made", "--resume")),
@@ -165,7 +166,7 @@ class Killer:
             return _opens(target)
         if found.keys() != new.keys():
             return f"neither old nor new: {sorted(found.keys() ^ new.keys())[:5]}"
-        return _opens(target)
+        return _opens(target) or (_is_signed(target) if scenario.name == "sign" else None)
 
     def _said(self) -> str:
         size = os.fstat(self.output).st_size
@@ -217,6 +218,18 @@ def _opens(target: Path) -> str | None:
         _ = stored.spec, stored.layout
     except ZooError as error:
         return f"does not open: {error}"
+    return None
+
+
+def _is_signed(target: Path) -> str | None:
+    """Return why a directory is not signed. Each signature is another."""
+    from zoo.artifact.signature import check_signature
+    from zoo.errors import ZooError
+
+    try:
+        check_signature(target, Path("keys/signer.pub"))
+    except ZooError as error:
+        return f"is not signed: {error}"
     return None
 
 

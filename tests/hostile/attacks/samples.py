@@ -17,6 +17,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
@@ -112,9 +114,10 @@ def make_samples(folder: Path) -> None:
     """Write all samples to a new folder: models, checkpoints, inputs, presets and settings."""
     folder.mkdir(parents=True)
     with chdir(folder):
-        for name in ("inputs", "server", "header", "arguments", "bodies", "batch", "cache", "texts"):
+        for name in ("inputs", "server", "header", "arguments", "bodies", "batch", "cache", "texts", "keys"):
             Path(name).mkdir()
         _make_inputs(Path("inputs"))
+        _make_keys(Path("keys"))
         Path("server/serve.toml").write_text(SERVER)
         for name, value in JSON.items():
             Path(name).write_text(json.dumps(value))
@@ -164,6 +167,15 @@ def _make_batch(folder: Path) -> None:
              "bytes": len(data), "sha256": hashlib.sha256(data).hexdigest(), "run": PLAN.digest()}  # fmt: skip
     lines = ({"schema": 1, **PLAN.identity()}, entry)
     (folder / MANIFEST).write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+
+
+def _make_keys(folder: Path) -> None:
+    """Write a private key and its public key."""
+    private = ec.generate_private_key(ec.SECP256R1())
+    pem, plain = serialization.Encoding.PEM, serialization.NoEncryption()
+    (folder / "signer.key").write_bytes(private.private_bytes(pem, serialization.PrivateFormat.PKCS8, plain))
+    public = private.public_key().public_bytes(pem, serialization.PublicFormat.SubjectPublicKeyInfo)
+    (folder / "signer.pub").write_bytes(public)
 
 
 def _make_inputs(folder: Path) -> None:
