@@ -29,6 +29,8 @@ MODELS: dict[str, dict[str, Any]] = {
     "BlenderbotForConditionalGeneration": BART,
     "MvpForConditionalGeneration": BART,
     "PLBartForConditionalGeneration": BART,
+    "M2M100ForConditionalGeneration": BART,
+    "PegasusXForConditionalGeneration": {**BART, "block_size": 4, "num_global_tokens": 2},
     "SwitchTransformersForConditionalGeneration": {**T5, "num_experts": 2},
 }
 """For some classes, the sizes of a small model."""
@@ -36,8 +38,21 @@ MODELS: dict[str, dict[str, Any]] = {
 
 def save(model_class: str, folder: Path, **options: Any) -> Any:
     """Save a random model with the sizes of this file."""
+    if model_class == "EncoderDecoderModel":
+        return save_random(model_class, pair_of_berts(), folder)
     values = {**SIZES, **MODELS[model_class], **options}
     return save_random(model_class, getattr(transformers, model_class).config_class(**values), folder)
+
+
+def pair_of_berts() -> Any:
+    """Return the configuration of two BERTs, of which one reads the source and the other writes the target."""
+    small = transformers.BertConfig(
+        vocab_size=61, hidden_size=24, num_hidden_layers=2, num_attention_heads=4, intermediate_size=40,
+        max_position_embeddings=48,
+    )  # fmt: skip
+    config = transformers.EncoderDecoderConfig.from_encoder_decoder_configs(small, small)
+    config.pad_token_id, config.eos_token_id, config.decoder_start_token_id = 0, 2, 2
+    return config
 
 
 @pytest.mark.slow_after(2)
@@ -55,11 +70,20 @@ def test_imported_model_equals_the_original_and_is_published_as_it_was(tmp_path:
         assert torch.equal(back(source, decoder_input_ids=target).logits, wanted)
 
 
-@pytest.mark.parametrize("model_class", ["PegasusForConditionalGeneration", "UMT5ForConditionalGeneration"])
+@pytest.mark.parametrize(
+    "model_class",
+    [
+        "PegasusForConditionalGeneration",
+        "UMT5ForConditionalGeneration",
+        "M2M100ForConditionalGeneration",
+        "PegasusXForConditionalGeneration",
+        "EncoderDecoderModel",
+    ],
+)
 def test_padding_between_tokens_of_a_target_has_no_position(tmp_path: Path, model_class: str) -> None:
     """The rows of a batch of targets may be of different lengths before each continues."""
     save(model_class, tmp_path / "hub")
-    import_checkpoint(tmp_path / "hub", tmp_path / "ours", verify=False)
+    import_checkpoint(tmp_path / "hub", tmp_path / "ours", verify=False, model_type="transformers")
     model = library.load(tmp_path / "ours")
     source = torch.tensor([[5, 6, 7, 2], [9, 2, 0, 0]])
     mask = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0]])
@@ -76,7 +100,7 @@ def test_padding_between_tokens_of_a_target_has_no_position(tmp_path: Path, mode
 @pytest.mark.parametrize("model_class", MODELS)
 def test_generated_tokens_equal_those_of_transformers(tmp_path: Path, model_class: str) -> None:
     theirs = save(model_class, tmp_path / "hub")
-    import_checkpoint(tmp_path / "hub", tmp_path / "ours", verify=False)
+    import_checkpoint(tmp_path / "hub", tmp_path / "ours", verify=False, model_type="transformers")
     assert export_model(tmp_path / "ours").passed
     sources = [[5, 9, 33, 2], [8, 40, 3, 3, 17, 21, 60, 11, 4, 9, 2], [41, 2]]
     with load_session(tmp_path / "ours") as session:

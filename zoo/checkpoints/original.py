@@ -310,8 +310,9 @@ def _batches(config: Config, model: nn.Module, layout: Layout) -> Iterator[dict[
             inputs["input_ids"] = inputs["input_ids"].masked_fill(inputs["attention_mask"] == 0, pad)
         if isinstance(pad, int) and layout.positions_skip_padding:
             for name, mask in (("input_ids", "attention_mask"), ("decoder_input_ids", "decoder_attention_mask")):
-                inside = (inputs[name] == pad) & (inputs[mask] == 1)
-                inputs[name] = inputs[name].masked_fill(inside, int(pad == 0))
+                if name in inputs and mask in inputs:
+                    inside = (inputs[name] == pad) & (inputs[mask] == 1)
+                    inputs[name] = inputs[name].masked_fill(inside, int(pad == 0))
         if isinstance(pad, int) and layout.runs_original and {"input_ids", "attention_mask"} <= inputs.keys():
             inputs["input_ids"][:, 1:2] = pad  # the same code treats it in the same way, also within a text
         end = standard_fields(config).eos_token_id if config.task == "text-classification" else None

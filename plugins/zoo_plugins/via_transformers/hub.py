@@ -163,8 +163,9 @@ LAYOUT = _TransformersLayout(
     classes={},
     fields=(),
     rules=(PROJECTIONS,),
-    outputs={"sentence_embedding": ""},  # no such output in the original
+    outputs={"sentence_embedding": "", "logits": "last_hidden_state"},  # where the original has no such output
     runs_original=True,
+    positions_skip_padding=True,  # in decoders such as M2M-100's
     files=_files,
     notes=_notes,
 )

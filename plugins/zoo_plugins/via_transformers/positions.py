@@ -19,18 +19,36 @@ __all__ = ["count_positions", "given_positions"]
 def count_positions(model: nn.Module) -> None:
     """Let tables of positions look up those of :func:`given_positions`, if there are any.
 
-    The tables are those of BART and its kin, which number the columns from the length of the past on.
+    The tables are those of BART and its kin, which number the columns from the length of the past on, and of M2M-100
+    and its kin, which number the tokens other than that of padding. Pegasus-X computes its rows in each call.
     """
-    tables: list[Any] = [module for module in model.modules() if isinstance(module, nn.Embedding)]
-    for table in tables:
-        if "past_key_values_length" in signature(table.forward).parameters:
-            table.given_positions = None
-            table.register_forward_hook(_look_up)
+    for module in model.modules():
+        table: Any = module
+        if "past_key_values_length" in (names := signature(table.forward).parameters):
+            if isinstance(table, nn.Embedding) or hasattr(table, "weights"):
+                table.given_positions = None
+                table.register_forward_hook(_look_up)
+            elif "inputs_embeds" in names and "position_ids" in names and not list(table.children()):
+                table.given_positions = None
+                table.register_forward_hook(_compute)
 
 
-def _look_up(module: Any, _: Any, found: Tensor) -> Tensor:
-    positions = module.given_positions  # (B, T)
-    return found if positions is None else F.embedding(positions + getattr(module, "offset", 0), module.weight)
+def _look_up(table: Any, _: Any, found: Tensor) -> Tensor:
+    """Return the rows of the positions, (B, T, E)."""
+    positions = table.given_positions  # (B, T)
+    if positions is None:
+        return found
+    padding = getattr(table, "padding_idx", None)
+    first = getattr(table, "offset", 0) if padding is None else padding + 1
+    return F.embedding(positions + first, table.weight if isinstance(table, nn.Embedding) else table.weights)
+
+
+def _compute(table: Any, args: tuple[Any, ...], found: Tensor) -> Tensor:
+    """Return the waves of the positions, (B, T, E), which the class computes for those of one row."""
+    positions, x = table.given_positions, args[0]  # (B, T), (B, T, E)
+    if positions is None:
+        return found
+    return table.forward(x.flatten(0, 1)[None], 0, positions.flatten()[:, None]).view(x.shape)  # type: ignore[no-any-return]
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import EncoderDecoderModel
 from transformers.modeling_outputs import BaseModelOutput
 
 from zoo.nn import Cache, positions_of
@@ -65,6 +66,7 @@ def decode(
     if attention_mask is None:
         attention_mask = decoder_input_ids.new_ones(rows, key.shape[2])
     positions = positions_of(length, total, padding=decoder_attention_mask, device=decoder_input_ids.device)
+    passed_on = {"decoder_position_ids": positions} if isinstance(original, EncoderDecoderModel) else {}
     with given_positions(original, positions):
         found = original(
             decoder_input_ids=decoder_input_ids,
@@ -74,6 +76,7 @@ def decode(
             past_key_values=SelfAndCrossCache(past, cross, is_updated=True),
             use_cache=True,
             return_dict=True,
+            **passed_on,
         )
     logits: Tensor = found["logits"]
     return logits
