@@ -14,7 +14,7 @@ from zoo.errors import UsageError
 from zoo.factories import giving
 from zoo.models import create
 from zoo.models.tensors import stored_tensors
-from zoo.modules import call_by_name, named_results
+from zoo.modules import call_by_name, named_results, store_buffers
 from zoo.registry import registry
 
 TINY = "own-module-tiny"
@@ -34,6 +34,14 @@ def test_scores_of_the_default_module() -> None:
     with torch.inference_mode():
         np.testing.assert_allclose(model(input_ids=ids, mask=mask)["score"].numpy(), wanted, rtol=1e-12)
     assert sum(array.size for array in weights.values()) == 1041
+
+
+def test_stored_buffer_stays_stored_when_it_is_assigned() -> None:
+    module = nn.Module()
+    module.table = nn.Buffer(torch.ones(2), persistent=False)
+    assert store_buffers(module) == ("table",)
+    module.table = module.table.to(torch.float32)
+    assert list(module.state_dict()) == ["table"]
 
 
 class Tied(own_modules.Ranker):

@@ -173,5 +173,8 @@ def store_buffers(module: nn.Module) -> tuple[str, ...]:
     names = [name for name, _ in module.named_buffers(remove_duplicate=False) if name not in stored]
     for name in names:
         path, _, short = name.rpartition(".")
-        module.get_submodule(path).register_buffer(short, module.get_buffer(name), persistent=True)
+        buffer = module.get_buffer(name)
+        if isinstance(buffer, nn.Buffer):
+            buffer.persistent = True  # also if the module assigns it again
+        module.get_submodule(path).register_buffer(short, buffer, persistent=True)
     return tuple(names)
