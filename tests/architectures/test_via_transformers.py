@@ -257,6 +257,26 @@ def test_absent_tokens_stay_absent(tmp_path: Path) -> None:
     assert {name: getattr(config, name) for name in absent} == absent
 
 
+def test_embedding_with_more_rows_than_the_vocabulary(tmp_path: Path) -> None:
+    """Moshi embeds one token that it does not predict."""
+    config = transformers.MoshiConfig(
+        vocab_size=61, hidden_size=24, num_hidden_layers=2, num_attention_heads=4, ffn_dim=48, head_dim=8,
+        max_position_embeddings=48,
+    )  # fmt: skip
+    save_random("MoshiForCausalLM", config, tmp_path / "hub")
+    assert import_checkpoint(tmp_path / "hub", tmp_path / "ours").spec.config.vocab_size == 61
+
+
+def test_cache_of_more_than_the_tokens_is_refused(tmp_path: Path, zoo: Zoo) -> None:
+    """CPM-Ant puts learned prompts before the text of each call."""
+    config = transformers.CpmAntConfig(
+        vocab_size=61, hidden_size=24, num_hidden_layers=2, num_attention_heads=4, dim_head=6, dim_ff=40,
+        prompt_types=2, prompt_length=4,
+    )  # fmt: skip
+    save_random("CpmAntForCausalLM", config, tmp_path / "hub")
+    zoo("import", tmp_path / "hub", "-o", "ours").failed(2, "CpmAntForCausalLM keeps 7 keys and values of 3 tokens")
+
+
 def test_original_without_float64_is_not_compared(tmp_path: Path) -> None:
     """XGLM compares scores with the least number of their dtype, which it stores in float32."""
     config = transformers.XGLMConfig(

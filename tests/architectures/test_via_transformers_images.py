@@ -51,6 +51,11 @@ MODELS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         {"image_size": 32, "patch_size": 4, "embed_dim": 8, "depths": [1, 2], "num_heads": [2, 2], "window_size": 4},
         {"size": {"height": 32, "width": 32}, "resample": 3, "image_mean": [0.48, 0.45, 0.4]},
     ),
+    "CLIPForImageClassification": (
+        "CLIPImageProcessor",
+        {"text_config": {"num_hidden_layers": 1}, "vision_config": {**SMALL_VIT, "projection_dim": 16}},
+        {"size": {"shortest_edge": 36}, "crop_size": {"height": 32, "width": 32}},
+    ),
     "Dinov2WithRegistersModel": (
         "BitImageProcessor",
         {key: value for key, value in SMALL_VIT.items() if key != "intermediate_size"},
@@ -91,7 +96,7 @@ def test_images_and_classes_are_compared(tmp_path: Path, model_class: str) -> No
 @pytest.mark.parametrize("model_class", MODELS)
 def test_answers_of_an_export_equal_those_of_the_original(tmp_path: Path, model_class: str) -> None:
     theirs = save(model_class, tmp_path / "hub")
-    import_checkpoint(tmp_path / "hub", tmp_path / "ours", verify=False)
+    import_checkpoint(tmp_path / "hub", tmp_path / "ours", model_type="transformers", verify=False)
     assert export_model(tmp_path / "ours").passed
     read: Any = transformers.AutoImageProcessor.from_pretrained
     processor = read(tmp_path / "hub", backend="pil")

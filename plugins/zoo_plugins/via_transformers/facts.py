@@ -200,6 +200,8 @@ def _past_sizes(c: ClassFields, cache: Cache, states: Sequence[LayerStates]) -> 
         raise UsageError(f"{c.model_class} does not keep tensors of the same sizes in every layer")
     if not shapes and not sizes:
         raise UsageError(f"{c.model_class} keeps nothing of earlier tokens")
+    if others := {layer.key.shape[2] for layer in cache.layers if layer.key is not None} - {_LENGTH}:
+        raise UsageError(f"{c.model_class} keeps {others.pop()} keys and values of {_LENGTH} tokens")
     key_layers = tuple(number for number, layer in enumerate(cache.layers) if layer.key is not None)
     if c.task == "text2text-generation" and len(key_layers) < len(cache):
         raise UsageError(f"{c.model_class} does not keep keys and values in every layer")
@@ -217,8 +219,10 @@ def _past_sizes(c: ClassFields, cache: Cache, states: Sequence[LayerStates]) -> 
 def _sizes(c: ClassFields, outputs: Mapping[str, torch.Tensor]) -> dict[str, Any]:
     """Return the sizes of outputs, after a check."""
     if c.task in GENERATION_TASKS:
-        _require(c, outputs["logits"], (c.vocab_size,))
-        return {}
+        width = outputs["logits"].shape[-1]
+        if width > (c.vocab_size or 0):
+            raise UsageError(f"{c.model_class} predicts {width} tokens, but reads {c.vocab_size}")
+        return {"vocab_size": width}  # some embed more, such as prompts
     if c.task == "image-feature-extraction":
         if "last_hidden_state" not in outputs:
             raise UsageError(f"{c.model_class} returns no last_hidden_state")

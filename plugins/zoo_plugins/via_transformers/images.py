@@ -38,6 +38,7 @@ def stated_sizes(config: Any, where: object) -> dict[str, int]:
 
     Raises :class:`UsageError` for images that are not square.
     """
+    config = getattr(config, "vision_config", config)
     size = getattr(config, "image_size", None)
     height, width = size if isinstance(size, list | tuple) and len(size) == 2 else (size, size)
     if height != width:
