@@ -68,7 +68,9 @@ SPECIAL: Mapping[str, Mapping[str, Any]] = {
     "lfm2_moe": {"layer_types": ["conv", "full_attention"]}, "neomme": {"head_dim": 16},
     "dots1": {"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2},
     "esmc": {"num_key_value_heads": 4}, "zaya": {"num_experts_per_tok": 1},
-    "gemma3n_text": {"num_kv_shared_layers": 0},
+    "gemma3n_text": {"num_kv_shared_layers": 0}, "deepseek_v2": {"num_experts_per_tok": 2},
+    "qwen4_exp_text": {"indexer_n_heads": 2, "indexer_kv_heads": 1, "indexer_head_dim": 8, "indexer_budget": 8,
+                       "indexer_compress_ratio": 2},
     "mamba2": {"num_heads": 4, "head_dim": 16, "n_groups": 1, "state_size": 8},
     "longcat_flash": {"num_hidden_layers": 2},
     "bamba": {"mamba_n_heads": 4, "mamba_d_head": 16, "attn_layer_indices": [1]},
@@ -77,6 +79,7 @@ SPECIAL: Mapping[str, Mapping[str, Any]] = {
     "ministral": {"head_dim": 8}, "hunyuan_v1_dense": {"head_dim": 8}, "hunyuan_v1_moe": {"head_dim": 8},
     "gpt_neo": {"attention_types": [[["global", "local"], 1]]}, "luke": {"entity_vocab_size": 20},
     "perceiver": {"d_latents": 32, "num_latents": 8, "num_self_attends_per_block": 2},
+    "splinter": {"question_token_id": 9},
     "reformer": {"axial_pos_embds": False},
     "bit": {"hidden_sizes": [32, 64, 64, 64], "num_groups": 8}, "regnet": {"groups_width": 32},
     "resnet": {"hidden_sizes": [16, 32, 64, 128]},
@@ -88,7 +91,13 @@ SPECIAL: Mapping[str, Mapping[str, Any]] = {
                     "output_groups": 1},
 }  # fmt: skip
 """Other values that a model type needs."""
-_PREFERRED = {"fill-mask": 0, "text-generation": 1, "feature-extraction": 3, "image-feature-extraction": 3}
+_PREFERRED = {
+    "fill-mask": 0,
+    "text-generation": 1,
+    "text2text-generation": 1,
+    "feature-extraction": 3,
+    "image-feature-extraction": 3,
+}
 """Ranks of tasks, by which the classes of a model type are sorted; 2 for others."""
 
 
@@ -151,6 +160,9 @@ def _small(default: Any) -> dict[str, Any]:
     values: dict[str, Any] = {key: SMALL[key] for key, number in numbers.items() if type(number) is int and number > 0}
     if "kv_lora_rank" in values:
         values["num_key_value_heads"] = SMALL["num_attention_heads"]
+    parts = [stated.get(key) for key in ("qk_nope_head_dim", "qk_rope_head_dim")]
+    if None not in parts and stated.get("head_dim") == sum(parts):
+        values["head_dim"] = SMALL["qk_nope_head_dim"] + SMALL["qk_rope_head_dim"]
     values |= {name: number for number, name in enumerate(TOKENS) if isinstance(getattr(default, name, None), int)}
     values["pad_token_id"] = 0  # classifiers of whole texts look for it
     for key, value in stated.items():
