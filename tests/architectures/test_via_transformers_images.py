@@ -182,6 +182,16 @@ def test_size_of_a_class_that_has_none(tmp_path: Path, zoo: Zoo) -> None:
     assert library.load("ours").config.image_size == 48
 
 
+def test_logits_of_another_name(tmp_path: Path) -> None:
+    """PP-LCNet returns them as its last hidden state."""
+    config = transformers.PPLCNetConfig(scale=0.25, class_expand=16, id2label={0: "cat", 1: "dog", 2: "owl"})
+    theirs = save_random("PPLCNetForImageClassification", config, tmp_path / "hub")
+    import_checkpoint(tmp_path / "hub", tmp_path / "ours", settings=["image_size=32", "num_channels=3"])
+    pixels = torch.rand(2, 3, 32, 32)
+    with torch.inference_mode():
+        assert torch.equal(library.load(tmp_path / "ours")(pixel_values=pixels)["logits"], theirs(pixels)[0])
+
+
 def test_tensor_without_elements(tmp_path: Path) -> None:
     save("Dinov2WithRegistersModel", tmp_path / "hub")
     config = transformers.AutoConfig.from_pretrained(tmp_path / "hub", num_register_tokens=0)

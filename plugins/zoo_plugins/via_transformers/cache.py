@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from inspect import signature
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 from transformers import Cache as TheirCache
 from transformers import EncoderDecoderCache
@@ -15,7 +16,12 @@ from transformers import EncoderDecoderCache
 from zoo import UsageError
 from zoo.nn import Cache, LayerStates
 
-__all__ = ["CrossCache", "PastCache", "SelfAndCrossCache"]
+__all__ = ["CrossCache", "PastCache", "SelfAndCrossCache", "cache_argument"]
+
+
+def cache_argument(model: nn.Module) -> str:
+    """Return the argument by which a decoder takes a cache: Mamba and its kin have another than the rest."""
+    return "cache_params" if "cache_params" in signature(model.forward).parameters else "past_key_values"
 
 
 class PastCache(TheirCache):

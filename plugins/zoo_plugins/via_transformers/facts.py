@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from inspect import getmodule, signature
 from typing import Any
 
@@ -149,7 +150,7 @@ def _text_facts(c: ClassFields, original: Any) -> dict[str, Any]:
     types = getattr(described, "type_vocab_size", 0) if "token_type_ids" in parameters else 0
     longest, unused = getattr(described, "max_position_embeddings", None), _unused_positions(original)
     return {
-        "vocab_size": original.get_input_embeddings().weight.shape[0],
+        "vocab_size": _count_tokens(original, described),
         "type_vocab_size": types or 0,
         "max_seq_len": longest - unused if isinstance(longest, int) and longest > unused else None,
         "hidden_size": getattr(described, "hidden_size", c.hidden_size),
@@ -157,6 +158,15 @@ def _text_facts(c: ClassFields, original: Any) -> dict[str, Any]:
         **({} if c.task in GENERATION_TASKS else dict.fromkeys(("num_kv_heads", "head_dim", "value_head_dim"))),
         "counts_positions": c.task == "text-generation" and "position_ids" in parameters,
     }
+
+
+def _count_tokens(original: Any, described: Any) -> int:
+    """Return the number of rows of the embedding, or what the configuration states if that is not a table of tokens."""
+    with suppress(NotImplementedError):
+        weight = getattr(original.get_input_embeddings(), "weight", None)
+        if isinstance(weight, torch.Tensor):
+            return weight.shape[0]
+    return int(described.vocab_size)
 
 
 def _count_layers(c: ClassFields, config: Any, described: Any) -> int | None:

@@ -6,6 +6,7 @@ B batch, T tokens of this call, S tokens including those before, E hidden size.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from inspect import signature
 from typing import Any
 
 import torch
@@ -13,11 +14,13 @@ from torch import Tensor
 
 from zoo.modules import SharedModule, store_buffers
 from zoo.nn import Cache, EmbeddingHead, LayerStates, positions_of
-from zoo_plugins.via_transformers.cache import PastCache
+from zoo_plugins.via_transformers.cache import PastCache, cache_argument
 from zoo_plugins.via_transformers.fields import ClassFields
+from zoo_plugins.via_transformers.methods import Lengths, replace_methods
 from zoo_plugins.via_transformers.originals import build_original, computed_names
 from zoo_plugins.via_transformers.positions import count_positions, given_positions
 from zoo_plugins.via_transformers.recurrent import without_branches
+from zoo_plugins.via_transformers.rotations import use_real_rotations
 from zoo_plugins.via_transformers.seq2seq import decode, encode
 
 __all__ = ["ViaTransformers"]
@@ -41,6 +44,8 @@ class ViaTransformers(SharedModule):
                 delattr(original.get_submodule(path), short)  # no graph reads it
         store_buffers(original)
         count_positions(original)
+        use_real_rotations(original)
+        replace_methods(original)
         self.share(original)
         if c.task == "sentence-embedding":
             self.embedding_head = EmbeddingHead(c, c.hidden_size or 0)
@@ -84,6 +89,8 @@ class ViaTransformers(SharedModule):
         if pixel_values is not None:
             self._forget()
             found = self.original(pixel_values=pixel_values, return_dict=True)
+            if c.task == "image-classification":
+                return {"logits": found.get("logits", found.get("last_hidden_state"))}  # PP-LCNet's has the latter name
             return {name: found[name] for name in self._image_outputs() if found.get(name) is not None}
         assert input_ids is not None
         if c.task == "text2text-generation":
@@ -104,11 +111,13 @@ class ViaTransformers(SharedModule):
             options["position_ids"] = positions
         if c.type_vocab_size and c.task != "text-generation":
             options["token_type_ids"] = torch.zeros_like(input_ids) if token_type_ids is None else token_type_ids
+        if "lengths" in signature(self.original.forward).parameters:
+            options["lengths"] = Lengths(input_ids)
         if c.task == "text-generation":
             has_past = past_key_values is not None or past_states is not None
             pasts = (past_key_values or Cache.empty(0), past_states or (), c.key_layers, c.state_layers)
             options["use_cache"] = has_past
-            options["past_key_values"] = PastCache(*pasts) if has_past else None
+            options[cache_argument(self.original)] = PastCache(*pasts) if has_past else None
         given = given_positions(self.original, positions if c.task == "text-generation" else None)
         with given, without_branches(self.original):
             found = self.original(input_ids=input_ids, attention_mask=attention_mask, return_dict=True, **options)
@@ -162,7 +171,5 @@ class ViaTransformers(SharedModule):
             vars(module).get("attention_bias_cache", {}).clear()
 
     def _image_outputs(self) -> Iterable[str]:
-        """Return the names of the outputs for images; before the class is inspected, those that it may have."""
-        if self.config.task == "image-classification":
-            return ("logits",)
+        """Return the names of the features of images; before the class is inspected, those that it may have."""
         return self.config.output_sizes or ("last_hidden_state", "pooler_output")

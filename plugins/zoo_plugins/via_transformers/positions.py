@@ -48,7 +48,8 @@ def _compute(table: Any, args: tuple[Any, ...], found: Tensor) -> Tensor:
     positions, x = table.given_positions, args[0]  # (B, T), (B, T, E)
     if positions is None:
         return found
-    return table.forward(x.flatten(0, 1)[None], 0, positions.flatten()[:, None]).view(x.shape)  # type: ignore[no-any-return]
+    waves: Tensor = table.forward(x.flatten(0, 1)[None], 0, positions.flatten()[:, None])  # (1, B T, E)
+    return waves.view(x.shape)
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Convolutions and recurrences without branches on lengths and values, of which a graph would have one.
+"""Functions of transformers without branches on lengths and values, of which a graph would have one.
 
 B batch, T tokens of this call, S tokens including those before, H heads, P head size.
 """
@@ -15,6 +15,8 @@ from typing import Any
 
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from zoo_plugins.via_transformers.rotations import rotate
 
 __all__ = ["without_branches"]
 
@@ -77,6 +79,7 @@ def _scan(
 
 
 _REPLACEMENTS: dict[str, Callable[..., Any]] = {
+    "apply_rotary_emb": rotate,
     "create_recurrent_attention_mask": _mask,
     "mamba2_chunk_scan": _scan,
 }

@@ -1,0 +1,94 @@
+"""Methods with the same values as those of transformers, which read values of tensors to decide what they compute.
+
+N tokens, K chosen experts of a token, E hidden size, F width of an expert.
+"""
+
+from __future__ import annotations
+
+from types import MethodType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+__all__ = ["Lengths", "replace_methods"]
+
+
+class Lengths:
+    """The lengths of texts as XLM asserts that they are at most those of the inputs; the mask has the lengths."""
+
+    def __init__(self, input_ids: Tensor) -> None:
+        self.size, self.device = input_ids.size, input_ids.device
+
+    def max(self) -> Lengths:
+        """Return the greatest length."""
+        return self
+
+    def item(self) -> int:
+        """Return a number for the assertion."""
+        return 0
+
+
+def replace_methods(model: nn.Module) -> None:
+    """Replace the methods of some modules.
+
+    Experts gather their weights for each token, as those do for which transformers has a choice of implementations.
+    """
+    for module in model.modules():
+        for name, method in _METHODS.get(type(module).__name__, {}).items():
+            setattr(module, name, MethodType(method, module))
+
+
+def _dbrx(module: Any, hidden_states: Tensor, experts: Tensor, weights: Tensor) -> Tensor:
+    """(B, T, E), and (N, K) and (N, K) -> (B, T, E)."""
+    sizes = (module.num_experts, module.ffn_hidden_size, module.hidden_size)
+    gate, up, down = (tensor.view(sizes)[experts] for tensor in (module.mlp.w1, module.mlp.v1, module.mlp.w2))
+    x = hidden_states.reshape(-1, 1, module.hidden_size, 1)  # (N, 1, E, 1)
+    inner = module.mlp.activation_fn(gate @ x) * (up @ x)  # (N, K, F, 1)
+    found = (inner.mT @ down).squeeze(-2)  # (N, K, E)
+    return (found * weights[..., None]).sum(1).view(hidden_states.shape)
+
+
+def _longcat(module: Any, x: Tensor, experts: Tensor, weights: Tensor) -> Tensor:
+    """(N, E), (N, K) and (N, K) -> (N, E); the last experts return their input."""
+    count = module.num_routed_experts
+    chosen = experts.clamp(max=count - 1)
+    gate, up = (module.gate_up_proj[chosen] @ x[:, None, :, None]).chunk(2, dim=-2)  # (N, K, F, 1)
+    found = (module.down_proj[chosen] @ (module.act_fn(gate) * up)).squeeze(-1)  # (N, K, E)
+    found = torch.where((experts < count)[..., None], found, x[:, None])
+    return (found * weights[..., None]).sum(1).type_as(x)
+
+
+def _route_jetmoe(module: Any, x: Tensor) -> tuple[Tensor, ...]:
+    """Return the order of N K pairs of a token and an expert, their tokens, gates and experts, and the logits.
+
+    The pairs stay in the order of tokens, and have the expert in place of the numbers of pairs for each.
+    """
+    logits = module.layer(x).float()
+    chosen, experts = logits.topk(module.top_k, dim=1)  # (N, K)
+    gates = torch.softmax(chosen, dim=1).type_as(x)
+    order = torch.arange(experts.numel(), device=x.device)
+    return order, order // module.top_k, gates.flatten(), experts.flatten(), logits
+
+
+def _apply_jetmoe(module: Any, x: Tensor, experts: Tensor) -> Tensor:
+    """(N K, in) and (N K) -> (N K, out)."""
+    return (module.weight[experts] @ x[..., None]).squeeze(-1)
+
+
+def _cut_gemma(module: Any, x: Tensor) -> Tensor:
+    """Return how far activations exceed a quantile of the normal distribution with their mean and deviation."""
+    part = torch.tensor(module.activation_sparsity, dtype=torch.float32, device="cpu")
+    deviations = float(torch.special.ndtri(part))
+    mean, deviation = x.mean(dim=-1, keepdim=True), x.std(dim=-1, keepdim=True, unbiased=False)
+    return torch.relu(x - (mean + deviation * deviations))
+
+
+_METHODS: dict[str, dict[str, Any]] = {
+    "DbrxExperts": {"forward": _dbrx},
+    "Gemma3nTextMLP": {"_gaussian_topk": _cut_gemma},
+    "JetMoeParallelExperts": {"forward": _apply_jetmoe},
+    "JetMoeTopKGating": {"forward": _route_jetmoe},
+    "LongcatFlashExperts": {"forward": _longcat},
+}
+"""The methods, by class and name."""
