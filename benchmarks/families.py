@@ -79,6 +79,8 @@ SPECIAL: Mapping[str, Mapping[str, Any]] = {
     "ministral": {"head_dim": 8}, "hunyuan_v1_dense": {"head_dim": 8}, "hunyuan_v1_moe": {"head_dim": 8},
     "gpt_neo": {"attention_types": [[["global", "local"], 1]]}, "luke": {"entity_vocab_size": 20},
     "perceiver": {"d_latents": 32, "num_latents": 8, "num_self_attends_per_block": 2},
+    "xmod": {"default_language": "en_XX"}, "whisper": {"begin_suppress_tokens": None, "suppress_tokens": None},
+    "youtu": {"pad_token_id": None},  # transformers sets the embedding of padding to zero when it reads a checkpoint
     "splinter": {"question_token_id": 9}, "lilt": {"hidden_size": 48},
     "layoutlmv3": {"hidden_size": 48, "coordinate_size": 8, "shape_size": 8},
     "reformer": {"axial_pos_embds": False},

@@ -288,6 +288,32 @@ def test_original_without_float64_is_not_compared(tmp_path: Path) -> None:
     assert reason.startswith("the original cannot run in float64")
 
 
+def test_original_without_numbers_in_float64_is_not_compared(tmp_path: Path) -> None:
+    """Splinter multiplies an integer mask, which becomes float32, by the least number of float64."""
+    save_random(
+        "SplinterForQuestionAnswering", transformers.SplinterConfig(**SIZES, question_token_id=9), tmp_path / "hub"
+    )
+    reason = import_checkpoint(tmp_path / "hub", tmp_path / "ours").comparison.reason
+    assert reason == "the original cannot run in float64: start_logits has no numbers"
+
+
+def test_original_that_draws_numbers_is_not_compared(tmp_path: Path) -> None:
+    """A masked autoencoder reads a random part of an image."""
+    config = transformers.ViTMAEConfig(
+        image_size=32, patch_size=8, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=24
+    )
+    save_random("ViTMAEModel", config, tmp_path / "hub")
+    reason = import_checkpoint(tmp_path / "hub", tmp_path / "ours", model_type="transformers").comparison.reason
+    assert reason == "the original computes something else in each call"
+
+
+def test_type_that_cannot_be_called_as_graphs_are(tmp_path: Path, zoo: Zoo) -> None:
+    save("GPTNeoXForCausalLM", tmp_path / "hub")
+    change(tmp_path / "hub", model_type="fsmt", architectures=["FSMTForConditionalGeneration"])
+    reason = "fsmt is not supported: its decoder has no causal mask in a call with a cache"
+    zoo("import", tmp_path / "hub", "-o", "ours").failed(2, reason)
+
+
 def test_infinity_in_a_configuration(tmp_path: Path) -> None:
     """JSON has none: transformers writes an object in its place."""
     save("GPTNeoXForCausalLM", tmp_path / "hub")

@@ -13,7 +13,7 @@ from zoo.checkpoints import PROCESSOR, Checkpoint, Layout, Rule, SourceTensor, T
 from zoo_plugins.bert.sentence import PROJECTIONS, sentence_encoder, sentence_files
 from zoo_plugins.via_transformers.config import ViaTransformersConfig
 from zoo_plugins.via_transformers.fields import IMAGE_TASKS
-from zoo_plugins.via_transformers.known import READS_PADDING
+from zoo_plugins.via_transformers.known import READS_PADDING, UNSUPPORTED
 
 if TYPE_CHECKING:
     from zoo_plugins.via_transformers.conversions import FileNames
@@ -46,6 +46,8 @@ class _TransformersLayout(Layout):
         if hub.get("auto_map"):
             remedy = "remove auto_map if the class of transformers itself computes the same"
             raise UsageError("auto_map names code of its own, which is never run", where, remedy)
+        if (reason := UNSUPPORTED.get(hub.get("model_type", ""))) is not None:
+            raise UsageError(f"{hub['model_type']} is not supported: {reason}", where)
         original = {key: value for key, value in hub.items() if key not in _ELSEWHERE or _is_no_token(key, value)}
         values: dict[str, Any] = {"task": self.task(checkpoint), "original": original}
         if values["task"] == "feature-extraction":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["READS_PADDING", "is_known"]
+__all__ = ["READS_PADDING", "UNSUPPORTED", "is_known"]
 
 READS_PADDING = {
     "convbert": "its convolutions read the neighbours of a token",
@@ -11,6 +11,11 @@ READS_PADDING = {
     "nystromformer": "its landmarks are means over parts of the row",
 }
 """Model types whose answers depend on padding by design, and why."""
+UNSUPPORTED = {
+    "fsmt": "its decoder has no causal mask in a call with a cache, and so reads one token at a time",
+    "git": "with a cache, its mask has an image before the text",
+}
+"""Model types that cannot be called as graphs are, and why."""
 
 
 def is_known(model_type: str) -> bool:
