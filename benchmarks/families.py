@@ -64,7 +64,7 @@ SPECIAL: Mapping[str, Mapping[str, Any]] = {
     "cohere_compass_text": {"rope_parameters": {
         kind: {"rope_type": "default", "rope_theta": 10_000.0} for kind in ("full_attention", "sliding_attention")
     }},
-    "dbrx": {"attn_config": {"kv_n_heads": 2, "clip_qkv": 8.0, "rope_theta": 10_000.0}},
+    "dbrx": {"max_seq_len": 64, "attn_config": {"kv_n_heads": 2, "clip_qkv": 8.0, "rope_theta": 10_000.0}},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"]}, "neomme": {"head_dim": 16},
     "dots1": {"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2},
     "esmc": {"num_key_value_heads": 4}, "zaya": {"num_experts_per_tok": 1},

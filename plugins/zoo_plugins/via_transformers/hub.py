@@ -46,13 +46,13 @@ class _TransformersLayout(Layout):
         if hub.get("auto_map"):
             remedy = "remove auto_map if the class of transformers itself computes the same"
             raise UsageError("auto_map names code of its own, which is never run", where, remedy)
-        if (reason := UNSUPPORTED.get(hub.get("model_type", ""))) is not None:
-            raise UsageError(f"{hub['model_type']} is not supported: {reason}", where)
         original = {key: value for key, value in hub.items() if key not in _ELSEWHERE or _is_no_token(key, value)}
         values: dict[str, Any] = {"task": self.task(checkpoint), "original": original}
         if values["task"] == "feature-extraction":
             values |= sentence_encoder(checkpoint)
         values["model_class"] = self._class(checkpoint)
+        if (reason := UNSUPPORTED.get(original["model_type"])) is not None:
+            raise UsageError(f"{original['model_type']} is not supported: {reason}", where)
         values["reads_padding"] = READS_PADDING.get(original["model_type"], "")
         if values["task"] in IMAGE_TASKS:
             values |= stated_sizes(read_original(ViaTransformersConfig.from_dict(values, where)), where)
