@@ -288,6 +288,19 @@ def test_original_without_float64_is_not_compared(tmp_path: Path) -> None:
     assert reason.startswith("the original cannot run in float64")
 
 
+def test_first_position_of_a_table_that_is_not_after_that_of_padding(tmp_path: Path) -> None:
+    """XGLM begins with row 2 whatever its padding token is."""
+    config = transformers.XGLMConfig(
+        vocab_size=61, d_model=24, num_layers=1, attention_heads=4, ffn_dim=40, max_position_embeddings=48,
+        pad_token_id=0,
+    )  # fmt: skip
+    theirs = save_random("XGLMForCausalLM", config, tmp_path / "hub")
+    import_checkpoint(tmp_path / "hub", tmp_path / "ours")
+    ids = torch.tensor([[5, 6, 7]])
+    with torch.inference_mode():
+        assert_close(library.load(tmp_path / "ours")(ids)["logits"], theirs(ids).logits)
+
+
 def test_original_without_numbers_in_float64_is_not_compared(tmp_path: Path) -> None:
     """Splinter multiplies an integer mask, which becomes float32, by the least number of float64."""
     save_random(

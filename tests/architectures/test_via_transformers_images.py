@@ -182,6 +182,13 @@ def test_size_of_a_class_that_has_none(tmp_path: Path, zoo: Zoo) -> None:
     assert library.load("ours").config.image_size == 48
 
 
+def test_size_in_the_section_for_images(tmp_path: Path) -> None:
+    save("CLIPForImageClassification", tmp_path / "hub")
+    (tmp_path / "hub" / "preprocessor_config.json").unlink()
+    imported = import_checkpoint(tmp_path / "hub", tmp_path / "ours", model_type="transformers")
+    assert imported.spec.config.image_size == 32
+
+
 def test_logits_of_another_name(tmp_path: Path) -> None:
     """PP-LCNet returns them as its last hidden state."""
     config = transformers.PPLCNetConfig(scale=0.25, class_expand=16, id2label={0: "cat", 1: "dog", 2: "owl"})

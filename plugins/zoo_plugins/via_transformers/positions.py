@@ -38,8 +38,8 @@ def _look_up(table: Any, _: Any, found: Tensor) -> Tensor:
     positions = table.given_positions  # (B, T)
     if positions is None:
         return found
-    padding = getattr(table, "padding_idx", None)
-    first = getattr(table, "offset", 0) if padding is None else padding + 1
+    after_padding = hasattr(table, "create_position_ids_from_input_ids")  # as in M2M-100
+    first = table.padding_idx + 1 if after_padding else getattr(table, "offset", 0)
     return F.embedding(positions + first, table.weight if isinstance(table, nn.Embedding) else table.weights)
 
 

@@ -31,9 +31,11 @@ def _waves(module: Any, args: tuple[Any, ...], options: Mapping[str, Any], _: Te
     return waves
 
 
-def rotate(theirs: Callable[..., Any], q: Tensor, k: Tensor, waves: Tensor) -> tuple[Tensor, Tensor]:
+def rotate(theirs: Callable[..., Any], q: Tensor, k: Tensor, waves: Tensor) -> Any:
     """Rotate pairs of neighbours in queries and keys, (B, H, T, D) or (B, T, H, D), by :func:`use_real_rotations`."""
-    cos, sin = (part.unsqueeze(_HEADS[_file(theirs)]) for part in waves.unbind(-1))
+    if (axis := _HEADS.get(_file(theirs))) is None:
+        return theirs(q, k, waves)
+    cos, sin = (part.unsqueeze(axis) for part in waves.unbind(-1))
     return _rotate(q, cos, sin), _rotate(k, cos, sin)
 
 
