@@ -70,6 +70,33 @@ def test_positive_weights_stay_below_their_limit(dtype: torch.dtype, upper: floa
     assert found.max() < torch.tensor(upper, dtype=dtype).double()
 
 
+def test_noise_does_not_grow_through_convolutions() -> None:
+    """Trained kernels are small, and batch norm divides by the variance that they gave in training."""
+    torch.manual_seed(0)
+    layers = [
+        layer
+        for _ in range(40)
+        for layer in (nn.Conv2d(16, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16, momentum=None), nn.ReLU())
+    ]
+    model, images = nn.Sequential(*layers), torch.randn(8, 16, 6, 6)
+    for layer in layers[::3]:
+        layer.weight.data.mul_(0.2)
+    model(images)
+    model.eval()
+    before = model(images).std()
+    perturb(model)
+    assert model(images).std() < 1000 * before
+
+
+def test_kernels_without_values_get_noise() -> None:
+    """Zero at first, so that a block does nothing, or a constant average."""
+    generator = torch.Generator().manual_seed(0)
+    assert add_noise(torch.zeros(64, 8, 3, 3), generator).std().item() == pytest.approx(72**-0.5, rel=0.05)
+    average = add_noise(torch.full((64, 8, 3, 3), 1 / 9), generator)
+    assert 0 < average.min() < 0.08
+    assert average.max() > 0.15
+
+
 @pytest.mark.parametrize(
     ("attribute", "value", "said"),
     [

@@ -41,8 +41,11 @@ __all__ = [
 ]
 
 
+_KERNEL = 4
+"""Dimensions of the kernel of a two-dimensional convolution: outputs, inputs, height, width."""
 _NOISE = 0.2
-"""Standard deviation of the noise on biases and norms. Noise on a matrix is scaled for products of unit variance."""
+"""Standard deviation of the noise on biases and norms, and that on kernels in multiples of their own values. Noise on a
+matrix is scaled for products of unit variance."""
 _PART = 2**22
 """Number of elements of a weight that are changed at a time."""
 
@@ -138,12 +141,12 @@ def add_noise(
     Args:
         weight: the weight.
         generator: the source of the noise.
-        size: its standard deviation, by default 0.2 for vectors and less for matrices.
+        size: its standard deviation, by default 0.2 for vectors and less for matrices and kernels.
         upper: for a weight that is declared positive, the limit that it stays below.
     """
-    if size is None:
-        size = weight.shape[-1] ** -0.5 if weight.ndim > 1 else _NOISE
     positive = bool((weight > 0).all())
+    if size is None:
+        size = _noise_size(weight, positive)
     for part in in_parts(weight):
         noise = torch.randn(part.shape, generator=generator).mul_(size)
         if upper is not None:
@@ -151,6 +154,23 @@ def add_noise(
         else:
             part.copy_(part * noise.exp_() if positive else part + noise)
     return weight
+
+
+def _noise_size(weight: Tensor, positive: bool) -> float:
+    """Return the default standard deviation of the noise on a weight.
+
+    Trained kernels are small, and the stored statistics of batch norm divide by the variance that they give: noise of
+    unit variance would grow from layer to layer.
+    """
+    if weight.ndim < 2:
+        return _NOISE
+    if weight.ndim != _KERNEL:
+        return float(weight.shape[-1] ** -0.5)
+    if positive:  # the noise is a factor
+        return _NOISE
+    unit = math.prod(weight.shape[1:]) ** -0.5
+    mean_square = float(torch.linalg.vector_norm(weight, dtype=torch.float64)) ** 2 / weight.numel()
+    return min(unit, _NOISE * mean_square**0.5) if mean_square else unit
 
 
 def _reflected(values: Tensor, upper: float, epsilon: float) -> Tensor:
