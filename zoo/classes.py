@@ -69,6 +69,9 @@ class ImageConfig(Config):
     image_crop: float = 1.0
     """Sides of the model's square in the centre of a resized image, as a fraction of that image's shorter ones. The
     image is resized to ``image_size`` / ``image_crop`` pixels, rounded down, and its margin is cut off."""
+    image_margin: Literal["down", "even"] = "down"
+    """How half of a margin with an odd number of pixels is rounded: down, as in transformers, or to the even number, as
+    in torchvision."""
 
     def check_images(self) -> None:
         """Set the defaults of mean and deviation, and raise ``ValueError`` if the fields contradict each other."""

@@ -184,6 +184,8 @@ def values_of(path: str | os.PathLike[str]) -> Iterator[None]:
 
 _EXTRAS = {
     **dict.fromkeys(("onnx", "onnx_ir", "onnxscript", "torch"), "torch"),
+    "timm": "timm",
+    "torchvision": "timm",
     "transformers": "transformers",
     "PIL": "images",
     **dict.fromkeys(("OpenSSL", "cryptography", "model_signing"), "sign"),

@@ -50,6 +50,8 @@ class ImageReader:
     """Fraction of each side that is kept after resizing; of the shorter sides if ``keeps_ratio``."""
     keeps_ratio: bool
     """Whether an image keeps its proportions when it is resized. Otherwise it is stretched."""
+    rounds_to_even: bool
+    """Whether half of an odd number of pixels, of a margin, is rounded to the even number. Otherwise down."""
     mean: Array = field(repr=False)
     """Subtracted from each channel, (channels, 1, 1), for pixels in [0, 1]."""
     std: Array = field(repr=False)
@@ -61,8 +63,8 @@ class ImageReader:
 
         Args:
             option: returns a field of the model's configuration, None if it has none: ``image_resample``, bilinear by
-                default; ``image_crop``, 1 by default; ``image_resize``, stretch by default; ``image_mean`` and
-                ``image_std``, 0.5 by default (Dosovitskiy et al. 2021).
+                default; ``image_crop``, 1 by default; ``image_resize``, stretch by default; ``image_margin``, down by
+                default; ``image_mean`` and ``image_std``, 0.5 by default (Dosovitskiy et al. 2021).
             channels: number of channels.
             height: of the model's images, in pixels.
             width: of the model's images, in pixels.
@@ -73,7 +75,9 @@ class ImageReader:
         )
         resample = str(option("image_resample") or "bilinear").upper()
         keeps_ratio = option("image_resize") == "shortest_edge"
-        return cls(channels, height, width, resample, option("image_crop") or 1.0, keeps_ratio, mean, std)
+        rounds_to_even = option("image_margin") == "even"
+        crop = option("image_crop") or 1.0
+        return cls(channels, height, width, resample, crop, keeps_ratio, rounds_to_even, mean, std)
 
     def read(self, value: Any, where: str | None = None) -> Array:
         """Return an image as an array of the model's size, (height, width, channels), without normalising it.
@@ -121,7 +125,7 @@ class ImageReader:
                 IMAGE_SIDE.check(max(image.size), f"a side of {max(image.size)} pixels", where)
                 upright = ImageOps.exif_transpose(_eight_bits(image))
                 resized = self._resized(*upright.size, where)
-                left, top = (resized[0] - self.width) // 2, (resized[1] - self.height) // 2
+                left, top = self._margin(resized[0] - self.width), self._margin(resized[1] - self.height)
                 sized = upright.convert(self.mode).resize(resized, Image.Resampling[self.resample])
                 sized = sized.crop((left, top, left + self.width, top + self.height))
         except ZooError:
@@ -129,6 +133,10 @@ class ImageReader:
         except Exception as error:  # Pillow raises many classes, including SyntaxError
             raise ArtifactError(f"cannot be read as an image ({error})", where) from error
         return np.asarray(sized)
+
+    def _margin(self, surplus: int) -> int:
+        """Return what is cut off before the image, of the pixels that are cut off in all."""
+        return round(surplus / 2) if self.rounds_to_even else surplus // 2
 
     def _resized(self, width: int, height: int, where: str | None) -> tuple[int, int]:
         """Return width and height of an image before it is cropped."""

@@ -73,6 +73,10 @@ TIMM = {
 }
 
 
+SQUASHED = {"crop_mode": "squash", "crop_pct": 1.0}
+"""How transformers can prepare images, too."""
+
+
 def timm_folder(folder: Path, config: dict[str, Any] | None = None, **options: Any) -> tuple[Path, nn.Module]:
     """Write a checkpoint in timm's layout, and our model with the same weights."""
     model = library.create_model("vit-tiny", **{**TIMM, **options})
@@ -82,7 +86,7 @@ def timm_folder(folder: Path, config: dict[str, Any] | None = None, **options: A
     said = {
         "architecture": "vit_base_patch16_224", "num_classes": 5, "num_features": 24, "global_pool": "token",
         "model_args": {"num_heads": 3, "embed_dim": 24},
-        "pretrained_cfg": {"input_size": [2, 14, 14], "mean": [0.1, 0.2], "std": [0.3, 0.4], "crop_pct": 0.9},
+        "pretrained_cfg": {"input_size": [2, 14, 14], "mean": [0.1, 0.2], "std": [0.3, 0.4], **SQUASHED},
     }  # fmt: skip
     (folder / "config.json").write_text(json.dumps({**said, **(config or {})}))
     return folder, model
@@ -213,6 +217,19 @@ def test_settings_unknown_to_timm_are_rejected(tmp_path: Path, options: dict[str
     library.save(library.create_model("vit-tiny", **options), tmp_path / "ours")
     with pytest.raises(UsageError, match=fragment):
         export_checkpoint(tmp_path / "ours", tmp_path / "out", model_type="timm")
+
+
+def test_preparation_of_images_is_read_and_written(tmp_path: Path) -> None:
+    """With a margin that transformers would round in another way, which its layouts do not represent."""
+    stated = {"input_size": [2, 14, 14], "mean": [0.1, 0.2], "std": [0.3, 0.4], "interpolation": "bicubic"}
+    hub, _ = timm_folder(tmp_path / "timm", {"pretrained_cfg": {**stated, "crop_pct": 0.9}})
+    config: Any = import_checkpoint(hub, tmp_path / "ours", verify=False).spec.config
+    assert (config.image_resample, config.image_resize, config.image_crop) == ("bicubic", "shortest_edge", 0.9)
+    assert export_checkpoint(tmp_path / "ours", tmp_path / "back", verify=False).model_type == "timm"
+    written = json.loads((tmp_path / "back" / "config.json").read_text())["pretrained_cfg"]
+    assert written.items() >= {**stated, "crop_pct": 0.9, "crop_mode": "center"}.items()
+    with pytest.raises(UsageError, match="image_margin"):
+        export_checkpoint(tmp_path / "ours", tmp_path / "other", model_type="vit")
 
 
 def test_labels_of_timm_are_read(tmp_path: Path) -> None:

@@ -67,6 +67,7 @@ OURS: dict[str, Any] = {
     "image_resample": "bilinear",
     "image_resize": "stretch",
     "image_crop": 1.0,
+    "image_margin": "down",
     "gated": False,
     "layer_scale": None,
     "classify_patches": False,

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
 
+from tests.timm_library import import_timm
 from zoo.plugins import BUILT_IN
 from zoo.registry import registry
 from zoo.testing import Subject, all_checks, find_subject, parametrize_with_checks, run_check
@@ -78,6 +80,15 @@ VARIANTS: dict[str, tuple[str, Sequence[str]]] = {
 }
 DEFAULT_VARIANTS = ("bert, one block", "bert, sums of layers", "rnn, tokens in one direction", "vit, distilled")
 LAWS = ("batch-invariance", "lengths", "padding-invariance", "causality", "cache", "gradients", "weights-round-trip")
+
+
+@pytest.fixture(autouse=True)
+def timm(request: pytest.FixtureRequest) -> None:
+    """Import timm for the checks of its architecture, without a torchvision that works."""
+    if "via-timm" in request.node.name:
+        import_timm()
+    if "via-timm-global-state" in request.node.name and importlib.util.find_spec("torchvision") is None:
+        pytest.skip("torchvision is not installed, which this check needs in a process of its own")
 
 
 @parametrize_with_checks([name for name in BUILT_IN if name not in ("onnx", "runtime", "training")])

@@ -2,7 +2,14 @@
 
 from zoo.checkpoints.exact import Exact
 from zoo.checkpoints.exporting import Exported, export_checkpoint
-from zoo.checkpoints.images import PROCESSOR, RESAMPLING, ProcessedImages, image_processor, process_images
+from zoo.checkpoints.images import (
+    PROCESSOR,
+    RESAMPLING,
+    ProcessedImages,
+    image_processor,
+    process_images,
+    sample_images,
+)
 from zoo.checkpoints.importing import Imported, import_checkpoint
 from zoo.checkpoints.layout import ACTIVATIONS, REQUIRED, Field, Layout
 from zoo.checkpoints.original import Comparison
@@ -33,4 +40,5 @@ __all__ = [
     "image_processor",
     "import_checkpoint",
     "process_images",
+    "sample_images",
 ]

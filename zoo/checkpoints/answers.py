@@ -21,7 +21,7 @@ from zoo.artifact import TARGET_TOKENIZER, TOKENIZER, ModelDirectory
 from zoo.artifact.prefixes import read_prefixes
 from zoo.checkpoints.exact import Exact
 from zoo.checkpoints.image_answers import ImageComparison
-from zoo.checkpoints.images import PROCESSOR
+from zoo.checkpoints.layout import Layout
 from zoo.checkpoints.original import Unavailable, call, quiet, require_memory
 from zoo.checkpoints.sentences import applies_activation, lowers_texts
 from zoo.checkpoints.source import Checkpoint
@@ -88,6 +88,7 @@ class AnswerComparison:
         description: the content of the config.json to be written.
         spec: the model, with the task of the checkpoint.
         checkpoint: the checkpoint.
+        layout: its layout.
         verify: True to raise if something cannot be compared, False to compare nothing.
         dropped: added tokens that the user left out.
     """
@@ -98,17 +99,19 @@ class AnswerComparison:
         description: Mapping[str, Any],
         spec: ModelSpec,
         checkpoint: Checkpoint,
+        layout: Layout,
         verify: bool | None,
         dropped: Collection[str] = (),
     ) -> None:
         self.spec = spec
         self.checkpoint = checkpoint
+        self.layout = layout
         self.verify = verify
         self.dropped = dropped
         files: dict[str, Mapping[str, Any]] = {path.name: {} for path in stage.iterdir()}
         self.stored = ModelDirectory(stage, files, {**description, "task": spec.task, "config": spec.config.to_dict()})
         self.found = ComparedAnswers()
-        self._images = ImageComparison.of(spec, checkpoint)
+        self._images = ImageComparison.of(spec, checkpoint, layout)
 
     @cached_property
     def _tokenizer(self) -> Tokenizer:
@@ -168,8 +171,8 @@ class AnswerComparison:
 
     def compare_inputs(self) -> None:
         """Compare what needs no model: images and tokens. Raises :class:`ParityError` for a difference."""
-        if self._images is not None and not (self.checkpoint.path / PROCESSOR).exists():
-            self.found.reasons["images"] = f"the checkpoint has no {PROCESSOR}"
+        if self._images is not None and self._images.obstacle is not None:
+            self.found.reasons["images"] = self._images.obstacle
         elif self._images is not None:
             self._attempt("images to pixels", self._pixels)
         if TOKENIZER not in self.stored.files:
@@ -197,9 +200,7 @@ class AnswerComparison:
     def _pixels(self) -> int:
         assert self._images is not None
         count = self._images.compare_pixels()
-        import transformers
-
-        self._name(transformers)
+        self._name(self._images.processed.library)
         return count
 
     def _classes_of_images(self, model: nn.Module, theirs: nn.Module) -> int:
@@ -250,7 +251,8 @@ class AnswerComparison:
         Raises:
             ParityError: labels or scores differ.
         """
-        if self.spec.task == "image-classification" and "images to pixels" in self.found.counts:
+        processed = self._images.processed if "images to pixels" in self.found.counts and self._images else None
+        if self.spec.task == "image-classification" and processed is not None and processed.processor is not None:
             self._attempt("images to classes", lambda: self._classes_of_images(model, theirs))
         if "texts to token ids" not in self.found.counts or applies_activation(self.checkpoint):
             return

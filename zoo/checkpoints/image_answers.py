@@ -9,7 +9,8 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from zoo.checkpoints.images import ProcessedImages, first_difference, process_images
+from zoo.checkpoints.images import PROCESSOR, ProcessedImages, first_difference, process_images
+from zoo.checkpoints.layout import Layout
 from zoo.checkpoints.original import Unavailable
 from zoo.checkpoints.source import Checkpoint
 from zoo.contract import TensorSpec, row_sizes, standard_fields
@@ -28,20 +29,30 @@ class ImageComparison:
 
     spec: ModelSpec
     checkpoint: Checkpoint
+    layout: Layout
     image: TensorSpec
     """The input that is an image, (rows, channels, height, width)."""
 
     @classmethod
-    def of(cls, spec: ModelSpec, checkpoint: Checkpoint) -> Self | None:
+    def of(cls, spec: ModelSpec, checkpoint: Checkpoint, layout: Layout) -> Self | None:
         """Return the comparison for a model, None if it reads no images."""
         for tensor in (tensor for graph in spec.graphs for tensor in graph.input_tensors()):
             if tensor.name == "pixel_values" and len(tensor.dims) == 4:
-                return cls(spec, checkpoint, tensor)
+                return cls(spec, checkpoint, layout, tensor)
         return None
+
+    @property
+    def obstacle(self) -> str | None:
+        """Why there is no comparison whatever is installed; None if there is one."""
+        if self.layout.process_images is None and not (self.checkpoint.path / PROCESSOR).exists():
+            return f"the checkpoint has no {PROCESSOR}"
+        return None if self._reader.mode is not None else f"image files cannot have {self._reader.channels} channels"
 
     @cached_property
     def processed(self) -> ProcessedImages:
-        """The original's image processor and the pixels it makes. Raises :class:`Unavailable` or ``ImportError``."""
+        """What the original makes of a few images. Raises :class:`Unavailable` or ``ImportError``."""
+        if self.layout.process_images is not None:
+            return self.layout.process_images(self.checkpoint)
         try:
             return process_images(self.checkpoint.path)
         except UsageError as error:

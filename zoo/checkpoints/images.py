@@ -24,6 +24,7 @@ __all__ = [
     "image_processor",
     "process_images",
     "read_preparation",
+    "sample_images",
 ]
 
 PROCESSOR = "preprocessor_config.json"
@@ -38,10 +39,12 @@ _CLOSE = 1e-5
 
 @dataclass(frozen=True)
 class ProcessedImages:
-    """A few images of noise, and what the image processor of a checkpoint makes of them."""
+    """A few images of noise, and what the original library makes of them."""
 
+    library: Any
+    """The original library, a module with a version."""
     processor: Any
-    """The image processor of transformers."""
+    """The image processor, if the library is transformers; else None."""
     images: Sequence[Any]
     """Images of Pillow."""
     pixels: Sequence[Array]
@@ -69,10 +72,8 @@ def process_images(folder: Path) -> ProcessedImages:
         UsageError: the processor cannot be read or cannot be applied.
     """
     import transformers
-    from PIL import Image
 
-    random = np.random.default_rng(0)
-    images = [Image.frombytes("RGB", size, random.bytes(3 * math.prod(size))) for size in _SIZES]
+    images = sample_images()
     load: Any = transformers.AutoImageProcessor.from_pretrained
     try:
         processor = load(folder, backend="pil", local_files_only=True, trust_remote_code=False)
@@ -80,7 +81,15 @@ def process_images(folder: Path) -> ProcessedImages:
     except Exception as error:  # another library may raise anything
         said = " ".join(str(error).split())[:200]
         raise UsageError(f"the image processor cannot be used: {said}", folder / PROCESSOR) from error
-    return ProcessedImages(processor, images, pixels)
+    return ProcessedImages(transformers, processor, images, pixels)
+
+
+def sample_images() -> list[Any]:
+    """Return images of Pillow, in RGB, with which preparations are compared. Raises ``ImportError`` without Pillow."""
+    from PIL import Image
+
+    random = np.random.default_rng(0)
+    return [Image.frombytes("RGB", size, random.bytes(3 * math.prod(size))) for size in _SIZES]
 
 
 def read_preparation(checkpoint: Checkpoint) -> dict[str, Any]:

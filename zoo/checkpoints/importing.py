@@ -150,7 +150,7 @@ def import_checkpoint(
         if surplus is not None:
             notes.append(f"without {len(surplus.tokens)} tokens of the tokenizer that the model lacks: {surplus}")
         dropped = () if surplus is None else surplus.tokens
-        answers = AnswerComparison(stage, description, fitted.spec, checkpoint, verify, dropped)
+        answers = AnswerComparison(stage, description, fitted.spec, checkpoint, layout, verify, dropped)
         comparison = _compare(fitted, request, answers, verify)
         origin = Origin(
             kind="imported",

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
-from zoo.checkpoints.images import read_preparation
+from zoo.checkpoints.images import ProcessedImages, read_preparation
 from zoo.checkpoints.keys import EMPTY_KEYS, require_known
 from zoo.checkpoints.rules import Rule, TensorPlace
 from zoo.config import Config
@@ -141,6 +141,9 @@ class Layout:
     """Constructs the original model for comparison from a checkpoint and zoo's configuration. The model takes inputs by
     zoo's names and returns a mapping. Raises ``ImportError`` if it is not installed. By default, the transformers class
     that the checkpoint names is used."""
+    process_images: Callable[[Checkpoint], ProcessedImages] | None = None
+    """Has the original library prepare :func:`zoo.checkpoints.sample_images` for comparison. Raises ``ImportError`` if
+    it is not installed. By default, the image processor of preprocessor_config.json is used."""
 
     # Configurations.
 

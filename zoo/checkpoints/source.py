@@ -65,6 +65,10 @@ class SourceModule:
     """The folder of its files, below the directory; empty for the directory itself."""
 
 
+_PLAIN_TIMM = re.compile(r"(vit|deit)_[a-z]+(_distilled)?_patch\d+_\d+([._].*)?")
+"""timm's names for plain vision transformers, which have a layout of their own."""
+
+
 @dataclass(frozen=True)
 class Checkpoint:
     """A directory in the hub's layout, or a single file of tensors with the files beside it."""
@@ -108,10 +112,13 @@ class Checkpoint:
 
     @property
     def model_type(self) -> str | None:
-        """The name of the importer: ``model_type``, or ``timm``; None if it cannot be determined."""
+        """The name of the importer: ``model_type``, or that for a model of timm; None if it cannot be determined."""
         if isinstance(self.config.get("model_type"), str):
             return str(self.config["model_type"])
-        return "timm" if isinstance(self.config.get("architecture"), str) else None
+        architecture = self.config.get("architecture")
+        if not isinstance(architecture, str):
+            return None
+        return "timm" if _PLAIN_TIMM.fullmatch(architecture) else "via-timm"
 
     @property
     def license(self) -> str | None:

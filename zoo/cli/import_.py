@@ -23,7 +23,7 @@ from zoo.models.count import parameter_count
 )
 @click.option(
     "--via",
-    type=click.Choice(["transformers"]),
+    type=click.Choice(["timm", "transformers"]),
     help="Use the class of this library, even if zoo has an architecture of its own for the model type.",
 )
 @click.option("--task", metavar="TASK", help="Make a model for this task, with a new head if SOURCE has none for it.")
@@ -88,7 +88,7 @@ def command(
             target,
             name=name,
             revision=commit,
-            model_type=model_type or via,
+            model_type="via-timm" if via == "timm" else model_type or via,
             dtype=dtype,
             task=task,
             seed=seed,

@@ -55,6 +55,8 @@ class StandardFields:
     """Whether images are stretched, or keep their proportions."""
     image_crop: float | None = None
     """The part of an image that is kept, as a fraction of its shorter side."""
+    image_margin: str | None = None
+    """How half of a margin with an odd number of pixels is rounded."""
 
 
 _NAMES = tuple(field.name for field in fields(StandardFields))

@@ -42,6 +42,9 @@ class Architecture:
     discontinuous: str = ""
     """Why outputs jump where two computed numbers nearly tie, as in routing to experts; empty for other models. The
     comparison of an export then leaves out the few rows at which PyTorch itself jumps by rounding alone."""
+    library: str = ""
+    """LIBRARY in ``LIBRARY:NAME``, for an architecture that wraps the models of a library by their names. Its
+    configuration has a class method ``named_fields(name)``, which returns the fields of such a model."""
 
     def check(self) -> None:
         """Raise ``ValueError`` for a malformed field."""
@@ -54,6 +57,8 @@ class Architecture:
             raise ValueError(f"expected_failures of {self.name!r} must map check names to reasons")
         if not isinstance(self.discontinuous, str):
             raise ValueError(f"discontinuous of {self.name!r} must be a reason, got {self.discontinuous!r}")
+        if self.library:
+            _check_name("library", self.library)
         if not isinstance(self.tasks, tuple | list) or not all(isinstance(task, str) for task in self.tasks):
             raise ValueError(f"the tasks of architecture {self.name!r} must be strings, got {self.tasks!r}")
 

@@ -58,6 +58,7 @@ BUILT_IN = {
     "textcnn": "zoo_plugins.textcnn",
     "training": "zoo.training.plugin",
     "transformer": "zoo_plugins.transformer",
+    "via-timm": "zoo_plugins.via_timm",
     "via-transformers": "zoo_plugins.via_transformers",
     "vit": "zoo_plugins.vit",
     "whisper": "zoo_plugins.whisper",

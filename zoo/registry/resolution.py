@@ -66,6 +66,8 @@ def _make_spec(
             origins.setdefault(key, []).append(Assignment(cls.parse_setting(key, text), f"--set {setting}"))
         where = " ".join([name, *(f"--set {setting}" for setting in settings)]) if settings else entries[-1].where
         config = cls.from_dict({key: assignments[-1].value for key, assignments in origins.items()}, where)
+        if architecture.library and (values or settings):
+            config = config.with_task(config.task)  # what was read off the model of the library may have changed
         for key, value in config.to_dict().items():
             origins.setdefault(key, [Assignment(value, DEFAULT)])
     return ModelSpec(
@@ -147,10 +149,22 @@ class Registry:
         owner, _, short = name.rpartition(":")
         providers = self._providers.get(short, [])
         if owner:
-            return [plugin.presets[short] for plugin in providers if plugin.distribution == owner]
+            own = [plugin.presets[short] for plugin in providers if plugin.distribution == owner]
+            return own or self._of_library(owner, short)
         if len(providers) > 1:
             raise clash("model", short, providers)
         return [layer[short] for layer in self._layers if short in layer]
+
+    def _of_library(self, library: str, name: str) -> list[Preset]:
+        """Return a preset for a model of a library that an architecture wraps; none if no architecture does."""
+        for plugin in self.plugins.loaded():
+            for architecture in plugin.architectures:
+                if architecture.library == library:
+                    cls: Any = config_class(plugin, architecture)
+                    with blame(plugin, f"cannot read {library}:{name}", fault=UsageError):
+                        fields = cls.named_fields(name)
+                    return [Preset(name=name, file=library, arch=architecture.name, config=fields)]
+        return []
 
     def search(
         self,

@@ -188,6 +188,7 @@ def _image(runner: ImageRunner) -> dict[str, Any]:
         "resample": reader.resample.lower(),
         "crop": reader.crop,
         "keepsRatio": reader.keeps_ratio,
+        "roundsToEven": reader.rounds_to_even,
         "mean": reader.mean.ravel().tolist(),
         "std": reader.std.ravel().tolist(),
     }

@@ -111,6 +111,8 @@ class ClassFields(EmbeddingConfig):
     """Whether images are stretched, or keep their proportions."""
     image_crop: float | None = None
     """Part of a resized image that is kept, as a fraction of its shorter side."""
+    image_margin: Literal["down", "even"] | None = None
+    """How half of a margin with an odd number of pixels is rounded."""
     bos_token_id: int | None = None
     """Token that begins a text."""
     eos_token_id: int | tuple[int, ...] | None = None

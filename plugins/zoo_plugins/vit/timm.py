@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from zoo import ArtifactError, UsageError
 from zoo.checkpoints import Checkpoint, Layout, Rule
+from zoo_plugins.via_timm.images import describe_preparation, preparation, process_images, stated_preparation
 from zoo_plugins.vit.config import ViTConfig
 
 __all__ = ["TIMM"]
@@ -40,7 +41,7 @@ def _derive(checkpoint: Checkpoint, values: dict[str, Any]) -> Mapping[str, Any]
     arguments, pretrained = (checkpoint.config.get(key) or {} for key in ("model_args", "pretrained_cfg"))
     for key, value in arguments.items():
         if key not in (*_SHOWN, *_TRAINING, "act_layer", "num_heads") and _PLAIN.get(key) != value:
-            raise UsageError(f"model_args.{key} {value!r} is not supported", where)
+            raise UsageError(f"model_args.{key} {value!r} is not supported", where, "import it with --via timm")
     activation = arguments.get("act_layer") or "gelu"
     if activation not in _ACTIVATIONS:
         what = f"model_args.act_layer {activation!r} is not supported"
@@ -54,6 +55,7 @@ def _derive(checkpoint: Checkpoint, values: dict[str, Any]) -> Mapping[str, Any]
     if classifier and distilled != ("head_dist.weight" in tensors):
         raise ArtifactError("only one of dist_token and head_dist.weight is present", checkpoint.where)
     fields: dict[str, Any] = {
+        **preparation(stated_preparation(checkpoint), where),
         "task": "image-classification" if classifier else "image-feature-extraction",
         "image_size": _image_size(arguments, pretrained, side, patch),
         "patch_size": patch,
@@ -67,7 +69,6 @@ def _derive(checkpoint: Checkpoint, values: dict[str, Any]) -> Mapping[str, Any]
         "attention_bias": "blocks.0.attn.qkv.bias" in tensors,
         "distilled": distilled,
         **({"num_classes": _shape(checkpoint, "head.weight", 2)[0]} if classifier else {}),
-        **{f"image_{key}": pretrained[key] for key in ("mean", "std") if pretrained.get(key)},
     }
     names = checkpoint.config.get("label_names")
     return {**fields, "labels": [str(name) for name in names]} if classifier and isinstance(names, list) else fields
@@ -128,12 +129,8 @@ def _restore(c: ViTConfig) -> Mapping[str, Any]:
         },
         "pretrained_cfg": {
             "num_classes": classes,
-            "input_size": [c.num_channels, c.image_size, c.image_size],
+            **describe_preparation(c),
             "fixed_input_size": True,
-            "interpolation": "bilinear",
-            "crop_pct": 1.0,
-            "mean": list(c.image_mean or ()),
-            "std": list(c.image_std or ()),
             "first_conv": "patch_embed.proj",
             "classifier": ["head", "head_dist"] if c.distilled else "head",
         },
@@ -196,5 +193,6 @@ TIMM = Layout(
     read_extra=_derive,
     write_extra=_restore,
     original=_original,
+    process_images=process_images,
 )
 """Checkpoints written by timm, whose config.json names an ``architecture``."""

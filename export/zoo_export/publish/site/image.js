@@ -24,13 +24,14 @@ const cubic = (/** @type {number} */ x, /** @type {number} */ a) =>
  * Return the normalised pixels, (channels, height, width).
  * @param {Blob | ImageData} image @param {NonNullable<Manifest["image"]>} settings
  */
-export async function pixels(image, { width, height, channels, resample, crop, keepsRatio, mean, std }) {
+export async function pixels(image, { width, height, channels, resample, crop, keepsRatio, roundsToEven, mean, std }) {
   const source = image instanceof ImageData ? image : await decode(image);
   const bytes = planes(source, channels);
   let size = [Math.floor(width / crop + 1e-6), Math.floor(height / crop + 1e-6)];
   if (keepsRatio) size = source.width <= source.height ? [size[0], Math.max(size[1], Math.floor(size[0] * source.height / source.width))]
     : [Math.max(size[0], Math.floor(size[1] * source.width / source.height)), size[1]];
-  const left = Math.floor((size[0] - width) / 2), top = Math.floor((size[1] - height) / 2);
+  const margin = (/** @type {number} */ surplus) => Math.floor(surplus / 2) + (roundsToEven && surplus % 4 === 3 ? 1 : 0);
+  const left = margin(size[0] - width), top = margin(size[1] - height);
   const values = new Float32Array(channels * height * width);
   bytes.forEach((plane, channel) => {
     const resized = resize(plane, source.width, source.height, size[0], size[1], resample);

@@ -157,6 +157,7 @@ export interface Manifest {
     resample: string;
     crop: number;
     keepsRatio: boolean;
+    roundsToEven: boolean;
     mean: number[];
     std: number[];
   };
