@@ -86,14 +86,18 @@ class ImageReader:
             ArtifactError: it cannot be read, or is an array of another shape or range.
             UsageError: Pillow is missing, or cannot represent this number of channels.
         """
-        array = value if isinstance(value, np.ndarray) else self._load(value, where)
+        return self.read_sized(value, where)[0]
+
+    def read_sized(self, value: Any, where: str | None = None) -> tuple[Array, tuple[int, int]]:
+        """Return an image as :meth:`read` does, and its height and width before it was resized, but upright."""
+        array, size = (value, value.shape[:2]) if isinstance(value, np.ndarray) else self._load(value, where)
         if array.ndim == 2:
             array = array[..., None]
         expected = (self.height, self.width, self.channels)
         if array.shape != expected:
             raise ArtifactError(f"expected shape {expected}, got {array.shape}", where, "resize it")
         _check_range(array, where)
-        return array
+        return array, size
 
     def normalize(self, array: Array) -> Array:
         """Return what the model reads, (channels, height, width), of an array that :meth:`read` returned."""
@@ -105,7 +109,7 @@ class ImageReader:
         """Pillow's mode of the model's images, None if there is none."""
         return _MODES.get(self.channels)
 
-    def _load(self, value: Any, where: str | None) -> Array:
+    def _load(self, value: Any, where: str | None) -> tuple[Array, tuple[int, int]]:
         logging.getLogger("PIL").addHandler(_SILENCE)  # or it writes to stderr, besides what it raises
         try:
             from PIL import Image, ImageOps
@@ -132,7 +136,7 @@ class ImageReader:
             raise
         except Exception as error:  # Pillow raises many classes, including SyntaxError
             raise ArtifactError(f"cannot be read as an image ({error})", where) from error
-        return np.asarray(sized)
+        return np.asarray(sized), (upright.height, upright.width)
 
     def _margin(self, surplus: int) -> int:
         """Return what is cut off before the image, of the pixels that are cut off in all."""

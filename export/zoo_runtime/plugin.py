@@ -31,6 +31,11 @@ def zoo_tasks() -> Sequence[zoo.Task]:
         zoo.Task(name="augment", run=f"{home}.augment.masked:Augment", serves=masked),
         zoo.Task(name="augment", run=f"{home}.augment.prompted:AugmentByPrompt", serves=("text-generation",)),
         zoo.Task(
+            name="depth-estimation",
+            run=f"{home}.maps:DepthEstimation",
+            formula=f"{home}.image_formulas:depths",
+        ),
+        zoo.Task(
             name="feature-extraction", run=f"{home}.encoders:Features", serves=encoders, formula=f"{formulas}:features"
         ),
         zoo.Task(name="fill-mask", run=f"{home}.encoders:FillMask", serves=masked, formula=f"{formulas}:masks"),
@@ -68,6 +73,11 @@ def zoo_tasks() -> Sequence[zoo.Task]:
             serves=("text-generation",),
             formula=f"{formulas}:next_token",
         ),
+        zoo.Task(
+            name="object-detection",
+            run=f"{home}.detection:ObjectDetection",
+            formula=f"{home}.image_formulas:objects",
+        ),
         zoo.Task(name="pretraining", run=f"{home}.encoders:FillMask", formula=f"{formulas}:masks"),
         zoo.Task(name="question-answering", run=f"{home}.questions:QuestionAnswering", formula=f"{formulas}:spans"),
         zoo.Task(
@@ -83,6 +93,11 @@ def zoo_tasks() -> Sequence[zoo.Task]:
         ),
         zoo.Task(
             name="score", run=f"{home}.likelihood:Score", serves=("text-generation",), formula=f"{formulas}:score"
+        ),
+        zoo.Task(
+            name="semantic-segmentation",
+            run=f"{home}.maps:SemanticSegmentation",
+            formula=f"{home}.image_formulas:segments",
         ),
         zoo.Task(
             name="sentence-embedding",

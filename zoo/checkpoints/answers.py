@@ -47,6 +47,12 @@ _CLOSE = 1e-5
 _REMEDY = "the model does not answer as the original; nothing was written"
 _PAIR_TASKS = ("text-classification", "question-answering", "pretraining")
 _FUNCTIONS = {"single_label_classification": "softmax", "multi_label_classification": "sigmoid", "regression": "none"}
+_DENSE: Mapping[str, tuple[str, str, dict[str, Any]]] = {
+    "object-detection": ("images to objects", "ObjectDetectionPipeline", {"threshold": 0.0}),
+    "semantic-segmentation": ("images to segments", "ImageSegmentationPipeline", {"subtask": "semantic"}),
+    "depth-estimation": ("images to depths", "DepthEstimationPipeline", {}),
+}
+"""For tasks with answers per object or pixel: the kind of comparison, the pipeline and its options."""
 _DECODED = ("text-generation", "text2text-generation", "speech-recognition")
 
 
@@ -218,6 +224,22 @@ class AnswerComparison:
             self._require([f"image {number}"], self._scored(logits), expected)
         return len(processed.images)
 
+    def _dense_answers(self, model: nn.Module, theirs: nn.Module) -> int:
+        import transformers
+
+        assert self._images is not None
+        images, (_, kind, options) = self._images, _DENSE[self.spec.task]
+        processor = images.processed.processor
+        pipeline = getattr(transformers, kind)(model=theirs, image_processor=processor, device="cpu")
+
+        def run(image: Any) -> dict[str, Any]:
+            with torch.no_grad():
+                outputs = call(self.spec.config, model, images.inputs(image), torch.float64)
+            return {name: value[0].numpy() for name, value in outputs.items()}
+
+        names = [] if self.spec.task == "depth-estimation" else self._class_names
+        return images.compare_answers(run, lambda image: self._ask(theirs, pipeline, image, **options), names)
+
     def _scored(self, logits: Tensor) -> list[tuple[str, float]]:
         """Return the names of classes, sorted, and their scores."""
         scores = _scores(self.spec.config, logits).tolist()
@@ -254,6 +276,8 @@ class AnswerComparison:
         processed = self._images.processed if "images to pixels" in self.found.counts and self._images else None
         if self.spec.task == "image-classification" and processed is not None and processed.processor is not None:
             self._attempt("images to classes", lambda: self._classes_of_images(model, theirs))
+        if self.spec.task in _DENSE and "images to pixels" in self.found.counts:
+            self._attempt(_DENSE[self.spec.task][0], lambda: self._dense_answers(model, theirs))
         if "texts to token ids" not in self.found.counts or applies_activation(self.checkpoint):
             return
         if self.spec.task == "text-classification":

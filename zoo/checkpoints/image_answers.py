@@ -2,25 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any, Self
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from zoo.arrays import Array
 from zoo.checkpoints.images import PROCESSOR, ProcessedImages, first_difference, process_images
 from zoo.checkpoints.layout import Layout
 from zoo.checkpoints.original import Unavailable
 from zoo.checkpoints.source import Checkpoint
 from zoo.contract import TensorSpec, row_sizes, standard_fields
+from zoo.detection import find_objects, truncation_error
 from zoo.errors import ParityError, UsageError
 from zoo.images import ImageReader
+from zoo.interpolation import interpolate, likeliest_classes
 from zoo.registry import ModelSpec
 
 __all__ = ["ImageComparison"]
 
 _REMEDY = "images are not prepared as by the original; nothing was written"
+_ANSWERS = "the model does not answer as the original; nothing was written"
+_CLOSE = 1e-5
+"""Maximum difference of scores and, as a fraction of the largest, of boxes and depths."""
+
+Outputs = Mapping[str, Array]
+Run = Callable[[Any], Outputs]
 
 
 @dataclass(frozen=True)
@@ -72,6 +83,55 @@ class ImageComparison:
             raise ParityError(problem, self.checkpoint.where, _REMEDY)
         return len(self.processed.images)
 
+    def compare_answers(self, run: Run, ask: Callable[[Any], Any], names: Sequence[str]) -> int:
+        """Return the number of images whose objects, segments or depths are those of the original.
+
+        Args:
+            run: returns the outputs of zoo's model for an image, in float64 and without the dimension of rows.
+            ask: returns what the pipeline of transformers answers to an image, in float64.
+            names: of the classes.
+
+        Raises :class:`ParityError` for a difference.
+        """
+        equal = {
+            "object-detection": self._equal_objects,
+            "semantic-segmentation": self._equal_segments,
+            "depth-estimation": self._equal_depths,
+        }[self.spec.task]
+        for image in self.processed.images:
+            if not equal(run(image), ask(image), (image.height, image.width), names):
+                problem = f"the answer to an image of {image.width} x {image.height} pixels is not that of the original"
+                raise ParityError(problem, self.checkpoint.where, _ANSWERS)
+        return len(self.processed.images)
+
+    def _equal_objects(self, outputs: Outputs, rows: Any, size: tuple[int, int], names: Sequence[str]) -> bool:
+        config = standard_fields(self.spec.config)
+        rule = str(config.problem_type), config.max_detections or 0
+        ours = find_objects(outputs["logits"], outputs["pred_boxes"], *rule, size).above(0.0)
+        if [names[number] for number in ours.classes] != [row["label"] for row in rows]:
+            return False
+        theirs = np.array([[row["score"], *row["box"].values()] for row in rows]).reshape(-1, 5)
+        errors = truncation_error(ours.boxes, theirs[:, 1:])
+        return _close(ours.scores, theirs[:, 0]) and errors.max(initial=0.0) <= _CLOSE * max(size)
+
+    def _equal_segments(self, outputs: Outputs, rows: Any, size: tuple[int, int], names: Sequence[str]) -> bool:
+        ours = likeliest_classes(outputs["logits"], size)
+        numbers = np.unique(ours)
+        return [names[number] for number in numbers] == [row["label"] for row in rows] and all(
+            np.array_equal(ours == number, np.asarray(row["mask"]) > 0)
+            for number, row in zip(numbers, rows, strict=True)
+        )
+
+    def _equal_depths(self, outputs: Outputs, answer: Any, size: tuple[int, int], _: Sequence[str]) -> bool:
+        method: Any = standard_fields(self.spec.config).depth_resample
+        return _close(interpolate(outputs["predicted_depth"], size, method), answer["predicted_depth"].numpy())
+
     def inputs(self, image: Any) -> dict[str, Tensor]:
         """Return the input of the model for one image."""
         return {self.image.name: torch.from_numpy(self._reader.normalize(self._reader.read(image)))[None]}
+
+
+def _close(values: Array, expected: Array) -> bool:
+    """Whether numbers are equal up to rounding, relative to the largest."""
+    limit = _CLOSE * max(1.0, np.abs(expected).max(initial=0.0))
+    return values.shape == expected.shape and bool((np.abs(values - expected) <= limit).all())

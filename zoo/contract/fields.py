@@ -45,6 +45,10 @@ class StandardFields:
     """The names of the classes, if any."""
     problem_type: str | None = None
     """How logits become answers: see :class:`zoo.ClassifierConfig`."""
+    max_detections: int | None = None
+    """The largest number of objects that a detector finds in an image."""
+    depth_resample: str | None = None
+    """How depths are interpolated to the size of the original image."""
     image_mean: tuple[float, ...] | None = None
     """The mean of each channel: see :class:`zoo.ImageConfig`, as for the following."""
     image_std: tuple[float, ...] | None = None

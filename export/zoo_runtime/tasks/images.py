@@ -41,6 +41,8 @@ class Pixels:
     number: int
     values: Array
     """(channels, height, width)"""
+    size: tuple[int, int]
+    """Height and width of the original image."""
     adapter: int = 0
     """The number of its adapter, in the variant ``adapters``; set by the session."""
 
@@ -70,7 +72,8 @@ class ImageRunner(Runner[Pixels]):
         self.images = ImageReader.of(session.option, self.channels, self.height, self.width)
 
     def read(self, value: Any, number: int) -> Pixels:
-        return Pixels(number, self.images.normalize(self.images.read(value, f"input {number}")))
+        array, size = self.images.read_sized(value, f"input {number}")
+        return Pixels(number, self.images.normalize(array), size)
 
     def samples(self) -> Sequence[Any]:
         """Return random arrays of the model's size and, if Pillow is installed, images of other sizes."""

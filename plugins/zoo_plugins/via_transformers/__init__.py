@@ -16,6 +16,9 @@ TASKS = (
     "text2text-generation",
     "image-classification",
     "image-feature-extraction",
+    "object-detection",
+    "semantic-segmentation",
+    "depth-estimation",
 )
 """Tasks whose classes are known."""
 

@@ -19,7 +19,7 @@ from transformers.initialization import no_init_weights
 from zoo import UsageError, ZooError
 from zoo.nn import Cache, LayerStates, recorded_scores
 from zoo_plugins.via_transformers.attention import UnknownOption
-from zoo_plugins.via_transformers.fields import GENERATION_TASKS, IMAGE_TASKS, ClassFields
+from zoo_plugins.via_transformers.fields import DENSE_TASKS, GENERATION_TASKS, IMAGE_OUTPUTS, IMAGE_TASKS, ClassFields
 from zoo_plugins.via_transformers.model import ViaTransformers
 
 __all__ = ["inspect_model"]
@@ -233,9 +233,10 @@ def _sizes(c: ClassFields, outputs: Mapping[str, torch.Tensor]) -> dict[str, Any
         if width > (c.vocab_size or 0):
             raise UsageError(f"{c.model_class} predicts {width} tokens, but reads {c.vocab_size}")
         return {"vocab_size": width}  # some embed more, such as prompts
-    if c.task == "image-feature-extraction":
-        if "last_hidden_state" not in outputs:
-            raise UsageError(f"{c.model_class} returns no last_hidden_state")
+    if c.task in IMAGE_TASKS and c.task != "image-classification":
+        required = [name for name in IMAGE_OUTPUTS[c.task] if name != "pooler_output"]
+        if missing := [name for name in required if name not in outputs]:
+            raise UsageError(f"{c.model_class} returns no {' and no '.join(missing)}")
         return {"output_sizes": {name: list(value.shape[1:]) for name, value in outputs.items()}}
     if "last_hidden_state" in outputs:
         return {"hidden_size": outputs["last_hidden_state"].shape[-1]}
@@ -263,7 +264,7 @@ def _recorded(c: ClassFields, scores: Any) -> dict[str, int]:
     """
     shapes = {tuple(score.weights.shape) for score in scores}
     rows, heads, *lengths = shapes.pop() if len(shapes) == 1 else (0, 0)
-    if rows != _ROWS or c.task == "text2text-generation":
+    if rows != _ROWS or c.task == "text2text-generation" or c.task in DENSE_TASKS:
         return {"attention_layers": 0}
     found = {"attention_layers": len(scores), "num_heads": heads}
     return {**found, "num_patches": lengths[0]} if c.task in IMAGE_TASKS else found

@@ -8,12 +8,24 @@ from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Literal
 
 from zoo import Cost, EmbeddingConfig, ImageConfig
+from zoo.interpolation import Interpolation
 
-IMAGE_TASKS = ("image-classification", "image-feature-extraction")
-"""Tasks of classes that read images. The others read texts."""
+IMAGE_OUTPUTS: Mapping[str, tuple[str, ...]] = {
+    "image-classification": ("logits",),
+    "image-feature-extraction": ("last_hidden_state", "pooler_output"),
+    "object-detection": ("logits", "pred_boxes"),
+    "semantic-segmentation": ("logits",),
+    "depth-estimation": ("predicted_depth",),
+}
+"""Tasks of classes that read images, with the outputs that these may have. The others read texts."""
+IMAGE_TASKS = tuple(IMAGE_OUTPUTS)
+DENSE_TASKS = ("object-detection", "semantic-segmentation", "depth-estimation")
+"""Tasks whose answers image processors compute from the outputs."""
 GENERATION_TASKS = ("text-generation", "text2text-generation")
 """Tasks of classes that keep keys and values of earlier tokens."""
-_CLASSIFIED = ("text-classification", "token-classification", "image-classification")
+_CLASSIFIED = (
+    "text-classification", "token-classification", "image-classification", "object-detection", "semantic-segmentation",
+)  # fmt: skip
 _GPT_NEOX = {
     "model_type": "gpt_neox", "vocab_size": 260, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
     "intermediate_size": 256, "max_position_embeddings": 128,
@@ -33,6 +45,7 @@ class ClassFields(EmbeddingConfig):
         *EmbeddingConfig.head_fields, "model_class", "attention", "type_vocab_size", "counts_positions", "computed",
         "num_kv_heads", "head_dim", "value_head_dim", "key_layers", "state_layers", "state_sizes", "num_parameters",
         "flops_per_token", "attention_layers", "num_heads", "num_patches", "output_sizes",
+        "max_detections", "depth_resample", "image_processor",
     )  # fmt: skip
     task: Literal[
         "feature-extraction",
@@ -45,6 +58,9 @@ class ClassFields(EmbeddingConfig):
         "text2text-generation",
         "image-classification",
         "image-feature-extraction",
+        "object-detection",
+        "semantic-segmentation",
+        "depth-estimation",
     ] = "text-generation"
     """Task, which determines the class."""
     model_class: str = "GPTNeoXForCausalLM"
@@ -96,7 +112,13 @@ class ClassFields(EmbeddingConfig):
     num_patches: int | None = None
     """Positions of an image in these layers, with those of special tokens."""
     output_sizes: dict[str, Any] = field(default_factory=dict, hash=False)
-    """The outputs that are features of images, each with its sizes after the batch."""
+    """The outputs for images but those of a classifier, each with its sizes after the batch."""
+    max_detections: int | None = None
+    """Objects that a detector finds: see :func:`zoo.detection.find_objects`, also for its ``problem_type``."""
+    depth_resample: Interpolation | None = None
+    """How depths are interpolated to the size of the original image: see :func:`zoo.interpolation.interpolate`."""
+    image_processor: str | None = None
+    """The class in transformers that turns outputs into answers, which publishing names."""
     image_size: int | None = None
     """Height and width of images, in pixels; None for a class that reads texts."""
     num_channels: int | None = None

@@ -12,7 +12,7 @@ from zoo import Config, UsageError
 from zoo.checkpoints import PROCESSOR, Checkpoint, Layout, Rule, SourceTensor, TensorPlace, image_processor
 from zoo_plugins.bert.sentence import PROJECTIONS, sentence_encoder, sentence_files
 from zoo_plugins.via_transformers.config import ViaTransformersConfig
-from zoo_plugins.via_transformers.fields import IMAGE_TASKS
+from zoo_plugins.via_transformers.fields import DENSE_TASKS, IMAGE_TASKS
 from zoo_plugins.via_transformers.known import READS_PADDING, UNSUPPORTED
 
 if TYPE_CHECKING:
@@ -41,6 +41,7 @@ class _TransformersLayout(Layout):
         from zoo_plugins.via_transformers.facts import inspect_model
         from zoo_plugins.via_transformers.images import stated_sizes
         from zoo_plugins.via_transformers.originals import read_original
+        from zoo_plugins.via_transformers.rules import read_rule
 
         hub, where = checkpoint.config, checkpoint.config_file
         if hub.get("auto_map"):
@@ -54,11 +55,15 @@ class _TransformersLayout(Layout):
         if (reason := UNSUPPORTED.get(original["model_type"])) is not None:
             raise UsageError(f"{original['model_type']} is not supported: {reason}", where)
         values["reads_padding"] = READS_PADDING.get(original["model_type"], "")
+        chosen = dict(chosen or {})
         if values["task"] in IMAGE_TASKS:
-            values |= stated_sizes(read_original(ViaTransformersConfig.from_dict(values, where)), where)
-        values |= dict(chosen or {})
-        inspected = inspect_model(ViaTransformersConfig.from_dict(values, where))
-        return {**values, **inspected, **dict(chosen or {})}
+            values |= stated_sizes(read_original(ViaTransformersConfig.from_dict(values, where)), chosen, where)
+        values |= chosen
+        config = ViaTransformersConfig.from_dict(values, where)
+        inspected = inspect_model(config)
+        if config.task in DENSE_TASKS:
+            values |= read_rule(checkpoint.path, config.task, inspected["output_sizes"], config.num_classes)
+        return {**values, **inspected, **chosen}
 
     def read_images(self, checkpoint: Checkpoint) -> dict[str, Any]:
         """Return how images are prepared; see :meth:`zoo.checkpoints.Layout.read_images`."""
@@ -150,7 +155,10 @@ def _file_names(config: ViaTransformersConfig) -> FileNames:
 def _files(config: ViaTransformersConfig) -> Mapping[str, Any]:
     """Return the files that say how the model is used: of a sentence encoder, and how images are prepared."""
     if config.task in IMAGE_TASKS:
-        return image_processor(config.images(), "ViT")
+        files = image_processor(config.images(), "ViT")
+        if config.image_processor is not None:
+            files[PROCESSOR]["image_processor_type"] = config.image_processor
+        return files
     return sentence_files(config)
 
 

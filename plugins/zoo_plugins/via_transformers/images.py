@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,13 +33,13 @@ def read_preparation(folder: Path) -> dict[str, Any]:
     raise UsageError(f"{name} prepares images in a way that zoo does not know", folder / PROCESSOR)
 
 
-def stated_sizes(config: Any, where: object) -> dict[str, int]:
+def stated_sizes(config: Any, chosen: Mapping[str, Any], where: object) -> dict[str, int]:
     """Return the size and channels of images in a configuration of transformers, as fields of :class:`zoo.ImageConfig`.
 
-    Raises :class:`UsageError` for images that are not square.
+    Raises :class:`UsageError` for images that are not square, unless another size is chosen.
     """
     config = getattr(config, "vision_config", config)
-    size = getattr(config, "image_size", None)
+    size = chosen.get("image_size", getattr(config, "image_size", None))
     height, width = size if isinstance(size, list | tuple) and len(size) == 2 else (size, size)
     if height != width:
         raise UsageError(f"image_size {size!r} is not supported, only squares", where)

@@ -15,13 +15,14 @@ from torch import Tensor
 from zoo.modules import SharedModule, store_buffers
 from zoo.nn import Cache, EmbeddingHead, LayerStates, positions_of
 from zoo_plugins.via_transformers.cache import PastCache, cache_argument
-from zoo_plugins.via_transformers.fields import ClassFields
+from zoo_plugins.via_transformers.fields import IMAGE_OUTPUTS, ClassFields
 from zoo_plugins.via_transformers.methods import Lengths, replace_methods
 from zoo_plugins.via_transformers.originals import build_original, computed_names
 from zoo_plugins.via_transformers.positions import count_positions, given_positions
 from zoo_plugins.via_transformers.recurrent import without_branches
 from zoo_plugins.via_transformers.rotations import use_real_rotations
 from zoo_plugins.via_transformers.seq2seq import decode, encode
+from zoo_plugins.via_transformers.whole_images import whole_images
 
 __all__ = ["ViaTransformers"]
 
@@ -88,7 +89,8 @@ class ViaTransformers(SharedModule):
         c = self.config
         if pixel_values is not None:
             self._forget()
-            found = self.original(pixel_values=pixel_values, return_dict=True)
+            with whole_images(self.original):
+                found = self.original(pixel_values=pixel_values, return_dict=True)
             if c.task == "image-classification":
                 return {"logits": found.get("logits", found.get("last_hidden_state"))}  # PP-LCNet's has the latter name
             return {name: found[name] for name in self._image_outputs() if found.get(name) is not None}
@@ -171,5 +173,5 @@ class ViaTransformers(SharedModule):
             vars(module).get("attention_bias_cache", {}).clear()
 
     def _image_outputs(self) -> Iterable[str]:
-        """Return the names of the features of images; before the class is inspected, those that it may have."""
-        return self.config.output_sizes or ("last_hidden_state", "pooler_output")
+        """Return the names of the outputs for images; before the class is inspected, those that it may have."""
+        return self.config.output_sizes or IMAGE_OUTPUTS[self.config.task]
