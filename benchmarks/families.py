@@ -57,7 +57,24 @@ SMALL: Mapping[str, int] = {
 """Values of a small model, of which each configuration takes those that it has."""
 TOKENS = ("pad_token_id", "bos_token_id", "eos_token_id", "sep_token_id", "cls_token_id", "mask_token_id")
 _WINDOWS = {"window_size": 2}  # of 16, 8, 4 and 2 patches
+_NARROW = {"hidden_sizes": [16, 32, 64, 128], "depths": [1, 1, 1, 1], "embedding_size": 16}
+_LAYERS = {"encoder_layers": 1, "decoder_layers": 2, "num_queries": 10, "d_model": 32}
+_DETR = {
+    "use_timm_backbone": False, "backbone": None, "use_pretrained_backbone": False, **_LAYERS,
+    "backbone_config": {"model_type": "resnet", **_NARROW, "out_features": ["stage4"]},
+}  # fmt: skip
+_RT_DETR = {
+    "backbone_config": {"model_type": "rt_detr_resnet", **_NARROW, "out_features": ["stage2", "stage3", "stage4"]},
+    **_LAYERS, "encoder_in_channels": [32, 64, 128], "encoder_hidden_dim": 32, "decoder_in_channels": [32, 32, 32],
+}  # fmt: skip
 SPECIAL: Mapping[str, Mapping[str, Any]] = {
+    "detr": _DETR, "conditional_detr": _DETR, "table-transformer": _DETR, "dab-detr": {**_DETR, "hidden_size": 32},
+    "deformable_detr": {
+        **_DETR, "d_model": 64,
+        "backbone_config": {**_DETR["backbone_config"], "out_features": ["stage2", "stage3", "stage4"]},
+    },
+    "rt_detr": _RT_DETR, "rt_detr_v2": _RT_DETR, "d_fine": {"num_queries": 10},
+    "deimv2": {"num_queries": 10}, "lw_detr": {"num_queries": 10}, "yolos": {"num_detection_tokens": 10},
     "swin": _WINDOWS, "swinv2": _WINDOWS, "donut-swin": _WINDOWS,
     "swin2sr": {"num_heads": [2, 2], "depths": [1, 1], "window_size": 4},
     "efficientnet": {"hidden_dim": 2560, "num_block_repeats": [1] * 7},
@@ -187,6 +204,7 @@ def make(model_type: str, model_class: str, folder: str) -> None:
     import torch
     import transformers
 
+    from zoo_plugins.via_transformers.fields import DENSE_TASKS
     from zoo_plugins.via_transformers.originals import task_of
 
     config = shrink(model_type)
@@ -203,6 +221,19 @@ def make(model_type: str, model_class: str, folder: str) -> None:
         for parameter in model.parameters():
             parameter.copy_(0.2 * torch.randn(parameter.shape))
     model.save_pretrained(folder)
+    if task_of(model_class, model_type) in DENSE_TASKS:
+        save_processor(model_type, folder)
+
+
+def save_processor(model_type: str, folder: str) -> None:
+    """Save the image processor of a model type for small squares, to which images are stretched if it can do so."""
+    from transformers.models.auto.image_processing_auto import IMAGE_PROCESSOR_MAPPING_NAMES
+
+    names: Any = IMAGE_PROCESSOR_MAPPING_NAMES.get(model_type) or {"torchvision": "RTDetrImageProcessor"}
+    square = {"height": SMALL["image_size"], "width": SMALL["image_size"]}
+    values = {"image_processor_type": names["torchvision"], "size": square, "keep_aspect_ratio": False}
+    values |= {"do_center_crop": False, "do_pad": False}
+    Path(folder, "preprocessor_config.json").write_text(json.dumps(values), encoding="utf-8")
 
 
 def attempt(model_type: str, model_class: str, *, exporter: str, import_only: bool) -> tuple[str, str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -54,10 +54,10 @@ SIZES = ((120, 64), (64, 64), (47, 200), (333, 251))
 """Widths and heights of images."""
 
 
-def save(model_class: str, folder: Path, **changes: Any) -> Any:
-    """Save a random model of three classes and its image processor, for squares of 64 pixels, and return the model."""
+def save(model_class: str, folder: Path, *, labels: Sequence[str] = ("cat", "dog", "owl"), **changes: Any) -> Any:
+    """Save a random model and its image processor, for squares of 64 pixels, and return the model."""
     processor, sizes = MODELS[model_class]
-    config = getattr(transformers, model_class).config_class(**sizes, id2label={0: "cat", 1: "dog", 2: "owl"})
+    config = getattr(transformers, model_class).config_class(**sizes, id2label=dict(enumerate(labels)))
     model = save_random(model_class, config, folder)
     body = getattr(transformers, processor + "Pil")(size={"height": 64, "width": 64}).to_dict()
     body = {**body, "image_processor_type": processor, **changes}
@@ -115,6 +115,14 @@ def test_objects_are_compared(tmp_path: Path, model_class: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("model_class", ["YolosForObjectDetection", "RTDetrForObjectDetection"])
+def test_objects_of_one_class(tmp_path: Path, model_class: str) -> None:
+    save(model_class, tmp_path / "hub", labels=["cat"])
+    imported = import_checkpoint(tmp_path / "hub", tmp_path / "ours", model_type="transformers")
+    assert imported.answers.counts["images to objects"] == 4
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("model_class", MODELS)
 def test_answers_of_an_export_equal_those_of_the_pipeline(tmp_path: Path, model_class: str) -> None:
     theirs = pipeline_of(tmp_path / "hub", save(model_class, tmp_path / "hub"))
@@ -146,11 +154,13 @@ def test_published_files_find_the_same_objects(tmp_path: Path) -> None:
 
 def test_objects_in_a_file(tmp_path: Path, zoo: Zoo) -> None:
     theirs = pipeline_of(tmp_path / "hub", save("YolosForObjectDetection", tmp_path / "hub"))
-    photographs()[3].save("picture.png")
+    picture = photographs()[3]
+    picture.getexif()[0x0112] = 6  # to be rotated by 90 degrees
+    picture.save("picture.png", exif=picture.getexif())
     import_checkpoint(tmp_path / "hub", "ours")
     sign_export(Path("ours"))
     shown = zoo("run", "ours", "picture.png", "--option", "threshold=0.3").out.splitlines()
-    expected = theirs(photographs()[3], threshold=0.3)
+    expected = theirs("picture.png", threshold=0.3)
     assert shown[0] == f"'picture.png': {len(expected)} objects"
     places = [", ".join(map(str, row["box"].values())) for row in expected]
     assert [line.partition(" at ")[2] for line in shown[1:]] == places

@@ -43,7 +43,11 @@ class ObjectDetection(ImageRunner):
         super().__init__(session, chosen)
         self.problem, self.most = session.option("problem_type"), session.option("max_detections")
         if self.problem not in ("single_label_classification", "multi_label_classification") or not self.most:
-            raise UsageError("the model has no problem_type and max_detections of a detector", session.path)
+            raise UsageError(
+                "the model has no problem_type and max_detections of a detector",
+                session.path,
+                "import it with its processor",
+            )
         self.names = class_names(session.option("labels"), session.option("num_classes"), self.problem)
 
     def answer(self, items: Sequence[Pixels]) -> Sequence[Any]:

@@ -59,7 +59,7 @@ class DepthEstimation(ImageRunner):
         super().__init__(session, chosen)
         self.method = session.option("depth_resample")
         if self.method is None:
-            raise UsageError("the model has no depth_resample", session.path)
+            raise UsageError("the model has no depth_resample", session.path, "import it with its image processor")
 
     def answer(self, items: Sequence[Pixels]) -> Sequence[Any]:
         depths = self.compute(items)["predicted_depth"]

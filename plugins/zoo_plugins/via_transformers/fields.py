@@ -23,9 +23,7 @@ DENSE_TASKS = ("object-detection", "semantic-segmentation", "depth-estimation")
 """Tasks whose answers image processors compute from the outputs."""
 GENERATION_TASKS = ("text-generation", "text2text-generation")
 """Tasks of classes that keep keys and values of earlier tokens."""
-_CLASSIFIED = (
-    "text-classification", "token-classification", "image-classification", "object-detection", "semantic-segmentation",
-)  # fmt: skip
+_CLASSIFIED = ("text-classification", "token-classification", "image-classification", "semantic-segmentation")
 _GPT_NEOX = {
     "model_type": "gpt_neox", "vocab_size": 260, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
     "intermediate_size": 256, "max_position_embeddings": 128,
@@ -149,6 +147,8 @@ class ClassFields(EmbeddingConfig):
     def __post_init__(self) -> None:
         self.check_classes(head=self.task in _CLASSIFIED)
         self.check_embedding()
+        if self.task == "object-detection":  # a softmax over one class and that of no object is possible
+            self.default("problem_type", "single_label_classification")
         if self.task in GENERATION_TASKS and self.num_key_layers and not (self.num_kv_heads and self.head_dim):
             raise ValueError(f"{self.task} needs num_kv_heads and head_dim")
         if self.task in IMAGE_TASKS:
