@@ -22,12 +22,24 @@ from zoo.limits import SOUND_SAMPLES
 from zoo.reading import check_plain
 from zoo.spectrogram import DECADES, FLOOR, HOP, SAMPLING_RATE, WINDOW
 
-__all__ = ["DECADES", "FLOOR", "HOP", "SAMPLING_RATE", "WINDOW", "AudioReader", "log_mel", "mel_corners"]
+__all__ = [
+    "DECADES",
+    "FLOOR",
+    "HOP",
+    "SAMPLING_RATE",
+    "WINDOW",
+    "AudioReader",
+    "log_mel",
+    "mel_corners",
+    "unit_variance",
+]
 
 CheckSeconds = Callable[[float, str | None], None]
 
 _LOUDEST = 2.0
 """Resampled sound may exceed 1 a little; larger floats are integers that were not scaled."""
+_VARIANCE = 1e-7
+"""Added to the variance of samples, so that silence stays silence."""
 _EXTRA = "pip install attention-zoo[audio]"
 
 
@@ -193,6 +205,12 @@ def _resample(samples: Array, rate: int, wanted: int, where: str | None) -> Arra
     if not len(resampled):
         raise ArtifactError(f"has {len(samples)} samples at {rate} Hz, none at {wanted} Hz", where)
     return resampled
+
+
+def unit_variance(samples: Array) -> Array:
+    """Return samples (samples,) of a sound scaled to zero mean and unit variance, as wav2vec 2.0 reads them."""
+    result: Array = (samples - samples.mean()) / np.sqrt(samples.var() + _VARIANCE)
+    return result
 
 
 # Log-mel spectrograms.

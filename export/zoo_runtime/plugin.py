@@ -28,8 +28,14 @@ def zoo_tasks() -> Sequence[zoo.Task]:
             attention=f"{records}:record_text",
         ),
         zoo.Task(name="attentions", run=f"{weights}:Attentions", serves=pairs),
+        zoo.Task(name="audio-classification", run=f"{home}.sounds:AudioClassification", formula=f"{formulas}:classes"),
         zoo.Task(name="augment", run=f"{home}.augment.masked:Augment", serves=masked),
         zoo.Task(name="augment", run=f"{home}.augment.prompted:AugmentByPrompt", serves=("text-generation",)),
+        zoo.Task(
+            name="ctc-speech-recognition",
+            run=f"{home}.sounds:CTCSpeechRecognition",
+            formula=f"{formulas}:ctc_transcript",
+        ),
         zoo.Task(
             name="depth-estimation",
             run=f"{home}.maps:DepthEstimation",

@@ -14,11 +14,13 @@ from zoo.checkpoints.importing import Imported, import_checkpoint
 from zoo.checkpoints.layout import ACTIVATIONS, REQUIRED, Field, Layout
 from zoo.checkpoints.original import Comparison
 from zoo.checkpoints.rules import Rule, TensorPlace
+from zoo.checkpoints.sounds import EXTRACTORS, ProcessedSounds, process_sounds
 from zoo.checkpoints.source import Checkpoint, SourceModule, SourceTensor
 from zoo.tokenizers.files.pieces import FAIRSEQ_TOKENS, PieceTokens
 
 __all__ = [
     "ACTIVATIONS",
+    "EXTRACTORS",
     "FAIRSEQ_TOKENS",
     "PROCESSOR",
     "REQUIRED",
@@ -32,6 +34,7 @@ __all__ = [
     "Layout",
     "PieceTokens",
     "ProcessedImages",
+    "ProcessedSounds",
     "Rule",
     "SourceModule",
     "SourceTensor",
@@ -40,5 +43,6 @@ __all__ = [
     "image_processor",
     "import_checkpoint",
     "process_images",
+    "process_sounds",
     "sample_images",
 ]

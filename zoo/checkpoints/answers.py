@@ -24,6 +24,7 @@ from zoo.checkpoints.image_answers import ImageComparison
 from zoo.checkpoints.layout import Layout
 from zoo.checkpoints.original import Unavailable, call, quiet, require_memory
 from zoo.checkpoints.sentences import applies_activation, lowers_texts
+from zoo.checkpoints.sound_answers import SoundComparison
 from zoo.checkpoints.source import Checkpoint
 from zoo.checkpoints.token_answers import TokenComparison, ask
 from zoo.classes import ClassifierConfig
@@ -118,6 +119,7 @@ class AnswerComparison:
         self.stored = ModelDirectory(stage, files, {**description, "task": spec.task, "config": spec.config.to_dict()})
         self.found = ComparedAnswers()
         self._images = ImageComparison.of(spec, checkpoint, layout)
+        self._sounds = SoundComparison.of(spec, checkpoint)
 
     @cached_property
     def _tokenizer(self) -> Tokenizer:
@@ -176,11 +178,14 @@ class AnswerComparison:
             self.found.counts[kind] = count
 
     def compare_inputs(self) -> None:
-        """Compare what needs no model: images and tokens. Raises :class:`ParityError` for a difference."""
+        """Compare what needs no model: images, sound and tokens. Raises :class:`ParityError` for a difference."""
         if self._images is not None and self._images.obstacle is not None:
             self.found.reasons["images"] = self._images.obstacle
         elif self._images is not None:
             self._attempt("images to pixels", self._pixels)
+        if self._sounds is not None:
+            self._compare_sounds(self._sounds)
+            return
         if TOKENIZER not in self.stored.files:
             self.found.reasons |= {} if self._images is not None else {"answers": "the model has no tokenizer"}
             return
@@ -202,6 +207,46 @@ class AnswerComparison:
             self._attempt("token lists to texts", self._tokens.compare_decoding)
         if self._original.chat_template:
             self._attempt("chats to prompts", lambda: self._tokens.compare_chats(self.stored.path))
+
+    def _compare_sounds(self, sounds: SoundComparison) -> None:
+        if not sounds.is_described:
+            self.found.reasons["sounds"] = "the checkpoint has no preprocessor_config.json"
+        else:
+            self._attempt("sounds to samples", sounds.compare_samples)
+        if self.spec.task != "ctc-speech-recognition":
+            return
+        if TOKENIZER in self.stored.files:
+            self._attempt("token lists to texts", lambda: sounds.compare_decoding(self._tokenizer, self._original))
+        else:
+            self.found.reasons["texts"] = "the model has no tokenizer"
+
+    def _texts_of_sounds(self, sounds: SoundComparison, model: nn.Module, theirs: nn.Module) -> int:
+        import transformers
+
+        kind: Any = transformers.AutomaticSpeechRecognitionPipeline
+        processed = sounds.processed
+        tools = {"feature_extractor": processed.extractor, "tokenizer": self._original}
+        pipeline = kind(model=theirs, **tools, device="cpu")
+        for number, sound in enumerate(processed.sounds, 1):
+            text = sounds.text(self._tokenizer, sounds.logits(model, sound).argmax(-1).tolist())
+            expected = self._ask(theirs, pipeline, sound)["text"]
+            if text != expected:
+                problem = f"the text of sound {number} is {text!r}, that of the original {expected!r}"
+                raise ParityError(problem, self.checkpoint.where, _REMEDY)
+        return len(processed.sounds)
+
+    def _classes_of_sounds(self, sounds: SoundComparison, model: nn.Module, theirs: nn.Module) -> int:
+        import transformers
+
+        kind: Any = transformers.AudioClassificationPipeline
+        processed = sounds.processed
+        pipeline = kind(model=theirs, feature_extractor=processed.extractor, device="cpu")
+        for number, sound in enumerate(processed.sounds, 1):
+            logits = sounds.logits(model, sound)
+            rows = self._ask(theirs, pipeline, sound, top_k=len(logits), **self._function)
+            expected = sorted((row["label"], row["score"]) for row in rows)
+            self._require([f"sound {number}"], self._scored(logits), expected)
+        return len(processed.sounds)
 
     def _pixels(self) -> int:
         assert self._images is not None
@@ -264,15 +309,22 @@ class AnswerComparison:
         return TokenComparison(self._tokenizer, self._original, self.checkpoint.where, self.dropped, lowers=lowers)
 
     def compare_classes(self, model: nn.Module, theirs: nn.Module) -> None:
-        """Compare the classes of texts, tokens or images with those of the original's pipeline.
+        """Compare classes, or texts of sounds, with those of the original's pipeline.
 
         Args:
             model: zoo's model, in float64.
             theirs: the original model, in float64.
 
         Raises:
-            ParityError: labels or scores differ.
+            ParityError: texts, labels or scores differ.
         """
+        if self._sounds is not None:
+            sounds = self._sounds
+            if self.spec.task == "audio-classification" and "sounds to samples" in self.found.counts:
+                self._attempt("sounds to classes", lambda: self._classes_of_sounds(sounds, model, theirs))
+            elif {"sounds to samples", "token lists to texts"} <= self.found.counts.keys():
+                self._attempt("sounds to texts", lambda: self._texts_of_sounds(sounds, model, theirs))
+            return
         processed = self._images.processed if "images to pixels" in self.found.counts and self._images else None
         if self.spec.task == "image-classification" and processed is not None and processed.processor is not None:
             self._attempt("images to classes", lambda: self._classes_of_images(model, theirs))

@@ -14,6 +14,7 @@ from zoo.checkpoints.tokens import CheckpointTokenizer
 from zoo.config import Config
 from zoo.contract import standard_fields
 from zoo.errors import ArtifactError, UsageError
+from zoo.tokenizers.files.ctc import ctc_files
 from zoo.tokenizers.files.load import read_tokenizer
 
 __all__ = [
@@ -132,7 +133,8 @@ def write_token_files(config: Config, tokenizer: Path) -> dict[str, dict[str, An
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_input_names": ["input_ids", *types, *masks],
     }
-    return {"special_tokens_map.json": names, "tokenizer_config.json": {**described, **names}}
+    files = {"special_tokens_map.json": names, "tokenizer_config.json": {**described, **names}}
+    return {**files, **ctc_files(tokenizer)}
 
 
 def _numbered(classes: int) -> tuple[str, ...]:

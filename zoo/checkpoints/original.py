@@ -18,7 +18,7 @@ from zoo.checkpoints.exact import Exact
 from zoo.checkpoints.layout import Layout
 from zoo.checkpoints.source import Checkpoint
 from zoo.config import Config
-from zoo.contract import TensorSpec, dim_names, standard_fields
+from zoo.contract import TensorSpec, dim_names, dim_size, is_quotient, sizes_of, standard_fields
 from zoo.errors import ParityError, UsageError
 from zoo.models import create, persist
 from zoo.registry import ModelSpec
@@ -307,8 +307,10 @@ def _batches(config: Config, model: nn.Module, layout: Layout) -> Iterator[dict[
     graphs = config.graphs()
     taken = inspect.signature(model.forward).parameters
     longest = standard_fields(config).max_seq_len
+    # A length that has a minimum, such as that of sound, is a multiple of it, so that outputs have many positions.
+    least = max((size.min for size in sizes_of(graphs).values() if size.multiple_of == 1), default=1)
     for rows, length, padding in _BATCHES:
-        length = length if longest is None else min(length, longest)
+        length = length * least if longest is None else min(length, longest)
         feeds = make_feeds(graphs, Point(rows, length, 0, padding), 0, longest or length + 1)
         inputs = {name: torch.from_numpy(array) for name, array in feeds.items() if name in taken}
         pad = standard_fields(config).pad_token_id
@@ -346,4 +348,10 @@ def _counted(config: Config, feeds: Mapping[str, Tensor], output: TensorSpec) ->
             along = mask.is_mask and len(mask.dims) == 2 and dim_names(mask.dims[1])[-1] in output.dims[1:2]
             if along and mask.name in feeds:
                 return feeds[mask.name].bool()
+            if mask.is_mask and mask.name in feeds and any(map(is_quotient, output.dims[1:2])):
+                whole, *counts = (
+                    dim_size(output.dims[1], {str(mask.dims[1]): int(count)})
+                    for count in (feeds[mask.name].shape[1], *feeds[mask.name].sum(1))
+                )
+                return torch.arange(whole) < torch.tensor(counts)[:, None]
     return ...

@@ -13,6 +13,7 @@ from zoo.checkpoints.layout import Layout
 from zoo.checkpoints.sentences import lowers_texts
 from zoo.checkpoints.source import Checkpoint
 from zoo.errors import ArtifactError, UsageError, argument
+from zoo.tokenizers.files.ctc import CTC_CLASS, CTC_VOCABULARY, ctc_tokenizer
 from zoo.tokenizers.files.load import find_tokenizer, read_tokenizer, tokenizer_json, write_tokenizer
 from zoo.tokenizers.files.pieces import pieces_tokenizer
 from zoo.tokenizers.files.segments import passes_segments, without_segments
@@ -37,6 +38,9 @@ class CheckpointTokenizer:
         """Return the tokenizer of a checkpoint, without reading it; None if it has none."""
         if not checkpoint.config:
             return None
+        vocabulary = cls(checkpoint.path / CTC_VOCABULARY, checkpoint, layout)
+        if vocabulary._is_ctc:
+            return vocabulary
         path = find_tokenizer(checkpoint.path)
         if path is None and len(models := sorted(checkpoint.path.glob("*.model"))) > 1:
             names = ", ".join(model.name for model in models)
@@ -79,7 +83,7 @@ class CheckpointTokenizer:
     def _settled(self) -> SettledTokenizer | None:
         """The tokenizer of a tokenizer.json or a vocabulary; None if it is of SentencePiece."""
         layout = self.layout
-        if self.path.suffix in (".model", ".spm"):
+        if self.path.suffix in (".model", ".spm") or self._is_ctc:
             return None
         family, overrides = layout.tokenizer, layout.overrides_tokenizer
         return settle(self.path, self.checkpoint.config, family=family, overrides=overrides)
@@ -87,7 +91,10 @@ class CheckpointTokenizer:
     @cached_property
     def _read(self) -> tuple[Tokenizer, bool]:
         """The tokenizer, and whether it differs from the file."""
-        if self._settled is not None:
+        if self._is_ctc:
+            rows = self.checkpoint.config.get("vocab_size")
+            tokenizer, changed = ctc_tokenizer(self.path, self.settings, rows), True
+        elif self._settled is not None:
             tokenizer, changed = self._settled.backend, self._settled.changed
         else:
             changed = self._has_pieces
@@ -96,6 +103,12 @@ class CheckpointTokenizer:
             parts = [normalizers.Lowercase(), *([tokenizer.normalizer] if tokenizer.normalizer is not None else [])]
             tokenizer.normalizer, changed = normalizers.Sequence(parts), True
         return tokenizer, changed
+
+    @property
+    def _is_ctc(self) -> bool:
+        """Whether it is a vocabulary of characters for CTC."""
+        is_vocabulary = self.path.name == CTC_VOCABULARY and self.path.exists()
+        return is_vocabulary and self.settings["tokenizer_class"] == CTC_CLASS
 
     @property
     def _has_pieces(self) -> bool:

@@ -11,9 +11,9 @@ from functools import cache
 __all__ = ["Dim", "Size", "canonical", "dim_names", "dim_size", "is_quotient"]
 
 Dim = str | int
-"""A fixed size, or the name of a dimension that is free at run time. A sum, such as ``past_sequence + sequence``, a
-quotient rounded down, such as ``frames // 4`` or ``(frames + 3) // 4``, or a minimum, such as
-``min(past_sequence, 31)``, is a dimension of that size."""
+"""A fixed size, or the name of a dimension that is free at run time. A sum or difference, such as
+``past_sequence + sequence``, a quotient rounded down, such as ``frames // 4``, ``(frames + 3) // 4`` or
+``(samples - 80) // 320``, or a minimum, such as ``min(past_sequence, 31)``, is a dimension of that size."""
 
 
 def dim_size(dim: Dim, sizes: Mapping[str, int]) -> int:
@@ -43,7 +43,10 @@ def is_quotient(dim: Dim) -> bool:
 
 @cache
 def _parse(dim: str) -> ast.expr:
-    """Parse a dimension. Raises :class:`ValueError` unless it has names, numbers, sums, quotients and minima only."""
+    """Parse a dimension.
+
+    Raises :class:`ValueError` unless it has names, numbers, sums, differences, quotients and minima only.
+    """
     try:
         tree = ast.parse(dim.strip(), mode="eval").body
     except (SyntaxError, ValueError):
@@ -64,8 +67,8 @@ def _is_allowed(node: ast.AST) -> bool:
         case ast.Constant(value=number):
             return type(number) is int
         case _:
-            return isinstance(node, ast.Name | ast.Load | ast.Add | ast.FloorDiv) or (
-                isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add)
+            return isinstance(node, ast.Name | ast.Load | ast.Add | ast.Sub | ast.FloorDiv) or (
+                isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add | ast.Sub)
             )
 
 
@@ -75,6 +78,8 @@ def _evaluate(node: ast.expr, sizes: Mapping[str, int]) -> int:
             return sizes[name]
         case ast.BinOp(left=left, op=ast.Add(), right=right):
             return _evaluate(left, sizes) + _evaluate(right, sizes)
+        case ast.BinOp(left=left, op=ast.Sub(), right=right):
+            return _evaluate(left, sizes) - _evaluate(right, sizes)
         case ast.BinOp(left=left, right=right):
             return _evaluate(left, sizes) // _evaluate(right, sizes)
         case ast.Call(args=arguments):

@@ -137,15 +137,21 @@ def make_feeds(
         sizes = {**fit_sizes(graphs, sizes), **fixed}
         for tensor in graph.input_tensors():
             if tensor.name in tensors and tensor.name not in feeds:
-                feeds[tensor.name] = _make_tensor(tensor, tensor.shape(sizes), point, rng, special)
+                least = declared.get(str(tensor.dims[-1]), Size()).min if tensor.is_mask else 1
+                feeds[tensor.name] = _make_tensor(tensor, tensor.shape(sizes), point, rng, special, least)
     return feeds
 
 
 def _make_tensor(
-    tensor: TensorSpec, shape: tuple[int, ...], point: Point, rng: np.random.Generator, special: Sequence[int]
+    tensor: TensorSpec,
+    shape: tuple[int, ...],
+    point: Point,
+    rng: np.random.Generator,
+    special: Sequence[int],
+    least: int,
 ) -> Array:
     if tensor.is_mask:
-        return _make_mask(shape, point).astype(tensor.dtype, copy=False)
+        return _make_mask(shape, point, least).astype(tensor.dtype, copy=False)
     if not tensor.is_float:
         values = rng.integers(0, tensor.upper or 2, shape, dtype=np.int64)
         if tensor.upper is not None and tensor.upper > SMALL_VOCABULARY:
@@ -176,15 +182,15 @@ def _replace(values: Array, special: Sequence[float], share: int, rng: np.random
     values[places] = np.resize(order, places.size)
 
 
-def _make_mask(shape: tuple[int, ...], point: Point) -> Array:
-    """Build a mask whose padding grows from row to row, from none to all but one token; a single row is half padded."""
+def _make_mask(shape: tuple[int, ...], point: Point, least: int) -> Array:
+    """Build a mask whose padding grows from row to row, from none to all but the least; a single row is half padded."""
     batch, length = shape
     mask = np.ones(shape, dtype=np.int64)
     if point.padding == "empty row":
         mask[batch // 2] = 0
     elif point.padding != "none":
         for row in range(batch):
-            padded = length // 2 if batch == 1 else (length - 1) * row // (batch - 1)
+            padded = min(length // 2, length - least) if batch == 1 else (length - least) * row // (batch - 1)
             if point.padding == "left":
                 mask[row, :padded] = 0
             else:

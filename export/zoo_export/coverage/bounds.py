@@ -51,7 +51,8 @@ class Bounds:
         self._multiples = {name: size.multiple_of for name, size in declared.sizes.items()}
         for name, size in declared.sizes.items():  # in units of the number that it is a multiple of
             high = min(sizes[name][1], math.inf if size.max is None else size.max)
-            sizes[name] = (size.nearest(size.min) / size.multiple_of, high // size.multiple_of)
+            most_units = high if math.isinf(high) else high // size.multiple_of
+            sizes[name] = (size.nearest(size.min) / size.multiple_of, most_units)
         self._past = declared.past_length or ""
         sizes[self._past] = (0.0, most - 1)
         self._intervals = Intervals(sizes)

@@ -19,6 +19,7 @@ from zoo_runtime.running.text_runner import Tokens
 
 __all__ = [
     "classes",
+    "ctc_transcript",
     "embedding",
     "features",
     "greedy",
@@ -44,7 +45,7 @@ Expected = dict[str, Numbers | Choice | Same]
 
 
 def classes(runner: Any, item: Any, result: Result, model: Model) -> Expected:
-    """Scores of the classes of a text or an image, by class, label and rank, and the label of the best."""
+    """Scores of the classes of a text, an image or a sound, by class, label and rank, and the label of the best."""
     name, scores = _scores(runner, model(runner.feed([item]))["logits"][0])
     ranked = [(row["label"], row.get("probability", row.get("value"))) for row in result["classes"]]
     first = int(name == "probabilities" and len(scores) == 1)  # a single sigmoid is the probability of class 1
@@ -300,6 +301,20 @@ def transcript(runner: Any, item: Any, result: Result, model: Model) -> Expected
     prompt = speech.tokens(result["language"] if speech.detects else None)
     feeds = _with_target(runner, item, [*prompt, *result["generated_ids"][:-1]])
     return expected | _continued(runner, prompt, model(feeds)["logits"][0], result)
+
+
+def ctc_transcript(runner: Any, item: Any, result: Result, model: Model) -> Expected:
+    """The likeliest token of each position, the tokens that are neither repeated nor blank, and their text."""
+    frames = result["frames"]
+    expected: Expected = {"frames": Choice(frames, model(runner.feed([item]))["logits"][0])}
+    before = [None, *frames[:-1]]
+    blank = runner.session.option("pad_token_id")
+    ids = [token for token, last in zip(frames, before, strict=True) if token not in (last, blank)]
+    expected["ids"] = Same(result["ids"], ids)
+    tokenizer = runner.session.tokenizer
+    return expected | (
+        {} if tokenizer is None else {"text": Same(result["text"], tokenizer.decode(ids, special_tokens=True))}
+    )
 
 
 def _with_target(runner: Any, item: Any, ids: list[int]) -> dict[str, Array]:

@@ -19,6 +19,8 @@ TASKS = (
     "object-detection",
     "semantic-segmentation",
     "depth-estimation",
+    "ctc-speech-recognition",
+    "audio-classification",
 )
 """Tasks whose classes are known."""
 

@@ -19,8 +19,16 @@ from transformers.initialization import no_init_weights
 from zoo import UsageError, ZooError
 from zoo.nn import Cache, LayerStates, recorded_scores
 from zoo_plugins.via_transformers.attention import UnknownOption
-from zoo_plugins.via_transformers.fields import DENSE_TASKS, GENERATION_TASKS, IMAGE_OUTPUTS, IMAGE_TASKS, ClassFields
+from zoo_plugins.via_transformers.fields import (
+    DENSE_TASKS,
+    GENERATION_TASKS,
+    IMAGE_OUTPUTS,
+    IMAGE_TASKS,
+    SOUND_TASKS,
+    ClassFields,
+)
 from zoo_plugins.via_transformers.model import ViaTransformers
+from zoo_plugins.via_transformers.sounds import sound_facts
 
 __all__ = ["inspect_model"]
 
@@ -57,16 +65,18 @@ def inspect_model(c: ClassFields) -> dict[str, Any]:
     said = " ".join(str(failures[-1]).split())[:200]
     needs_padding = c.task == "text-classification" and c.pad_token_id is None
     remedy = "set pad_token_id, by which decoders find the end of a text" if needs_padding else None
-    read = "images" if c.task in IMAGE_TASKS else "texts"
+    read = "images" if c.task in IMAGE_TASKS else "sound" if c.task in SOUND_TASKS else "texts"
     raise UsageError(f"{c.model_class} cannot be called with {read} alone: {said}", None, remedy)
 
 
 def _flops(model: nn.Module, c: ClassFields, device: str, longest: int | None) -> int:
-    """Return the forward FLOPs of an image, or per token of a text.
+    """Return the forward FLOPs of an image, per token of a text, or per position of a second of sound.
 
-    The text has the greatest length, or a short one if values are computed.
+    The text has the greatest length, or a short one if values are computed, and so has the sound.
     """
     length = (longest or _CONTEXT) if device == "meta" else _LENGTH
+    if c.task in SOUND_TASKS and device == "meta":
+        length = max(1, ((c.sampling_rate or 0) - (c.min_samples or 0)) // (c.samples_per_position or 1) + 1)
     inputs = _inputs(c, 1, length, device)
     if c.task == "text2text-generation":
         inputs["decoder_input_ids"] = inputs["input_ids"]
@@ -76,10 +86,13 @@ def _flops(model: nn.Module, c: ClassFields, device: str, longest: int | None) -
 
 
 def _inputs(c: ClassFields, rows: int, length: int, device: str) -> dict[str, torch.Tensor]:
-    """Return inputs of the model: texts of a length without padding, or images."""
+    """Return inputs of the model: texts of a length without padding, sound of as many positions, or images."""
     if c.task in IMAGE_TASKS:
         size = c.image_size or 0
         return {"pixel_values": torch.zeros(rows, c.num_channels or 0, size, size, device=device)}
+    if c.task in SOUND_TASKS:
+        samples = (c.min_samples or 0) + (length - 1) * (c.samples_per_position or 0)
+        return {"input_values": torch.zeros(rows, samples, device=device)}
     ids = torch.zeros(rows, length, dtype=torch.long, device=device)
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
 
@@ -115,7 +128,12 @@ def _inspect(c: ClassFields, device: str) -> dict[str, Any]:
     with torch.device(device), no_init_weights():  # without values, weights take no memory on the CPU either
         model = ViaTransformers(_with(c, computed=["*"])).eval().requires_grad_(False)
     original: Any = model.original
-    facts = _image_facts(original.config) if c.task in IMAGE_TASKS else _text_facts(c, original)
+    if c.task in IMAGE_TASKS:
+        facts = _image_facts(original.config)
+    elif c.task in SOUND_TASKS:
+        facts = sound_facts(c, original)
+    else:
+        facts = _text_facts(c, original)
     found: dict[str, Any] = {"attention": c.attention, "output_sizes": {}, "num_patches": None, **facts}
     c = model.config = _with(c, **found)
     cache, states = Cache.empty(c.num_layers or 0), LayerStates.empty(c.num_layers or 0)
@@ -240,6 +258,9 @@ def _sizes(c: ClassFields, outputs: Mapping[str, torch.Tensor]) -> dict[str, Any
         return {"output_sizes": {name: list(value.shape[1:]) for name, value in outputs.items()}}
     if "last_hidden_state" in outputs:
         return {"hidden_size": outputs["last_hidden_state"].shape[-1]}
+    if c.task == "ctc-speech-recognition":
+        _require(c, outputs["logits"], (_LENGTH, c.vocab_size))
+        return {}
     sizes = {"fill-mask": c.vocab_size, "question-answering": _LENGTH}
     for value in outputs.values():
         _require(c, value, (sizes.get(c.task, c.num_classes),))

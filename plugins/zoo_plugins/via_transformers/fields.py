@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Literal
 
 from zoo import Cost, EmbeddingConfig, ImageConfig
 from zoo.interpolation import Interpolation
+from zoo.spectrogram import SAMPLING_RATE
 
 IMAGE_OUTPUTS: Mapping[str, tuple[str, ...]] = {
     "image-classification": ("logits",),
@@ -17,13 +18,18 @@ IMAGE_OUTPUTS: Mapping[str, tuple[str, ...]] = {
     "semantic-segmentation": ("logits",),
     "depth-estimation": ("predicted_depth",),
 }
-"""Tasks of classes that read images, with the outputs that these may have. The others read texts."""
+"""Tasks of classes that read images, with the outputs that these may have."""
 IMAGE_TASKS = tuple(IMAGE_OUTPUTS)
 DENSE_TASKS = ("object-detection", "semantic-segmentation", "depth-estimation")
 """Tasks whose answers image processors compute from the outputs."""
+SOUND_TASKS = ("ctc-speech-recognition", "audio-classification")
+"""Tasks of classes that read sound. The others read texts."""
 GENERATION_TASKS = ("text-generation", "text2text-generation")
 """Tasks of classes that keep keys and values of earlier tokens."""
-_CLASSIFIED = ("text-classification", "token-classification", "image-classification", "semantic-segmentation")
+_CLASSIFIED = (
+    "text-classification", "token-classification", "image-classification", "semantic-segmentation",
+    "audio-classification",
+)  # fmt: skip
 _GPT_NEOX = {
     "model_type": "gpt_neox", "vocab_size": 260, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
     "intermediate_size": 256, "max_position_embeddings": 128,
@@ -43,7 +49,7 @@ class ClassFields(EmbeddingConfig):
         *EmbeddingConfig.head_fields, "model_class", "attention", "type_vocab_size", "counts_positions", "computed",
         "num_kv_heads", "head_dim", "value_head_dim", "key_layers", "state_layers", "state_sizes", "num_parameters",
         "flops_per_token", "attention_layers", "num_heads", "num_patches", "output_sizes",
-        "max_detections", "depth_resample", "image_processor",
+        "max_detections", "depth_resample", "image_processor", "min_samples", "samples_per_position",
     )  # fmt: skip
     task: Literal[
         "feature-extraction",
@@ -59,6 +65,8 @@ class ClassFields(EmbeddingConfig):
         "object-detection",
         "semantic-segmentation",
         "depth-estimation",
+        "ctc-speech-recognition",
+        "audio-classification",
     ] = "text-generation"
     """Task, which determines the class."""
     model_class: str = "GPTNeoXForCausalLM"
@@ -69,7 +77,7 @@ class ClassFields(EmbeddingConfig):
     """The implementation of attention: :func:`zoo.nn.scaled_dot_product_attention`, or the class's own if it has no
     interface for others."""
     vocab_size: int | None = 260
-    """Size of the vocabulary; None for a class that reads images."""
+    """Size of the vocabulary; None for a class that reads images, or gives classes of sound."""
     type_vocab_size: int = 0
     """Number of segment types; 0 if the class takes none. With one type, graphs have no such input."""
     max_seq_len: int | None = 128
@@ -80,8 +88,8 @@ class ClassFields(EmbeddingConfig):
     """Whether the class takes positions, which are counted without padding; otherwise it computes them itself. In text
     generation alone: the padding of other tasks is on the right."""
     reads_padding: str = ""
-    """Why the answers of a class for a text depend on its padding, if they do by design. Graphs then have no mask, and
-    the texts of a batch are of one length."""
+    """Why the answers of a class for a text or a sound depend on its padding, if they do by design. Graphs then have no
+    mask, and the texts or sounds of a batch are of one length."""
     computed: tuple[str, ...] = ("gpt_neox.rotary_emb.inv_freq",)
     """Tensors that the class computes at construction and does not store in its checkpoints, such as the frequencies of
     rotary positions; ``*`` stands for the number of a layer."""
@@ -102,7 +110,8 @@ class ClassFields(EmbeddingConfig):
     num_parameters: int = 133_376
     """Number of parameters."""
     flops_per_token: int = 295_424
-    """Forward FLOPs per token of a text of ``max_seq_len`` tokens, or for an image."""
+    """Forward FLOPs per token of a text of ``max_seq_len`` tokens or per position of a second of sound, or
+    for an image."""
     attention_layers: int = 2
     """Number of layers whose attention weights can be recorded."""
     num_heads: int = 4
@@ -133,12 +142,20 @@ class ClassFields(EmbeddingConfig):
     """Part of a resized image that is kept, as a fraction of its shorter side."""
     image_margin: Literal["down", "even"] | None = None
     """How half of a margin with an odd number of pixels is rounded."""
+    sampling_rate: int | None = None
+    """Samples per second of sound; None for a class that reads none."""
+    normalize_sound: bool = False
+    """Whether the samples of a sound are scaled to zero mean and unit variance."""
+    min_samples: int | None = None
+    """Samples of the shortest sound, which has one position."""
+    samples_per_position: int | None = None
+    """Samples that a sound has more for each further position."""
     bos_token_id: int | None = None
     """Token that begins a text."""
     eos_token_id: int | tuple[int, ...] | None = None
     """Tokens that end a text."""
     pad_token_id: int | None = None
-    """Token that pads shorter texts; the mask excludes it."""
+    """Token that pads shorter texts; the mask excludes it. In speech recognition, the blank of CTC."""
     decoder_start_token_id: int | None = None
     """First token of every target of an encoder-decoder."""
     mask_token_id: int | None = None
@@ -154,6 +171,9 @@ class ClassFields(EmbeddingConfig):
         if self.task in IMAGE_TASKS:
             for name, value in self.images().to_dict().items():
                 self.default(name, value)
+        elif self.task in SOUND_TASKS:
+            self.default("sampling_rate", SAMPLING_RATE)
+            self.require_positive("sampling_rate", "min_samples", "samples_per_position")
         elif not (self.vocab_size and self.hidden_size and self.num_layers):
             raise ValueError(f"{self.task} needs vocab_size, hidden_size and num_layers")
         self.require_positive("vocab_size", "max_seq_len", "hidden_size", "num_layers", "num_kv_heads", "head_dim")

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from zoo import Graph, KeyValues, States, TensorSpec, attentions, floats, mask, token_ids
-from zoo_plugins.via_transformers.fields import IMAGE_TASKS, ClassFields
+from zoo import Graph, KeyValues, Size, States, TensorSpec, attentions, floats, mask, token_ids
+from zoo_plugins.via_transformers.fields import IMAGE_TASKS, SOUND_TASKS, ClassFields
 
 __all__ = ["graphs_of"]
 
 
 def graphs_of(c: ClassFields) -> tuple[Graph, ...]:
-    """Declare one graph: for prefill and decoding, or for a text or an image as a whole; or encoder and decoder."""
+    """Declare one graph: for prefill and decoding, or for a text, image or sound as a whole; or encoder and decoder."""
     if c.task in IMAGE_TASKS:
         return (_image_graph(c),)
+    if c.task in SOUND_TASKS:
+        return (_sound_graph(c),)
     if c.task == "text2text-generation":
         return _encoder_and_decoder(c)
     if c.task == "text-generation":
@@ -58,6 +60,25 @@ def _image_graph(c: ClassFields) -> Graph:
         inputs=(floats("pixel_values", "batch", images.num_channels, images.image_size, images.image_size),),
         outputs=tuple(outputs),
         attentions=attentions(c.attention_layers, c.num_heads, queries=count, keys=count),
+    )
+
+
+def _sound_graph(c: ClassFields) -> Graph:
+    """Declare a graph for sound, whose convolutions make one position of several samples."""
+    least, step = c.min_samples or 1, c.samples_per_position or 1
+    positions = f"(samples {'-' if least > step else '+'} {abs(step - least)}) // {step}"
+    inputs = [floats("input_values", "batch", "samples")]
+    if not c.reads_padding:
+        inputs.append(mask("attention_mask", length="samples", padding="right"))
+    logits = floats("logits", "batch", positions, c.vocab_size or 0)
+    if c.task == "audio-classification":
+        logits = floats("logits", "batch", c.num_classes)
+    return Graph(
+        inputs=tuple(inputs),
+        outputs=(logits,),
+        attentions=attentions(c.attention_layers, c.num_heads, queries=positions, keys=positions),
+        causal=False,
+        sizes={"samples": Size(min=least)},
     )
 
 

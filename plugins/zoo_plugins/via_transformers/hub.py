@@ -12,7 +12,7 @@ from zoo import Config, UsageError
 from zoo.checkpoints import PROCESSOR, Checkpoint, Layout, Rule, SourceTensor, TensorPlace, image_processor
 from zoo_plugins.bert.sentence import PROJECTIONS, sentence_encoder, sentence_files
 from zoo_plugins.via_transformers.config import ViaTransformersConfig
-from zoo_plugins.via_transformers.fields import DENSE_TASKS, IMAGE_TASKS
+from zoo_plugins.via_transformers.fields import DENSE_TASKS, IMAGE_TASKS, SOUND_TASKS
 from zoo_plugins.via_transformers.known import READS_PADDING, UNSUPPORTED
 
 if TYPE_CHECKING:
@@ -42,6 +42,7 @@ class _TransformersLayout(Layout):
         from zoo_plugins.via_transformers.images import stated_sizes
         from zoo_plugins.via_transformers.originals import read_original
         from zoo_plugins.via_transformers.rules import read_rule
+        from zoo_plugins.via_transformers.sounds import read_sounds, spans_sound
 
         hub, where = checkpoint.config, checkpoint.config_file
         if hub.get("auto_map"):
@@ -56,6 +57,9 @@ class _TransformersLayout(Layout):
             raise UsageError(f"{original['model_type']} is not supported: {reason}", where)
         values["reads_padding"] = READS_PADDING.get(original["model_type"], "")
         chosen = dict(chosen or {})
+        if values["task"] in SOUND_TASKS:
+            values["reads_padding"] = values["reads_padding"] or spans_sound(original)
+            values |= read_sounds(checkpoint.path)
         if values["task"] in IMAGE_TASKS:
             values |= stated_sizes(read_original(ViaTransformersConfig.from_dict(values, where)), chosen, where)
         values |= chosen
@@ -153,12 +157,21 @@ def _file_names(config: ViaTransformersConfig) -> FileNames:
 
 
 def _files(config: ViaTransformersConfig) -> Mapping[str, Any]:
-    """Return the files that say how the model is used: of a sentence encoder, and how images are prepared."""
+    """Return the files that say how the model is used: of a sentence encoder, and how images or sound are prepared."""
     if config.task in IMAGE_TASKS:
         files = image_processor(config.images(), "ViT")
         if config.image_processor is not None:
             files[PROCESSOR]["image_processor_type"] = config.image_processor
         return files
+    if config.task in SOUND_TASKS:
+        return {
+            PROCESSOR: {
+                "feature_extractor_type": "Wav2Vec2FeatureExtractor",
+                "do_normalize": config.normalize_sound,
+                "return_attention_mask": not config.reads_padding,
+                "sampling_rate": config.sampling_rate,
+            }
+        }
     return sentence_files(config)
 
 
@@ -166,7 +179,8 @@ def _notes(config: ViaTransformersConfig) -> Sequence[str]:
     """Return what is not promised for a model."""
     if not config.reads_padding:
         return ()
-    return (f"without a mask of padding, as {config.reads_padding}: the texts of a batch are of one length",)
+    inputs = "sounds" if config.task in SOUND_TASKS else "texts"
+    return (f"without a mask of padding, as {config.reads_padding}: the {inputs} of a batch are of one length",)
 
 
 LAYOUT = _TransformersLayout(

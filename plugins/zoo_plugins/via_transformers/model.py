@@ -73,20 +73,23 @@ class ViaTransformers(SharedModule):
         decoder_input_ids: Tensor | None = None,
         decoder_attention_mask: Tensor | None = None,
         pixel_values: Tensor | None = None,
+        input_values: Tensor | None = None,
     ) -> dict[str, Tensor]:
         """Return the outputs of the configured task, by name; of an encoder-decoder without a target, the states.
 
         Args:
             input_ids: (B, T), of a class that reads texts.
-            attention_mask: (B, S), 1 for a token and 0 for padding, the past included.
+            attention_mask: (B, S), 1 for a token and 0 for padding, the past included; of sound, of its samples.
             token_type_ids: (B, T), the segment of each token; all 0 by default.
             past_key_values: keys and values of earlier calls; extended in place.
             past_states: states after earlier calls, of the layers that have any; replaced in place.
             decoder_input_ids: (B, T), the target that an encoder-decoder reads, as in training.
             decoder_attention_mask: (B, T), of the target.
             pixel_values: (B, C, I, I), of a class that reads images.
+            input_values: (B, samples), of a class that reads sound.
         """
         c = self.config
+        options: dict[str, Any]
         if pixel_values is not None:
             self._forget()
             with whole_images(self.original):
@@ -94,6 +97,9 @@ class ViaTransformers(SharedModule):
             if c.task == "image-classification":
                 return {"logits": found.get("logits", found.get("last_hidden_state"))}  # PP-LCNet's has the latter name
             return {name: found[name] for name in self._image_outputs() if found.get(name) is not None}
+        if input_values is not None:
+            options = {} if c.reads_padding else self._without_padding(input_values, attention_mask)
+            return {"logits": self.original(**{"input_values": input_values, **options}, return_dict=True)["logits"]}
         assert input_ids is not None
         if c.task == "text2text-generation":
             encoded = self.encode(input_ids, attention_mask)
@@ -107,7 +113,7 @@ class ViaTransformers(SharedModule):
             attention_mask = torch.ones(input_ids.shape[0], total, dtype=torch.long, device=input_ids.device)
         if c.task == "text-classification" and c.pad_token_id is not None:
             input_ids = input_ids.masked_fill(attention_mask == 0, c.pad_token_id)  # decoders look for the last token
-        options: dict[str, Any] = {}
+        options = {}
         positions = positions_of(length, total, padding=attention_mask, device=input_ids.device)
         if c.counts_positions:
             options["position_ids"] = positions
@@ -166,6 +172,13 @@ class ViaTransformers(SharedModule):
         """
         masks, width = (decoder_attention_mask, attention_mask), self.config.hidden_size or 0
         return decode(self.original, width, decoder_input_ids, cross_key_values, *masks, past_key_values)
+
+    def _without_padding(self, samples: Tensor, mask: Tensor | None) -> dict[str, Tensor]:
+        """Return sound with silence for padding, and its mask, in which no row is too short for a position."""
+        if mask is None:
+            mask = torch.ones(samples.shape, dtype=torch.long, device=samples.device)
+        least = (torch.arange(samples.shape[1], device=samples.device) < (self.config.min_samples or 0)).long()
+        return {"input_values": samples.masked_fill(mask == 0, 0), "attention_mask": mask.maximum(least)}
 
     def _forget(self) -> None:
         """Remove what layers of LeViT have computed from weights that may have changed since."""

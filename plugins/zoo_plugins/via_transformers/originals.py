@@ -26,6 +26,8 @@ _MAPPINGS = {
     "object-detection": "MODEL_FOR_OBJECT_DETECTION_MAPPING_NAMES",
     "semantic-segmentation": "MODEL_FOR_SEMANTIC_SEGMENTATION_MAPPING_NAMES",
     "depth-estimation": "MODEL_FOR_DEPTH_ESTIMATION_MAPPING_NAMES",
+    "ctc-speech-recognition": "MODEL_FOR_CTC_MAPPING_NAMES",
+    "audio-classification": "MODEL_FOR_AUDIO_CLASSIFICATION_MAPPING_NAMES",
     "feature-extraction": "MODEL_MAPPING_NAMES",
     "sentence-embedding": "MODEL_MAPPING_NAMES",
     "fill-mask": "MODEL_FOR_MASKED_LM_MAPPING_NAMES",

@@ -36,6 +36,7 @@ __all__ = [
     "bert_tokenizer",
     "byte_level_tokenizer",
     "byte_tokenizer",
+    "content_of",
     "find_tokenizer",
     "is_tokenizer_json",
     "parse_tokenizer",
@@ -272,7 +273,7 @@ def _read_wordpiece(path: Path) -> Tokenizer:
         pass  # an OSError, unlike the library's, tells why a file cannot be read
     vocabulary = models.WordPiece.read_file(str(path))
     names = {
-        role: _content(settings.get(f"{role}_token")) or f"[{role.upper()}]"
+        role: content_of(settings.get(f"{role}_token")) or f"[{role.upper()}]"
         for role in ("unk", "cls", "sep", "pad", "mask")
     }
     for role in ("unk", "cls", "sep"):
@@ -310,14 +311,14 @@ def _read_byte_level(path: Path) -> Tokenizer:
     written_by = str(settings.get("tokenizer_class") or "").removesuffix("Fast")
     if written_by in _ROBERTA_CLASSES or (not written_by and vocabulary.keys() >= set(_ROBERTA_SPECIAL.values())):
         return _add_roberta_tokens(tokenizer, settings, path)
-    named = [_content(settings.get(f"{role}_token")) for role in ("unk", "bos", "eos", "pad", "mask")]
+    named = [content_of(settings.get(f"{role}_token")) for role in ("unk", "bos", "eos", "pad", "mask")]
     tokenizer.add_special_tokens([token for token in dict.fromkeys([END, *named]) if token in vocabulary])
     return tokenizer
 
 
 def _add_roberta_tokens(tokenizer: Tokenizer, settings: Mapping[str, Any], path: Path) -> Tokenizer:
     """Add RoBERTa's special tokens (Liu et al. 2019), with bos and eos around each text."""
-    names = {role: _content(settings.get(f"{role}_token")) or name for role, name in _ROBERTA_SPECIAL.items()}
+    names = {role: content_of(settings.get(f"{role}_token")) or name for role, name in _ROBERTA_SPECIAL.items()}
     roles = {role: number for role, name in names.items() if (number := tokenizer.token_to_id(name)) is not None}
     lacks = [names[role] for role in ("bos", "eos") if role not in roles]
     if lacks:
@@ -345,6 +346,6 @@ def _settings(path: Path, classes: tuple[str, ...]) -> Mapping[str, Any]:
     return settings
 
 
-def _content(token: Any) -> str:
+def content_of(token: Any) -> str:
     """Return a special token's text, given as a string or an object; empty for None."""
     return str(token["content"] if isinstance(token, Mapping) else token or "")

@@ -1,0 +1,75 @@
+"""Classes of transformers that read sound: how their convolutions cut it, and how it is prepared."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from zoo import UsageError
+from zoo.checkpoints import EXTRACTORS, process_sounds
+from zoo_plugins.via_transformers.fields import ClassFields
+
+__all__ = ["read_sounds", "sound_facts", "spans_sound"]
+
+_LONGEST = 1 << 16
+"""Number of samples up to which lengths are computed."""
+
+
+def sound_facts(c: ClassFields, original: Any) -> dict[str, Any]:
+    """Return the sizes of a class for sound.
+
+    Raises :class:`UsageError` for classes that read something other than samples, and for numbers of positions that do
+    not grow by one in equal steps.
+    """
+    if original.main_input_name != "input_values" or not hasattr(original, "_get_feat_extract_output_lengths"):
+        raise UsageError(f"{c.model_class} reads {original.main_input_name}, not samples of sound")
+    config = original.config
+    return {
+        **dict.fromkeys(("max_seq_len", "num_kv_heads", "head_dim", "value_head_dim")),
+        "type_vocab_size": 0,
+        "vocab_size": config.vocab_size if c.task == "ctc-speech-recognition" else None,
+        "hidden_size": config.hidden_size,
+        "num_layers": config.num_hidden_layers,
+        "counts_positions": False,
+        **_steps(c, original),
+    }
+
+
+def _steps(c: ClassFields, original: Any) -> dict[str, int]:
+    """Return the fewest samples that have a position, and the number of samples for each further one."""
+    samples = torch.arange(1, _LONGEST + 1, device="cpu")
+    positions = original._get_feat_extract_output_lengths(samples).long().clamp(min=0)
+    starts = samples[positions.diff(prepend=positions.new_zeros(1)) > 0]
+    if len(starts) < 2:
+        raise UsageError(f"{c.model_class} makes fewer than two positions of {_LONGEST} samples")
+    least, step = int(starts[0]), int(starts[1] - starts[0])
+    if not torch.equal(positions, ((samples - least) // step + 1).clamp(min=0)):
+        raise UsageError(f"the positions of {c.model_class} are not at equal distances")
+    return {"min_samples": least, "samples_per_position": step}
+
+
+def spans_sound(original: Mapping[str, Any]) -> str:
+    """Return why answers depend on the padding of a sound, if the configuration says so; otherwise an empty text."""
+    norm = original.get("feat_extract_norm", "group")
+    return "the norm of its first convolution spans the sound" if norm == "group" else ""
+
+
+def read_sounds(folder: Path) -> dict[str, Any]:
+    """Return the fields with which zoo prepares sound as the feature extractor of a checkpoint does; none without one.
+
+    Raises:
+        ImportError: transformers is not installed.
+        UsageError: none gives the same samples, or the feature extractor cannot be read.
+    """
+    if not any((folder / name).exists() for name in EXTRACTORS):
+        return {}
+    processed = process_sounds(folder)
+    rate = processed.extractor.sampling_rate
+    for normalize in (True, False):
+        if processed.first_difference(normalize=normalize) is None:
+            return {"sampling_rate": rate, "normalize_sound": normalize}
+    name = type(processed.extractor).__name__
+    raise UsageError(f"{name} prepares sound in a way that zoo does not know", folder)

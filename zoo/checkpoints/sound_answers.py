@@ -1,0 +1,105 @@
+"""Comparison of how sound is prepared, and of the tokens that it becomes, with the original."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import groupby
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from zoo.arrays import Array
+from zoo.audio import unit_variance
+from zoo.checkpoints.original import Unavailable, call
+from zoo.checkpoints.sounds import EXTRACTORS, ProcessedSounds, process_sounds
+from zoo.checkpoints.source import Checkpoint
+from zoo.checkpoints.token_answers import ask
+from zoo.config import Config
+from zoo.contract import TensorSpec
+from zoo.errors import ParityError, UsageError
+from zoo.registry import ModelSpec
+from zoo.tokenizers.tokenizer import Tokenizer
+
+__all__ = ["SoundComparison"]
+
+_REMEDY = "sound is not prepared as by the original; nothing was written"
+_DECODED = "the tokenizer does not decode as the original; nothing was written"
+_SEQUENCES, _POSITIONS = 200, 24
+"""Numbers of the random sequences that are decoded, and of their positions."""
+
+
+@dataclass(frozen=True)
+class SoundComparison:
+    """A comparison of the sound that zoo prepares, and of what it becomes, with the original."""
+
+    spec: ModelSpec
+    checkpoint: Checkpoint
+    sound: TensorSpec
+    """The input that is sound, (rows, samples)."""
+
+    @classmethod
+    def of(cls, spec: ModelSpec, checkpoint: Checkpoint) -> Self | None:
+        """Return the comparison for a model, None if it reads no samples of sound."""
+        tensor = spec.graphs[0].input_tensors()[0]
+        return cls(spec, checkpoint, tensor) if tensor.name == "input_values" and len(tensor.dims) == 2 else None
+
+    @property
+    def is_described(self) -> bool:
+        """Whether the checkpoint has a feature extractor."""
+        return any((self.checkpoint.path / name).exists() for name in EXTRACTORS)
+
+    @cached_property
+    def processed(self) -> ProcessedSounds:
+        """The original's feature extractor and what it makes. Raises :class:`Unavailable` or ``ImportError``."""
+        try:
+            return process_sounds(self.checkpoint.path)
+        except UsageError as error:
+            raise Unavailable(str(error)) from error
+
+    @property
+    def _config(self) -> Any:
+        return self.spec.config
+
+    def compare_samples(self) -> int:
+        """Return the number of sounds compared. Raises :class:`ParityError` for a difference."""
+        rate = self.processed.extractor.sampling_rate
+        if rate != self._config.sampling_rate:
+            problem = f"sound is read at {self._config.sampling_rate} Hz, by the original at {rate} Hz"
+            raise ParityError(problem, self.checkpoint.where, _REMEDY)
+        number = self.processed.first_difference(normalize=self._config.normalize_sound)
+        if number is not None:
+            problem = f"sound {number + 1} becomes other samples than by the original"
+            raise ParityError(problem, self.checkpoint.where, _REMEDY)
+        return len(self.processed.sounds)
+
+    def logits(self, model: nn.Module, sound: Array) -> Tensor:
+        """Return the logits of a sound, of zoo's model in float64."""
+        samples = unit_variance(sound) if self._config.normalize_sound else sound
+        feeds = {self.sound.name: torch.from_numpy(samples)[None]}
+        config: Config = self.spec.config
+        with torch.no_grad():
+            return call(config, model, feeds, torch.float64)["logits"][0]
+
+    def text(self, tokenizer: Tokenizer, frames: Sequence[int]) -> str:
+        """Return the text of the tokens of positions, without repetitions and blanks."""
+        ids = [token for token, _ in groupby(frames) if token != self._config.pad_token_id]
+        return tokenizer.decode(ids, special_tokens=True)
+
+    def compare_decoding(self, ours: Tokenizer, theirs: Any) -> int:
+        """Compare the texts of random tokens, many of them repeated or blank, and return the number of sequences.
+
+        Raises :class:`ParityError` for a difference.
+        """
+        choose, rows = random.Random(0), self._config.vocab_size
+        for _ in range(_SEQUENCES):
+            pool = [self._config.pad_token_id or 0, *choose.choices(range(rows), k=6)]
+            frames = choose.choices(pool, k=_POSITIONS)
+            found, expected = self.text(ours, frames), ask(theirs.decode, frames, skip_special_tokens=False)
+            if found != expected:
+                problem = f"token ids {frames} decode to {found!r}; the original's text is {expected!r}"
+                raise ParityError(problem, self.checkpoint.where, _DECODED)
+        return _SEQUENCES
