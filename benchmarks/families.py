@@ -52,10 +52,17 @@ SMALL: Mapping[str, int] = {
     "n_layers": 2, "dim": 32, "hidden_dim": 48, "shared_expert_intermediate_size": 16, "feed_forward_dim": 48,
     "rotary_ndims": 4, "image_size": 64, "vocab_size_per_layer_input": 99, "hidden_size_per_layer_input": 8,
     "encoder_hash_byte_group_vocab": 99, "ffn_hidden_size": 48, "expert_ffn_hidden_size": 16, "zero_expert_num": 2,
+    "num_conv_pos_embeddings": 8, "num_conv_pos_embedding_groups": 2, "num_adapter_layers": 1,
     "moe_topk": 2, "num_experts_per_token": 2, "linear_num_heads": 4, "linear_head_dim": 8, "router_hidden_size": 16,
 }  # fmt: skip
 """Values of a small model, of which each configuration takes those that it has."""
 TOKENS = ("pad_token_id", "bos_token_id", "eos_token_id", "sep_token_id", "cls_token_id", "mask_token_id")
+_SOUND: Mapping[str, Any] = {
+    "feat_extract_norm": "layer",
+    "conv_dim": [16, 16],
+    "conv_kernel": [10, 3],
+    "conv_stride": [5, 2],
+}
 _WINDOWS = {"window_size": 2}  # of 16, 8, 4 and 2 patches
 _NARROW = {"hidden_sizes": [16, 32, 64, 128], "depths": [1, 1, 1, 1], "embedding_size": 16}
 _LAYERS = {"encoder_layers": 1, "decoder_layers": 2, "num_queries": 10, "d_model": 32}
@@ -75,6 +82,10 @@ SPECIAL: Mapping[str, Mapping[str, Any]] = {
     },
     "rt_detr": _RT_DETR, "rt_detr_v2": _RT_DETR, "d_fine": {"num_queries": 10},
     "deimv2": {"num_queries": 10}, "lw_detr": {"num_queries": 10}, "yolos": {"num_detection_tokens": 10},
+    "data2vec-audio": {**_SOUND, "num_conv_pos_embeddings": 2, "conv_pos_kernel_size": 5},
+    **dict.fromkeys(("hubert", "sew", "sew-d", "unispeech", "unispeech-sat", "wav2vec2", "wav2vec2-conformer"), _SOUND),
+    "granite_speech5_ctc": {"context_size": 32},
+    "wavlm": {**_SOUND, "num_buckets": 8, "max_bucket_distance": 16},
     "swin": _WINDOWS, "swinv2": _WINDOWS, "donut-swin": _WINDOWS,
     "swin2sr": {"num_heads": [2, 2], "depths": [1, 1], "window_size": 4},
     "efficientnet": {"hidden_dim": 2560, "num_block_repeats": [1] * 7},
@@ -138,7 +149,7 @@ def classes() -> Iterator[tuple[str, str, str]]:
 
     from zoo import UsageError
     from zoo_plugins.via_transformers import TASKS
-    from zoo_plugins.via_transformers.fields import IMAGE_TASKS
+    from zoo_plugins.via_transformers.fields import IMAGE_TASKS, SOUND_TASKS
     from zoo_plugins.via_transformers.originals import class_for
 
     for model_type, config in sorted(CONFIG_MAPPING.items()):
@@ -148,7 +159,11 @@ def classes() -> Iterator[tuple[str, str, str]]:
                 found[task] = class_for({"model_type": model_type}, task)
         found = {task: name for task, name in found.items() if not _reads_part(name, config)}
         found.pop("sentence-embedding", None)  # the class of feature-extraction
-        if not found.keys() - {"feature-extraction", *IMAGE_TASKS}:  # other base models need not read texts
+        if not found.keys() - {
+            "feature-extraction",
+            *IMAGE_TASKS,
+            *SOUND_TASKS,
+        }:  # other base models need not read texts
             found.pop("feature-extraction", None)
         named = sorted(found.items(), key=lambda item: _PREFERRED.get(item[0], 2))
         yield from ((model_type, model_class, task) for task, model_class in named)

@@ -26,6 +26,7 @@ PAST = zoo.KeyValues(name="past_key_values", num_layers=1, num_heads=2, head_dim
         ("(frames + 3) // 4", lambda frames, text: -(-frames // 4), ("frames",)),
         ("text + frames // 2 // 2 + text", lambda frames, text: 2 * text + frames // 4, ("text", "frames")),
         ("min(frames + text, 31)", lambda frames, text: min(frames + text, 31), ("frames", "text")),
+        ("(frames - 80) // 320", lambda frames, text: (frames - 400) // 320 + 1, ("frames",)),
         (64, lambda frames, text: 64, ()),
     ],
 )
@@ -37,7 +38,7 @@ def test_size_of_a_dimension(dim: Any, expected: Any, names: tuple[str, ...], fr
 
 @each_row(
     "dim",
-    ["frames / 4", "frames // 0", "frames // text", "frames - 1", "4 * frames", "4", "", "a b", "1 // a", "f(x)",
+    ["frames / 4", "frames // 0", "frames // text", "-frames", "4 * frames", "4", "", "a b", "1 // a", "f(x)",
      "a.b", "a + 1.5", "a + True", "a\n+ b", "min(a)", "min(a, b, c)", "min(a, key=b)", "max(a, 3)", "min(3, 4)"],
 )  # fmt: skip
 def test_malformed_dimension_is_one_line(dim: str) -> None:

@@ -5,6 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
+import zoo
 from zoo.contract import Graph
 from zoo.probe.grid import make_grid
 from zoo.probe.inputs import Point, empty_past, make_feeds, slice_feeds
@@ -168,6 +169,17 @@ def test_masks(padding: str, batch: int, tokens: list[int]) -> None:
     mask = feeds["attention_mask"]
     expected = [[0] * (9 - n) + [1] * n if padding == "left" else [1] * n + [0] * (9 - n) for n in tokens]
     assert mask.tolist() == expected
+
+
+def test_rows_of_a_length_with_a_minimum_have_as_many_tokens() -> None:
+    graph = zoo.Graph(
+        inputs=(zoo.floats("x", "batch", "samples"), zoo.mask("m", length="samples", padding="right")),
+        outputs=(zoo.floats("y", "batch", "(samples - 2) // 4"),),
+        sizes={"samples": zoo.Size(min=6)},
+    )
+    for length in (1, 3, 9):
+        mask = make_feeds([graph], Point(5, length, 0, "right"), 0, 64)["m"]
+        assert (mask.sum(1).min(), mask.sum(1).max()) == (6, 5 + length)
 
 
 @pytest.mark.parametrize("name", ["gpt-tiny", "transformer-tiny"])

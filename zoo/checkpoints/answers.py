@@ -224,16 +224,9 @@ class AnswerComparison:
         import transformers
 
         kind: Any = transformers.AutomaticSpeechRecognitionPipeline
-        processed = sounds.processed
-        tools = {"feature_extractor": processed.extractor, "tokenizer": self._original}
+        tools = {"feature_extractor": sounds.processed.extractor, "tokenizer": self._original}
         pipeline = kind(model=theirs, **tools, device="cpu")
-        for number, sound in enumerate(processed.sounds, 1):
-            text = sounds.text(self._tokenizer, sounds.logits(model, sound).argmax(-1).tolist())
-            expected = self._ask(theirs, pipeline, sound)["text"]
-            if text != expected:
-                problem = f"the text of sound {number} is {text!r}, that of the original {expected!r}"
-                raise ParityError(problem, self.checkpoint.where, _REMEDY)
-        return len(processed.sounds)
+        return sounds.compare_texts(model, self._tokenizer, lambda sound: self._ask(theirs, pipeline, sound)["text"])
 
     def _classes_of_sounds(self, sounds: SoundComparison, model: nn.Module, theirs: nn.Module) -> int:
         import transformers

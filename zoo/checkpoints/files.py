@@ -14,7 +14,8 @@ from zoo.errors import ArtifactError
 __all__ = ["FILES", "LEGACY_WEIGHTS", "WEIGHTS", "require_announced_digests", "require_own_files"]
 
 FILES = (
-    "README.md", "config.json", "generation_config.json", "preprocessor_config.json", "tokenizer.json",
+    "README.md", "config.json", "generation_config.json", "preprocessor_config.json", "processor_config.json",
+    "tokenizer.json", "added_tokens.json",
     "tokenizer_config.json", "chat_template.jinja", "special_tokens_map.json", "vocab.txt", "vocab.json", "merges.txt",
     "encoder.json", "vocab.bpe", "*.spm", "spiece.model", "sentencepiece*.model", "tokenizer.model", "modules.json",
     "*_Pooling/config.json", "*_Dense/config.json", "*_Dense/model.safetensors", "*_Dense/pytorch_model.bin",
@@ -24,7 +25,7 @@ FILES = (
 WEIGHTS = ("model.safetensors", "model-*.safetensors", "model.safetensors.index.json")
 LEGACY_WEIGHTS = ("pytorch_model.bin", "pytorch_model-*.bin", "pytorch_model.bin.index.json")
 
-_LOCAL = (*COMPANIONS, "added_tokens.json", "*.model")
+_LOCAL = (*COMPANIONS, "*.model")
 """Further files that are read from a directory."""
 _PART = 1 << 20
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
@@ -28,6 +28,7 @@ __all__ = ["SoundComparison"]
 
 _REMEDY = "sound is not prepared as by the original; nothing was written"
 _DECODED = "the tokenizer does not decode as the original; nothing was written"
+_ANSWERED = "the model does not answer as the original; nothing was written"
 _SEQUENCES, _POSITIONS = 200, 24
 """Numbers of the random sequences that are decoded, and of their positions."""
 
@@ -87,7 +88,7 @@ class SoundComparison:
     def text(self, tokenizer: Tokenizer, frames: Sequence[int]) -> str:
         """Return the text of the tokens of positions, without repetitions and blanks."""
         ids = [token for token, _ in groupby(frames) if token != self._config.pad_token_id]
-        return tokenizer.decode(ids, special_tokens=True)
+        return tokenizer.decode(ids, special_tokens=True).strip()
 
     def compare_decoding(self, ours: Tokenizer, theirs: Any) -> int:
         """Compare the texts of random tokens, many of them repeated or blank, and return the number of sequences.
@@ -95,11 +96,25 @@ class SoundComparison:
         Raises :class:`ParityError` for a difference.
         """
         choose, rows = random.Random(0), self._config.vocab_size
-        for _ in range(_SEQUENCES):
+        sequences = [[self._config.pad_token_id or 0] * 2]  # an empty text
+        for _ in range(_SEQUENCES - 1):
             pool = [self._config.pad_token_id or 0, *choose.choices(range(rows), k=6)]
-            frames = choose.choices(pool, k=_POSITIONS)
+            sequences.append(choose.choices(pool, k=_POSITIONS))
+        for frames in sequences:
             found, expected = self.text(ours, frames), ask(theirs.decode, frames, skip_special_tokens=False)
             if found != expected:
                 problem = f"token ids {frames} decode to {found!r}; the original's text is {expected!r}"
                 raise ParityError(problem, self.checkpoint.where, _DECODED)
         return _SEQUENCES
+
+    def compare_texts(self, model: nn.Module, tokenizer: Tokenizer, answer: Callable[[Array], str]) -> int:
+        """Compare the texts of sounds with those that the original gives, and return the number of sounds.
+
+        Raises :class:`ParityError` for a difference.
+        """
+        for number, sound in enumerate(self.processed.sounds, 1):
+            text, expected = self.text(tokenizer, self.logits(model, sound).argmax(-1).tolist()), answer(sound)
+            if text != expected:
+                problem = f"the text of sound {number} is {text!r}, that of the original {expected!r}"
+                raise ParityError(problem, self.checkpoint.where, _ANSWERED)
+        return len(self.processed.sounds)

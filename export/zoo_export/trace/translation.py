@@ -119,6 +119,24 @@ def _adaptive_avg_pool1d(x: Any, output_size: Sequence[int]) -> Any:
     return _op.MatMul(x, _op.Div(_op.CastLike(inside, x), _op.CastLike(_op.Sub(ends, starts), x)))
 
 
+def _group_norm(
+    x: Any, num_groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5, cudnn_enabled: bool = True
+) -> Any:
+    """Translate the norm of groups of channels, (B, C, ...), with a variance of differences from the mean.
+
+    InstanceNormalization, to which torch's own translation leads, loses digits where the mean is large.
+    """
+    groups = _op.Reshape(x, _op.Constant(value_ints=[0, num_groups, -1]))
+    axis = _op.Constant(value_ints=[-1])
+    centred = _op.Sub(groups, _op.ReduceMean(groups, axis))
+    variance = _op.ReduceMean(_op.Mul(centred, centred), axis)
+    normed = _op.Div(centred, _op.Sqrt(_op.Add(variance, _scalar_tensor(eps, x.dtype))))
+    result = _op.Reshape(normed, _op.Shape(x))
+    shape = _op.Constant(value_ints=[-1, *[1] * (len(x.shape) - 2)])
+    result = result if weight is None else _op.Mul(result, _op.Reshape(weight, shape))
+    return result if bias is None else _op.Add(result, _op.Reshape(bias, shape))
+
+
 def _round(x: Any, digits: int | None = None) -> Any:
     """Translate Python's rounding of a size to the nearest integer, halves to the even one."""
     if digits is not None:
@@ -143,6 +161,7 @@ def _scalar_tensor(s: Any, dtype: int = 1, layout: str = "", device: str = "", p
 TRANSLATIONS: Mapping[Callable[..., Any], Callable[..., Any]] = {
     round: _round,
     torch.ops.aten.adaptive_avg_pool1d.default: _adaptive_avg_pool1d,
+    torch.ops.aten.group_norm.default: _group_norm,
     torch.ops.aten.linear.default: _linear,
     torch.ops.aten.scalar_tensor.default: _scalar_tensor,
 }

@@ -313,7 +313,7 @@ def ctc_transcript(runner: Any, item: Any, result: Result, model: Model) -> Expe
     expected["ids"] = Same(result["ids"], ids)
     tokenizer = runner.session.tokenizer
     return expected | (
-        {} if tokenizer is None else {"text": Same(result["text"], tokenizer.decode(ids, special_tokens=True))}
+        {} if tokenizer is None else {"text": Same(result["text"], tokenizer.decode(ids, special_tokens=True).strip())}
     )
 
 

@@ -116,7 +116,7 @@ class CTCSpeechRecognition(SoundRunner):
     """``text`` of a sound, its token ``ids``, the likeliest token of each position (``frames``), and ``seconds``.
 
     Decoding is greedy (Graves et al. 2006): of equal tokens at neighbouring positions one remains, and then the blank,
-    ``pad_token_id``, is left out.
+    ``pad_token_id``, is left out. Spaces around the text are removed.
     """
 
     def __init__(self, session: Context, chosen: Any) -> None:
@@ -139,7 +139,7 @@ class CTCSpeechRecognition(SoundRunner):
         frames = logits.argmax(-1).tolist()
         ids = [token for token, _ in groupby(frames) if token != self.blank]
         tokenizer = self.session.tokenizer
-        text = None if tokenizer is None else tokenizer.decode(ids, special_tokens=True)
+        text = None if tokenizer is None else tokenizer.decode(ids, special_tokens=True).strip()
         return {"seconds": self.seconds(item), "text": text, "ids": ids, "frames": frames}
 
     def show(self, answers: Sequence[Answer]) -> Iterator[str]:

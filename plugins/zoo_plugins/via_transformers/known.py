@@ -6,6 +6,7 @@ __all__ = ["READS_PADDING", "UNSUPPORTED", "is_known"]
 
 READS_PADDING = {
     "convbert": "its convolutions read the neighbours of a token",
+    "data2vec-audio": "the convolutions of its positions read padding",
     "fnet": "its Fourier transform mixes all columns of a row",
     "mobilebert": "the embedding of a token includes those of its neighbours",
     "nystromformer": "its landmarks are means over parts of the row",

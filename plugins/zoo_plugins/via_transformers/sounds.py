@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from zoo import UsageError
 from zoo.checkpoints import EXTRACTORS, process_sounds
@@ -14,6 +15,7 @@ from zoo_plugins.via_transformers.fields import ClassFields
 
 __all__ = ["read_sounds", "sound_facts", "spans_sound"]
 
+_LENGTHS = "_get_feat_extract_output_lengths"
 _LONGEST = 1 << 16
 """Number of samples up to which lengths are computed."""
 
@@ -24,8 +26,10 @@ def sound_facts(c: ClassFields, original: Any) -> dict[str, Any]:
     Raises :class:`UsageError` for classes that read something other than samples, and for numbers of positions that do
     not grow by one in equal steps.
     """
-    if original.main_input_name != "input_values" or not hasattr(original, "_get_feat_extract_output_lengths"):
-        raise UsageError(f"{c.model_class} reads {original.main_input_name}, not samples of sound")
+    lengths = getattr(original, _LENGTHS, None)
+    if original.main_input_name != "input_values" or lengths is None:
+        remedy = "classes for spectrograms are not known"
+        raise UsageError(f"{c.model_class} does not read samples of sound", None, remedy)
     config = original.config
     return {
         **dict.fromkeys(("max_seq_len", "num_kv_heads", "head_dim", "value_head_dim")),
@@ -34,14 +38,17 @@ def sound_facts(c: ClassFields, original: Any) -> dict[str, Any]:
         "hidden_size": config.hidden_size,
         "num_layers": config.num_hidden_layers,
         "counts_positions": False,
-        **_steps(c, original),
+        **_steps(c, lengths),
     }
 
 
-def _steps(c: ClassFields, original: Any) -> dict[str, int]:
-    """Return the fewest samples that have a position, and the number of samples for each further one."""
+def _steps(c: ClassFields, lengths: Callable[[Tensor], Tensor]) -> dict[str, int]:
+    """Return the fewest samples that have a position, and the number of samples for each further one.
+
+    ``lengths`` is the class's own function from numbers of samples to numbers of positions.
+    """
     samples = torch.arange(1, _LONGEST + 1, device="cpu")
-    positions = original._get_feat_extract_output_lengths(samples).long().clamp(min=0)
+    positions = lengths(samples).long().clamp(min=0)
     starts = samples[positions.diff(prepend=positions.new_zeros(1)) > 0]
     if len(starts) < 2:
         raise UsageError(f"{c.model_class} makes fewer than two positions of {_LONGEST} samples")

@@ -16,12 +16,12 @@ __all__ = ["CTC_CLASS", "CTC_VOCABULARY", "ctc_files", "ctc_tokenizer"]
 
 CTC_CLASS = "Wav2Vec2CTCTokenizer"
 CTC_VOCABULARY = "vocab.json"
-_ALL = 1 << 16
-"""More spaces than a text begins or ends with."""
 
 
 def ctc_tokenizer(path: Path, settings: dict[str, Any], rows: int | None) -> Tokenizer:
     """Return the tokenizer of a vocabulary of characters, which decodes tokens without repetitions and blanks.
+
+    The caller strips spaces around the text.
 
     Args:
         path: vocab.json.
@@ -55,13 +55,8 @@ def ctc_tokenizer(path: Path, settings: dict[str, Any], rows: int | None) -> Tok
         tokenizer.normalizer = normalizers.Replace(" ", delimiter)
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
     tokenizer.add_tokens([AddedToken(token, normalized=False) for token in tokens if len(token) > 1])
-    tokenizer.decoder = decoders.Sequence(
-        [
-            *([decoders.Replace(delimiter, space)] if delimiter else []),
-            decoders.Fuse(),
-            decoders.Strip(" ", left=_ALL, right=_ALL),
-        ]
-    )
+    delimiters = [decoders.Replace(delimiter, space)] if delimiter else []
+    tokenizer.decoder = decoders.Sequence([*delimiters, decoders.Fuse()])
     return tokenizer
 
 
