@@ -19,6 +19,7 @@ from tests.conftest import Result
 from tests.exported import sign_export
 from zoo.checkpoints import export_checkpoint, import_checkpoint
 from zoo.detection import find_objects
+from zoo.errors import ParityError
 from zoo_export.export import export_model
 from zoo_runtime import load_session
 
@@ -123,7 +124,7 @@ def test_objects_of_one_class(tmp_path: Path, model_class: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model_class", MODELS)
+@pytest.mark.parametrize("model_class", [name for name in MODELS if name != "RTDetrForObjectDetection"])
 def test_answers_of_an_export_equal_those_of_the_pipeline(tmp_path: Path, model_class: str) -> None:
     theirs = pipeline_of(tmp_path / "hub", save(model_class, tmp_path / "hub"))
     import_checkpoint(tmp_path / "hub", tmp_path / "ours")
@@ -137,6 +138,14 @@ def test_answers_of_an_export_equal_those_of_the_pipeline(tmp_path: Path, model_
                     assert mine["score"] == pytest.approx(its["score"], abs=1e-5)
                     for edge, place in its["box"].items():
                         assert abs(mine["box"][edge] - place) <= 1
+
+
+@pytest.mark.slow
+def test_export_of_a_model_that_chooses_its_queries_is_refused(tmp_path: Path) -> None:
+    save("RTDetrForObjectDetection", tmp_path / "hub")
+    import_checkpoint(tmp_path / "hub", tmp_path / "ours", verify=False)
+    with pytest.raises(ParityError, match="amplifies rounding errors too much"):
+        export_model(tmp_path / "ours")
 
 
 def test_published_files_find_the_same_objects(tmp_path: Path) -> None:

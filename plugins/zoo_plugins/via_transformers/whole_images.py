@@ -22,7 +22,7 @@ def whole_images(model: nn.Module) -> Iterator[None]:
     - Positions are computed in each call: those that transformers keeps may come from a trace, or a call in float64.
     """
     module: Any = sys.modules[type(model).__module__]
-    replaced = [(module, "len", _length)]
+    replaced: list[tuple[Any, str, Any]] = [(module, "len", _length)]
     if hasattr(module, "create_bidirectional_mask"):
         replaced.append((module, "create_bidirectional_mask", _no_mask))
     if hasattr(pytorch_utils, "is_torchdynamo_compiling"):
