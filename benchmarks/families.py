@@ -149,7 +149,7 @@ def classes() -> Iterator[tuple[str, str, str]]:
 
     from zoo import UsageError
     from zoo_plugins.via_transformers import TASKS
-    from zoo_plugins.via_transformers.fields import IMAGE_TASKS, SOUND_TASKS
+    from zoo_plugins.via_transformers.fields import READS_IMAGES, SOUND_TASKS
     from zoo_plugins.via_transformers.originals import class_for
 
     for model_type, config in sorted(CONFIG_MAPPING.items()):
@@ -159,11 +159,9 @@ def classes() -> Iterator[tuple[str, str, str]]:
                 found[task] = class_for({"model_type": model_type}, task)
         found = {task: name for task, name in found.items() if not _reads_part(name, config)}
         found.pop("sentence-embedding", None)  # the class of feature-extraction
-        if not found.keys() - {
-            "feature-extraction",
-            *IMAGE_TASKS,
-            *SOUND_TASKS,
-        }:  # other base models need not read texts
+        if found.get("image-to-text") == found.get("text-generation"):  # such as Gemma 3, which also reads texts alone
+            found.pop("image-to-text", None)
+        if not found.keys() - {"feature-extraction", *READS_IMAGES, *SOUND_TASKS}:  # others need not read texts
             found.pop("feature-extraction", None)
         named = sorted(found.items(), key=lambda item: _PREFERRED.get(item[0], 2))
         yield from ((model_type, model_class, task) for task, model_class in named)

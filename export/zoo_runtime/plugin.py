@@ -67,6 +67,7 @@ def zoo_tasks() -> Sequence[zoo.Task]:
         zoo.Task(
             name="image-feature-extraction", run=f"{home}.images:ImageFeatures", formula=f"{formulas}:image_features"
         ),
+        zoo.Task(name="image-to-text", run=f"{home}.generate.pictures:ImageToText", formula=f"{formulas}:greedy"),
         zoo.Task(
             name="next-sentence",
             run=f"{home}.classification:NextSentence",

@@ -54,7 +54,7 @@ _DENSE: Mapping[str, tuple[str, str, dict[str, Any]]] = {
     "depth-estimation": ("images to depths", "DepthEstimationPipeline", {}),
 }
 """For tasks with answers per object or pixel: the kind of comparison, the pipeline and its options."""
-_DECODED = ("text-generation", "text2text-generation", "speech-recognition")
+_DECODED = ("text-generation", "text2text-generation", "image-to-text", "speech-recognition")
 
 
 @dataclass

@@ -41,10 +41,10 @@ _SPECIAL = {"bos_token_id": "bos_token", "eos_token_id": "eos_token", "pad_token
 def read_common(checkpoint: Checkpoint, cls: type[Config], tokenizer: CheckpointTokenizer | None) -> dict[str, Any]:
     """Read the common values of a checkpoint for which zoo's configuration has fields."""
     fields, hub = cls.field_types(), checkpoint.config
-    generation = checkpoint.json(GENERATION)
+    generation, stated = checkpoint.json(GENERATION), _generation_settings(checkpoint)
     values: dict[str, Any] = {}
     for key in _TOKENS:
-        value = generation.get(key, hub.get(key))
+        value = generation.get(key, stated.get(key))
         if value is not None:
             values[key] = value[0] if isinstance(value, list) and len(value) == 1 else value
     if "mask_token_id" in fields:
@@ -87,9 +87,25 @@ def generation_config(checkpoint: Checkpoint, config: Config) -> dict[str, Any]:
     The result is empty if there are no such settings or if the checkpoint has the file. It includes the special tokens,
     because libraries that find the file do not look for them elsewhere.
     """
-    suppressed = {} if (checkpoint.path / GENERATION).exists() else chosen_values(checkpoint.config)
-    values = {**checkpoint.config, **write_common(config)}
+    stated = _generation_settings(checkpoint)
+    suppressed = {} if (checkpoint.path / GENERATION).exists() else chosen_values(stated)
+    values = {**stated, **write_common(config)}
     return {key: values[key] for key in _TOKENS if values.get(key) is not None} | suppressed if suppressed else {}
+
+
+def _generation_settings(checkpoint: Checkpoint) -> dict[str, Any]:
+    """Return the settings of generation in config.json: for an encoder-decoder of two models, the decoder's as well.
+
+    transformers reads the latter where there is no generation_config.json.
+    """
+    decoder = checkpoint.config.get("decoder")
+    parts = [checkpoint.config]
+    if isinstance(decoder, dict) and not (checkpoint.path / GENERATION).exists():
+        parts = [decoder, checkpoint.config]
+    settings: dict[str, Any] = {}
+    for part in parts:
+        settings |= {key: part[key] for key in _TOKENS if part.get(key) is not None} | chosen_values(part)
+    return settings
 
 
 def require_tokens(checkpoint: Checkpoint, config: Config) -> None:

@@ -55,7 +55,7 @@ class ImageComparison:
     @property
     def obstacle(self) -> str | None:
         """Why there is no comparison whatever is installed; None if there is one."""
-        if self.layout.process_images is None and not (self.checkpoint.path / PROCESSOR).exists():
+        if self.layout.process_images is None and not self.checkpoint.image_processor:
             return f"the checkpoint has no {PROCESSOR}"
         return None if self._reader.mode is not None else f"image files cannot have {self._reader.channels} channels"
 

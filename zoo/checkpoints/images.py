@@ -97,7 +97,7 @@ def read_preparation(checkpoint: Checkpoint) -> dict[str, Any]:
 
     Raises :class:`UsageError` if zoo does not treat images in this way.
     """
-    images, hub, where = checkpoint.json(PROCESSOR), checkpoint.config, checkpoint.path / PROCESSOR
+    images, hub, where = checkpoint.image_processor, checkpoint.config, checkpoint.path / PROCESSOR
     values = {key: images[key] for key in _IMAGES if key in images}
     for key in ("do_rescale", "do_normalize"):
         if not images.get(key, True):

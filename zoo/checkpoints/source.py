@@ -216,6 +216,12 @@ class Checkpoint:
         """Return the content of a JSON file beside the weights, empty if there is none."""
         return load_json(self.path / name) if (self.path / name).exists() else {}
 
+    @property
+    def image_processor(self) -> dict[str, Any]:
+        """The description of the image processor, which transformers 5 writes into processor_config.json, or empty."""
+        whole = self.json("processor_config.json").get("image_processor")
+        return self.json("preprocessor_config.json") or (whole if isinstance(whole, dict) else {})
+
 
 def _kind(name: str) -> str:
     """Return the last part of the name of a class of sentence-transformers; other names are kept."""

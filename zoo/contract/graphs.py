@@ -66,7 +66,7 @@ class Graph:
             raise ValueError(f"the rows of {where} must be a tuple of names, got {self.rows!r}")
         if self.pasts and self.rows != ("batch",):
             raise ValueError(f"{where} has a past, so its rows must be ('batch',), got {self.rows}")
-        lengths = {item.length for item in self.pasts if isinstance(item, KeyValues)}
+        lengths = {str(item.length) for item in self.pasts if isinstance(item, KeyValues)}
         for length in lengths:
             if dim_names(length) != (length,):
                 raise ValueError(f"the length of the past of {where} must be a name, got {length!r}")
@@ -150,7 +150,7 @@ class Graph:
     @property
     def past_length(self) -> str | None:
         """The name of the length of past keys and values; None if there are none."""
-        return next((item.length for item in self.pasts if isinstance(item, KeyValues)), None)
+        return next((str(item.length) for item in self.pasts if isinstance(item, KeyValues)), None)
 
     @property
     def total_length(self) -> str:

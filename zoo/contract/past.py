@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Literal
 
-from zoo.contract.dims import canonical
+from zoo.contract.dims import Dim, canonical
 from zoo.contract.tensors import TensorSpec
 
 __all__ = ["KeyValues", "States", "kept_length"]
@@ -34,7 +34,8 @@ class KeyValues:
     num_heads: int
     head_dim: int
     value_head_dim: int | None = None
-    length: str = "past_sequence"
+    length: Dim = "past_sequence"
+    """Number of positions, of a past by name; a fixed number for the positions of an image."""
     windows: tuple[int | None, ...] = (None,)
     """For each layer of a past, the largest number of keys that a query sees, its own included: at least 2, or None for
     all keys. The pattern repeats over the layers."""
@@ -167,7 +168,7 @@ def _present_tensors(past: KeyValues) -> tuple[TensorSpec, ...]:
     )
 
 
-def kept_length(length: str, window: int | None) -> str:
+def kept_length(length: Dim, window: int | None) -> Dim:
     """Return the number of positions that a layer keeps of a text of a length, as a dimension."""
     return length if window is None else f"min({length}, {window - 1})"
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from zoo.arrays import Array
+from zoo.contract import Graph
 from zoo.errors import UsageError
 from zoo.images import ImageReader
 from zoo.plots import Distribution
@@ -27,7 +28,7 @@ from zoo_runtime.tasks.classification import (
     show_classes,
 )
 
-__all__ = ["ImageClassification", "ImageFeatures", "ImageRunner", "Pixels"]
+__all__ = ["ImageClassification", "ImageFeatures", "ImageRunner", "Pixels", "image_input", "sample_images"]
 
 
 SHOWN = 5
@@ -47,6 +48,39 @@ class Pixels:
     """The number of its adapter, in the variant ``adapters``; set by the session."""
 
 
+def image_input(session: Context) -> tuple[Graph, ImageReader]:
+    """Return the first graph whose only input is an image, and what reads images for it.
+
+    Raises :class:`UsageError` if there is none, or if the configuration does not state the size of images.
+    """
+    graphs = [graph for graph in session.graphs if [len(item.dims) for item in graph.input_tensors()] == [4]]
+    if not graphs:
+        raise UsageError("the model has no graph with a single image input", session.path)
+    (image,) = graphs[0].input_tensors()
+    size = session.option("image_size")
+    sizes = {dim: 1 if dim in graphs[0].rows else size for dim in image.dims if isinstance(dim, str)}
+    if None in sizes.values():
+        raise UsageError("the model has no image_size", session.path, "set it when building the model")
+    return graphs[0], ImageReader.of(session.option, *image.shape(sizes)[1:])
+
+
+def sample_images(reader: ImageReader) -> Sequence[Any]:
+    """Return random arrays of the size of a model and, if Pillow is installed, images of other sizes."""
+    random = np.random.default_rng(0)
+    width, height, channels = reader.width, reader.height, reader.channels
+    shape = (height, width, channels)
+    arrays = [random.integers(256, size=shape, dtype=np.uint8), random.random(shape)]
+    if reader.mode is None or importlib.util.find_spec("PIL") is None:
+        return arrays
+    from PIL import Image
+
+    sizes = ((2 * width + 1, height + 3), (width // 2 + 1, 3 * height - 1))
+    return [
+        *arrays,
+        *(Image.frombytes(reader.mode, size, random.bytes(math.prod(size) * channels)) for size in sizes),
+    ]
+
+
 class ImageRunner(Runner[Pixels]):
     """Base class for tasks on images: files, their bytes, Pillow images, or arrays, read by :class:`ImageReader`.
 
@@ -58,39 +92,16 @@ class ImageRunner(Runner[Pixels]):
 
     def __init__(self, session: Context, chosen: Any) -> None:
         super().__init__(session, chosen)
-        graphs = [graph for graph in session.graphs if [len(item.dims) for item in graph.input_tensors()] == [4]]
-        if not graphs:
-            raise UsageError("the model has no graph with a single image input", session.path)
-        self.graph = graphs[0]
+        self.graph, self.images = image_input(session)
         self.input = self.graph.input_tensors()[0]
-        size = session.option("image_size")
-        sizes = {dim: 1 if dim in self.graph.rows else size for dim in self.input.dims if isinstance(dim, str)}
-        if None in sizes.values():
-            raise UsageError("the model has no image_size", session.path, "set it when building the model")
         require_outputs(self.graph, self.needs, session.path)
-        _, self.channels, self.height, self.width = self.input.shape(sizes)
-        self.images = ImageReader.of(session.option, self.channels, self.height, self.width)
 
     def read(self, value: Any, number: int) -> Pixels:
         array, size = self.images.read_sized(value, f"input {number}")
         return Pixels(number, self.images.normalize(array), size)
 
     def samples(self) -> Sequence[Any]:
-        """Return random arrays of the model's size and, if Pillow is installed, images of other sizes."""
-        random = np.random.default_rng(0)
-        shape = (self.height, self.width, self.channels)
-        arrays = [random.integers(256, size=shape, dtype=np.uint8), random.random(shape)]
-        mode = self.images.mode
-        if mode is None or importlib.util.find_spec("PIL") is None:
-            return arrays
-        from PIL import Image
-
-        sizes = ((2 * self.width + 1, self.height + 3), (self.width // 2 + 1, 3 * self.height - 1))
-        return [
-            *arrays,
-            *(Image.frombytes(mode, size, random.bytes(math.prod(size) * self.channels))
-              for size in sizes),
-        ]  # fmt: skip
+        return sample_images(self.images)
 
     def feed(self, items: Sequence[Pixels]) -> dict[str, Array]:
         """Build the graph's input for a batch."""

@@ -14,6 +14,7 @@ TASKS = (
     "question-answering",
     "text-generation",
     "text2text-generation",
+    "image-to-text",
     "image-classification",
     "image-feature-extraction",
     "object-detection",

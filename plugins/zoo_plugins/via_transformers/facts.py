@@ -21,9 +21,11 @@ from zoo.nn import Cache, LayerStates, recorded_scores
 from zoo_plugins.via_transformers.attention import UnknownOption
 from zoo_plugins.via_transformers.fields import (
     DENSE_TASKS,
+    ENCODER_DECODER_TASKS,
     GENERATION_TASKS,
     IMAGE_OUTPUTS,
     IMAGE_TASKS,
+    READS_IMAGES,
     SOUND_TASKS,
     ClassFields,
 )
@@ -49,6 +51,8 @@ def inspect_model(c: ClassFields) -> dict[str, Any]:
     if cls is None:
         raise UsageError(f"transformers {transformers.__version__} has no {c.model_class}", "model_class")
     _require_fixed_rotation(c.original)
+    if c.task == "image-to-text":
+        _require_cross_attention(cls)
     kinds = ("zoo", "eager") if getattr(cls, "_supports_attention_backend", False) else ("eager",)
     failures: list[Exception] = []
     for kind in kinds:
@@ -65,12 +69,12 @@ def inspect_model(c: ClassFields) -> dict[str, Any]:
     said = " ".join(str(failures[-1]).split())[:200]
     needs_padding = c.task == "text-classification" and c.pad_token_id is None
     remedy = "set pad_token_id, by which decoders find the end of a text" if needs_padding else None
-    read = "images" if c.task in IMAGE_TASKS else "sound" if c.task in SOUND_TASKS else "texts"
+    read = "images" if c.task in READS_IMAGES else "sound" if c.task in SOUND_TASKS else "texts"
     raise UsageError(f"{c.model_class} cannot be called with {read} alone: {said}", None, remedy)
 
 
 def _flops(model: nn.Module, c: ClassFields, device: str, longest: int | None) -> int:
-    """Return the forward FLOPs of an image, per token of a text, or per position of a second of sound.
+    """Return the forward FLOPs of an image, per token of a text with its source, or per position of a second of sound.
 
     The text has the greatest length, or a short one if values are computed, and so has the sound.
     """
@@ -78,8 +82,8 @@ def _flops(model: nn.Module, c: ClassFields, device: str, longest: int | None) -
     if c.task in SOUND_TASKS and device == "meta":
         length = max(1, ((c.sampling_rate or 0) - (c.min_samples or 0)) // (c.samples_per_position or 1) + 1)
     inputs = _inputs(c, 1, length, device)
-    if c.task == "text2text-generation":
-        inputs["decoder_input_ids"] = inputs["input_ids"]
+    if c.task in ENCODER_DECODER_TASKS:
+        inputs["decoder_input_ids"] = _tokens(1, length, device)
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         model(**inputs)
     return counter.get_total_flops() // (1 if c.task in IMAGE_TASKS else length)
@@ -87,14 +91,18 @@ def _flops(model: nn.Module, c: ClassFields, device: str, longest: int | None) -
 
 def _inputs(c: ClassFields, rows: int, length: int, device: str) -> dict[str, torch.Tensor]:
     """Return inputs of the model: texts of a length without padding, sound of as many positions, or images."""
-    if c.task in IMAGE_TASKS:
+    if c.task in READS_IMAGES:
         size = c.image_size or 0
         return {"pixel_values": torch.zeros(rows, c.num_channels or 0, size, size, device=device)}
     if c.task in SOUND_TASKS:
         samples = (c.min_samples or 0) + (length - 1) * (c.samples_per_position or 0)
         return {"input_values": torch.zeros(rows, samples, device=device)}
-    ids = torch.zeros(rows, length, dtype=torch.long, device=device)
+    ids = _tokens(rows, length, device)
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+
+
+def _tokens(rows: int, length: int, device: str) -> torch.Tensor:
+    return torch.zeros(rows, length, dtype=torch.long, device=device)
 
 
 class _ReadTensors(TorchFunctionMode):
@@ -120,6 +128,16 @@ def _require_fixed_rotation(values: Mapping[str, Any]) -> None:
             _require_fixed_rotation(value)
 
 
+def _require_cross_attention(cls: Any) -> None:
+    """Raise :class:`UsageError` unless a class is an encoder of images and a decoder that attends to its states."""
+    taken = signature(cls.forward).parameters
+    absent = [name for name in ("pixel_values", "decoder_input_ids", "encoder_outputs") if name not in taken]
+    if absent or "input_ids" in taken:
+        what = f"takes no {' and no '.join(absent)}" if absent else "reads input_ids beside images"
+        remedy = "of models that write about images, those with an encoder of images alone and a decoder are supported"
+        raise UsageError(f"{cls.__name__} {what}", None, remedy)
+
+
 def _with(c: ClassFields, **changes: Any) -> ClassFields:
     return type(c).from_dict({**c.to_dict(), **changes})
 
@@ -139,12 +157,13 @@ def _inspect(c: ClassFields, device: str) -> dict[str, Any]:
     cache, states = Cache.empty(c.num_layers or 0), LayerStates.empty(c.num_layers or 0)
     inputs = _inputs(c, _ROWS, _LENGTH, device)
     with torch.no_grad(), recorded_scores() as scores, _ReadTensors() as read:
-        if c.task == "text2text-generation":
+        if c.task in ENCODER_DECODER_TASKS:
             outputs = model.encode(**inputs)
-            found["hidden_size"] = outputs["last_hidden_state"].shape[-1]
-            c = model.config = _with(c, **found)
+            _, positions, found["hidden_size"] = outputs["last_hidden_state"].shape
+            found["num_patches"] = positions if c.task in READS_IMAGES else None
             cross = outputs["cross_key_values"]
-            outputs["logits"] = model.decode(inputs["input_ids"], cross, past_key_values=cache)
+            c = model.config = _with(c, **found)
+            outputs["logits"] = model.decode(_tokens(_ROWS, _LENGTH, device), cross, past_key_values=cache)
             if _shapes(cross) != _shapes(cache):
                 raise UsageError(f"{c.model_class} keeps other keys and values of the source than of the target")
         elif c.task == "text-generation":
@@ -164,9 +183,10 @@ def _inspect(c: ClassFields, device: str) -> dict[str, Any]:
 def _text_facts(c: ClassFields, original: Any) -> dict[str, Any]:
     """Return the sizes that a class for texts states in its configuration and has in its modules."""
     described = original.config.get_text_config(decoder=c.task in GENERATION_TASKS)
-    parameters = signature(original.forward).parameters
+    writer = getattr(original, "decoder", original) if c.task == "image-to-text" else original
+    parameters = signature(writer.forward).parameters
     types = getattr(described, "type_vocab_size", 0) if "token_type_ids" in parameters else 0
-    longest, unused = getattr(described, "max_position_embeddings", None), _unused_positions(original)
+    longest, unused = getattr(described, "max_position_embeddings", None), _unused_positions(writer)
     return {
         "vocab_size": _count_tokens(original, described),
         "type_vocab_size": types or 0,
@@ -174,7 +194,7 @@ def _text_facts(c: ClassFields, original: Any) -> dict[str, Any]:
         "hidden_size": getattr(described, "hidden_size", c.hidden_size),
         "num_layers": _count_layers(c, original.config, described),
         **({} if c.task in GENERATION_TASKS else dict.fromkeys(("num_kv_heads", "head_dim", "value_head_dim"))),
-        "counts_positions": c.task == "text-generation" and "position_ids" in parameters,
+        "counts_positions": c.task in ("text-generation", "image-to-text") and "position_ids" in parameters,
     }
 
 
@@ -190,7 +210,8 @@ def _count_tokens(original: Any, described: Any) -> int:
 def _count_layers(c: ClassFields, config: Any, described: Any) -> int | None:
     """Return the number of layers that a configuration states: of the decoder, if it also describes an encoder."""
     names = ("num_decoder_layers", "decoder_layers") if c.task in GENERATION_TASKS else ()
-    counts = [*(getattr(config, name, None) for name in names), getattr(described, "num_hidden_layers", None)]
+    stated = [getattr(part, name, None) for part in (config, described) for name in names]
+    counts = [*stated, getattr(described, "num_hidden_layers", None)]
     return next((count for count in counts if count is not None), c.num_layers)
 
 
@@ -231,7 +252,7 @@ def _past_sizes(c: ClassFields, cache: Cache, states: Sequence[LayerStates]) -> 
     if others := {layer.key.shape[2] for layer in cache.layers if layer.key is not None} - {_LENGTH}:
         raise UsageError(f"{c.model_class} keeps {others.pop()} keys and values of {_LENGTH} tokens")
     key_layers = tuple(number for number, layer in enumerate(cache.layers) if layer.key is not None)
-    if c.task == "text2text-generation" and len(key_layers) < len(cache):
+    if c.task in ENCODER_DECODER_TASKS and len(key_layers) < len(cache):
         raise UsageError(f"{c.model_class} does not keep keys and values in every layer")
     heads, width, value_width = next(iter(shapes), (None, None, None))
     return {
@@ -285,7 +306,7 @@ def _recorded(c: ClassFields, scores: Any) -> dict[str, int]:
     """
     shapes = {tuple(score.weights.shape) for score in scores}
     rows, heads, *lengths = shapes.pop() if len(shapes) == 1 else (0, 0)
-    if rows != _ROWS or c.task == "text2text-generation" or c.task in DENSE_TASKS:
+    if rows != _ROWS or c.task in (*ENCODER_DECODER_TASKS, *DENSE_TASKS):
         return {"attention_layers": 0}
     found = {"attention_layers": len(scores), "num_heads": heads}
     return {**found, "num_patches": lengths[0]} if c.task in IMAGE_TASKS else found

@@ -18,13 +18,17 @@ IMAGE_OUTPUTS: Mapping[str, tuple[str, ...]] = {
     "semantic-segmentation": ("logits",),
     "depth-estimation": ("predicted_depth",),
 }
-"""Tasks of classes that read images, with the outputs that these may have."""
+"""Tasks of classes that read images, and neither read nor write texts, with the outputs that these may have."""
 IMAGE_TASKS = tuple(IMAGE_OUTPUTS)
 DENSE_TASKS = ("object-detection", "semantic-segmentation", "depth-estimation")
 """Tasks whose answers image processors compute from the outputs."""
+READS_IMAGES = (*IMAGE_TASKS, "image-to-text")
+"""Tasks of classes that read images."""
 SOUND_TASKS = ("ctc-speech-recognition", "audio-classification")
 """Tasks of classes that read sound. The others read texts."""
-GENERATION_TASKS = ("text-generation", "text2text-generation")
+ENCODER_DECODER_TASKS = ("text2text-generation", "image-to-text")
+"""Tasks of classes with an encoder, and a decoder that writes texts."""
+GENERATION_TASKS = ("text-generation", *ENCODER_DECODER_TASKS)
 """Tasks of classes that keep keys and values of earlier tokens."""
 _CLASSIFIED = (
     "text-classification", "token-classification", "image-classification", "semantic-segmentation",
@@ -48,8 +52,8 @@ class ClassFields(EmbeddingConfig):
     head_fields: ClassVar[tuple[str, ...]] = (
         *EmbeddingConfig.head_fields, "model_class", "attention", "type_vocab_size", "counts_positions", "computed",
         "num_kv_heads", "head_dim", "value_head_dim", "key_layers", "state_layers", "state_sizes", "num_parameters",
-        "flops_per_token", "attention_layers", "num_heads", "num_patches", "output_sizes",
-        "max_detections", "depth_resample", "image_processor", "min_samples", "samples_per_position",
+        "flops_per_token", "attention_layers", "num_heads", "num_patches", "output_sizes", "max_detections",
+        "depth_resample", "image_processor", "min_samples", "samples_per_position", "prompt_replaces_start",
     )  # fmt: skip
     task: Literal[
         "feature-extraction",
@@ -60,6 +64,7 @@ class ClassFields(EmbeddingConfig):
         "question-answering",
         "text-generation",
         "text2text-generation",
+        "image-to-text",
         "image-classification",
         "image-feature-extraction",
         "object-detection",
@@ -83,10 +88,10 @@ class ClassFields(EmbeddingConfig):
     max_seq_len: int | None = 128
     """Maximum input length, in tokens; None for no limit."""
     hidden_size: int | None = 64
-    """Width of the last hidden states; None for an image model that does not say."""
+    """Width of the last hidden states, of the encoder if there is one; None for an image model that does not say."""
     counts_positions: bool = True
-    """Whether the class takes positions, which are counted without padding; otherwise it computes them itself. In text
-    generation alone: the padding of other tasks is on the right."""
+    """Whether a decoder takes positions, which are counted without padding; otherwise it computes them itself. False
+    for other tasks, whose padding is on the right."""
     reads_padding: str = ""
     """Why the answers of a class for a text or a sound depend on its padding, if they do by design. Graphs then have no
     mask, and the texts or sounds of a batch are of one length."""
@@ -110,14 +115,14 @@ class ClassFields(EmbeddingConfig):
     num_parameters: int = 133_376
     """Number of parameters."""
     flops_per_token: int = 295_424
-    """Forward FLOPs per token of a text of ``max_seq_len`` tokens or per position of a second of sound, or
-    for an image."""
+    """Forward FLOPs per token of a text of ``max_seq_len`` tokens, with its share of the source, or per position of a
+    second of sound, or for an image."""
     attention_layers: int = 2
     """Number of layers whose attention weights can be recorded."""
     num_heads: int = 4
     """Heads of these layers."""
     num_patches: int | None = None
-    """Positions of an image in these layers, with those of special tokens."""
+    """Positions of an image in these layers, or in the states of an encoder, with those of special tokens."""
     output_sizes: dict[str, Any] = field(default_factory=dict, hash=False)
     """The outputs for images but those of a classifier, each with its sizes after the batch."""
     max_detections: int | None = None
@@ -158,6 +163,8 @@ class ClassFields(EmbeddingConfig):
     """Token that pads shorter texts; the mask excludes it. In speech recognition, the blank of CTC."""
     decoder_start_token_id: int | None = None
     """First token of every target of an encoder-decoder."""
+    prompt_replaces_start: bool = False
+    """Whether a prompt of the decoder takes the place of ``decoder_start_token_id``, as in Donut. Others follow it."""
     mask_token_id: int | None = None
     """Token in the place of those to predict, in masked language modelling."""
 
@@ -168,13 +175,13 @@ class ClassFields(EmbeddingConfig):
             self.default("problem_type", "single_label_classification")
         if self.task in GENERATION_TASKS and self.num_key_layers and not (self.num_kv_heads and self.head_dim):
             raise ValueError(f"{self.task} needs num_kv_heads and head_dim")
-        if self.task in IMAGE_TASKS:
+        if self.task in READS_IMAGES:
             for name, value in self.images().to_dict().items():
                 self.default(name, value)
-        elif self.task in SOUND_TASKS:
+        if self.task in SOUND_TASKS:
             self.default("sampling_rate", SAMPLING_RATE)
             self.require_positive("sampling_rate", "min_samples", "samples_per_position")
-        elif not (self.vocab_size and self.hidden_size and self.num_layers):
+        elif self.task not in IMAGE_TASKS and not (self.vocab_size and self.hidden_size and self.num_layers):
             raise ValueError(f"{self.task} needs vocab_size, hidden_size and num_layers")
         self.require_positive("vocab_size", "max_seq_len", "hidden_size", "num_layers", "num_kv_heads", "head_dim")
         if not isinstance(self.original.get("model_type"), str):

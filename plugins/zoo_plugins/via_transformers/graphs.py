@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 from zoo import Graph, KeyValues, Size, States, TensorSpec, attentions, floats, mask, token_ids
-from zoo_plugins.via_transformers.fields import IMAGE_TASKS, SOUND_TASKS, ClassFields
+from zoo_plugins.via_transformers.fields import (
+    ENCODER_DECODER_TASKS,
+    IMAGE_TASKS,
+    READS_IMAGES,
+    SOUND_TASKS,
+    ClassFields,
+)
 
 __all__ = ["graphs_of"]
 
@@ -14,7 +20,7 @@ def graphs_of(c: ClassFields) -> tuple[Graph, ...]:
         return (_image_graph(c),)
     if c.task in SOUND_TASKS:
         return (_sound_graph(c),)
-    if c.task == "text2text-generation":
+    if c.task in ENCODER_DECODER_TASKS:
         return _encoder_and_decoder(c)
     if c.task == "text-generation":
         return (_decoder(c),)
@@ -55,9 +61,9 @@ def _image_graph(c: ClassFields) -> Graph:
     outputs = [floats(name, "batch", *sizes) for name, sizes in c.output_sizes.items()]
     if c.task == "image-classification":
         outputs = [floats("logits", "batch", c.num_classes)]
-    images, count = c.images(), c.num_patches or 0
+    count = c.num_patches or 0
     return Graph(
-        inputs=(floats("pixel_values", "batch", images.num_channels, images.image_size, images.image_size),),
+        inputs=(_pixels(c),),
         outputs=tuple(outputs),
         attentions=attentions(c.attention_layers, c.num_heads, queries=count, keys=count),
     )
@@ -82,6 +88,11 @@ def _sound_graph(c: ClassFields) -> Graph:
     )
 
 
+def _pixels(c: ClassFields) -> TensorSpec:
+    images = c.images()
+    return floats("pixel_values", "batch", images.num_channels, images.image_size, images.image_size)
+
+
 def _text_outputs(c: ClassFields) -> tuple[TensorSpec, ...]:
     width = c.hidden_size or 0
     states = floats("last_hidden_state", "batch", "sequence", width)
@@ -100,14 +111,22 @@ def _text_outputs(c: ClassFields) -> tuple[TensorSpec, ...]:
 
 
 def _encoder_and_decoder(c: ClassFields) -> tuple[Graph, ...]:
-    """Declare an encoder, which also projects the keys and values of cross-attention, and a decoder."""
-    cross = _key_values(c, "cross_key_values", "encoder_sequence")
-    source_mask = mask("attention_mask", length="encoder_sequence", padding="right")
+    """Declare an encoder, which also projects the keys and values of cross-attention, and a decoder.
+
+    The source is a text of any length, or an image, which has no padding.
+    """
+    length: str | int = c.num_patches or "encoder_sequence"
+    if c.task in READS_IMAGES:
+        source, masks = _pixels(c), []
+    else:
+        source = token_ids("input_ids", c.vocab_size or 0, length="encoder_sequence")
+        masks = [mask("attention_mask", length="encoder_sequence", padding="right")]
+    cross = _key_values(c, "cross_key_values", length)
     encoder = Graph(
         name="encoder",
         method="encode",
-        inputs=(token_ids("input_ids", c.vocab_size or 0, length="encoder_sequence"), source_mask),
-        outputs=(floats("last_hidden_state", "batch", "encoder_sequence", c.hidden_size or 0), cross),
+        inputs=(source, *masks),
+        outputs=(floats("last_hidden_state", "batch", length, c.hidden_size or 0), cross),
         causal=False,
     )
     decoder = Graph(
@@ -116,7 +135,7 @@ def _encoder_and_decoder(c: ClassFields) -> tuple[Graph, ...]:
         inputs=(
             token_ids("decoder_input_ids", c.vocab_size or 0),
             mask("decoder_attention_mask", length="past_sequence + sequence"),
-            source_mask,
+            *masks,
             cross,
         ),
         outputs=(floats("logits", "batch", "sequence", c.vocab_size or 0),),
@@ -125,7 +144,7 @@ def _encoder_and_decoder(c: ClassFields) -> tuple[Graph, ...]:
     return encoder, decoder
 
 
-def _key_values(c: ClassFields, name: str, length: str) -> KeyValues:
+def _key_values(c: ClassFields, name: str, length: str | int) -> KeyValues:
     return KeyValues(
         name=name,
         num_layers=c.num_key_layers,

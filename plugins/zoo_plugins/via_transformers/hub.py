@@ -12,7 +12,7 @@ from zoo import Config, UsageError
 from zoo.checkpoints import PROCESSOR, Checkpoint, Layout, Rule, SourceTensor, TensorPlace, image_processor
 from zoo_plugins.bert.sentence import PROJECTIONS, sentence_encoder, sentence_files
 from zoo_plugins.via_transformers.config import ViaTransformersConfig
-from zoo_plugins.via_transformers.fields import DENSE_TASKS, IMAGE_TASKS, SOUND_TASKS
+from zoo_plugins.via_transformers.fields import DENSE_TASKS, READS_IMAGES, SOUND_TASKS
 from zoo_plugins.via_transformers.known import READS_PADDING, UNSUPPORTED
 
 if TYPE_CHECKING:
@@ -60,7 +60,8 @@ class _TransformersLayout(Layout):
         if values["task"] in SOUND_TASKS:
             values["reads_padding"] = values["reads_padding"] or spans_sound(original)
             values |= read_sounds(checkpoint.path)
-        if values["task"] in IMAGE_TASKS:
+        if values["task"] in READS_IMAGES:
+            values["prompt_replaces_start"] = _has_donut(original)
             values |= stated_sizes(read_original(ViaTransformersConfig.from_dict(values, where)), chosen, where)
         values |= chosen
         config = ViaTransformersConfig.from_dict(values, where)
@@ -73,7 +74,7 @@ class _TransformersLayout(Layout):
         """Return how images are prepared; see :meth:`zoo.checkpoints.Layout.read_images`."""
         from zoo_plugins.via_transformers.images import read_preparation
 
-        reads_images = self.task(checkpoint) in IMAGE_TASKS and (checkpoint.path / PROCESSOR).exists()
+        reads_images = self.task(checkpoint) in READS_IMAGES and checkpoint.image_processor
         return read_preparation(checkpoint.path) if reads_images else {}
 
     def task(self, checkpoint: Checkpoint) -> str:
@@ -145,6 +146,11 @@ class _TransformersLayout(Layout):
         return computed_buffers(config)
 
 
+def _has_donut(original: Mapping[str, Any]) -> bool:
+    """Return whether the images of an encoder-decoder are read by Donut, whose prompts begin texts."""
+    return "donut" in str(original.get("encoder", {}).get("model_type"))
+
+
 def _is_no_token(key: str, value: Any) -> bool:
     """Return whether a configuration says that there is no such token, which is not the default of every class."""
     return key.endswith("_token_id") and value is None
@@ -158,7 +164,7 @@ def _file_names(config: ViaTransformersConfig) -> FileNames:
 
 def _files(config: ViaTransformersConfig) -> Mapping[str, Any]:
     """Return the files that say how the model is used: of a sentence encoder, and how images or sound are prepared."""
-    if config.task in IMAGE_TASKS:
+    if config.task in READS_IMAGES:
         files = image_processor(config.images(), "ViT")
         if config.image_processor is not None:
             files[PROCESSOR]["image_processor_type"] = config.image_processor

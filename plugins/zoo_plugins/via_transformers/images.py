@@ -36,9 +36,10 @@ def read_preparation(folder: Path) -> dict[str, Any]:
 def stated_sizes(config: Any, chosen: Mapping[str, Any], where: object) -> dict[str, int]:
     """Return the size and channels of images in a configuration of transformers, as fields of :class:`zoo.ImageConfig`.
 
-    Raises :class:`UsageError` for images that are not square, unless another size is chosen.
+    Of an encoder-decoder, they are those of the encoder. Raises :class:`UsageError` for images that are not square,
+    unless another size is chosen.
     """
-    config = getattr(config, "vision_config", config)
+    config = getattr(config, "vision_config", getattr(config, "encoder", config))
     size = chosen.get("image_size", getattr(config, "image_size", None))
     height, width = size if isinstance(size, list | tuple) and len(size) == 2 else (size, size)
     if height != width:

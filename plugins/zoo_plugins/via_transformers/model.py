@@ -15,7 +15,7 @@ from torch import Tensor
 from zoo.modules import SharedModule, store_buffers
 from zoo.nn import Cache, EmbeddingHead, LayerStates, positions_of
 from zoo_plugins.via_transformers.cache import PastCache, cache_argument
-from zoo_plugins.via_transformers.fields import IMAGE_OUTPUTS, ClassFields
+from zoo_plugins.via_transformers.fields import ENCODER_DECODER_TASKS, IMAGE_OUTPUTS, ClassFields
 from zoo_plugins.via_transformers.methods import Lengths, replace_methods
 from zoo_plugins.via_transformers.originals import build_original, computed_names
 from zoo_plugins.via_transformers.positions import count_positions, given_positions
@@ -90,6 +90,12 @@ class ViaTransformers(SharedModule):
         """
         c = self.config
         options: dict[str, Any]
+        if c.task in ENCODER_DECODER_TASKS:
+            encoded = self.encode(input_ids, attention_mask, pixel_values=pixel_values)
+            if decoder_input_ids is None:
+                return {"last_hidden_state": encoded["last_hidden_state"]}
+            cross = encoded["cross_key_values"]
+            return {"logits": self.decode(decoder_input_ids, cross, decoder_attention_mask, attention_mask)}
         if pixel_values is not None:
             self._forget()
             with whole_images(self.original):
@@ -101,12 +107,6 @@ class ViaTransformers(SharedModule):
             options = {} if c.reads_padding else self._without_padding(input_values, attention_mask)
             return {"logits": self.original(**{"input_values": input_values, **options}, return_dict=True)["logits"]}
         assert input_ids is not None
-        if c.task == "text2text-generation":
-            encoded = self.encode(input_ids, attention_mask)
-            if decoder_input_ids is None:
-                return {"last_hidden_state": encoded["last_hidden_state"]}
-            cross = encoded["cross_key_values"]
-            return {"logits": self.decode(decoder_input_ids, cross, decoder_attention_mask, attention_mask)}
         length = input_ids.shape[1]
         total = length + (past_key_values.length if past_key_values is not None else 0)
         if attention_mask is None:
@@ -139,19 +139,30 @@ class ViaTransformers(SharedModule):
                 return {name: found[name] for name in ("start_logits", "end_logits")}
         return {"logits": found["logits"]}
 
-    def encode(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> dict[str, Any]:
-        """Encode the source of an encoder-decoder.
+    def encode(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        *,
+        pixel_values: Tensor | None = None,
+    ) -> dict[str, Any]:
+        """Encode the source of an encoder-decoder, a text or an image.
 
         Args:
             input_ids: (B, S).
             attention_mask: (B, S), 1 for a token and 0 for padding.
+            pixel_values: (B, C, I, I).
 
         Returns:
             ``last_hidden_state``, (B, S, E), and ``cross_key_values``, its keys and values for each decoder layer.
         """
-        if attention_mask is None:
-            attention_mask = torch.ones_like(input_ids)
-        return encode(self.original, self.config.num_layers or 0, input_ids, attention_mask)
+        layers = self.config.num_layers or 0
+        if pixel_values is not None:
+            self._forget()
+            return encode(self.original, layers, {"pixel_values": pixel_values})
+        assert input_ids is not None
+        mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
+        return encode(self.original, layers, {"input_ids": input_ids, "attention_mask": mask})
 
     def decode(
         self,
@@ -167,11 +178,11 @@ class ViaTransformers(SharedModule):
             decoder_input_ids: (B, T).
             cross_key_values: from :meth:`encode`.
             decoder_attention_mask: (B, past + T), 1 for a token and 0 for padding.
-            attention_mask: (B, S), of the source.
+            attention_mask: (B, S), of a source that is a text.
             past_key_values: keys and values of earlier calls; extended in place.
         """
-        masks, width = (decoder_attention_mask, attention_mask), self.config.hidden_size or 0
-        return decode(self.original, width, decoder_input_ids, cross_key_values, *masks, past_key_values)
+        masks = decoder_attention_mask, attention_mask
+        return decode(self.original, self.config, decoder_input_ids, cross_key_values, *masks, past_key_values)
 
     def _without_padding(self, samples: Tensor, mask: Tensor | None) -> dict[str, Tensor]:
         """Return sound with silence for padding, and its mask, in which no row is too short for a position."""

@@ -35,6 +35,7 @@ _MAPPINGS = {
     "token-classification": "MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES",
     "question-answering": "MODEL_FOR_QUESTION_ANSWERING_MAPPING_NAMES",
     "text-generation": "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES",
+    "image-to-text": "MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES",
 }
 """For each task, transformers' table of classes by model type. A class has the first task in whose table it is."""
 

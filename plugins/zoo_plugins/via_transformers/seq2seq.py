@@ -1,10 +1,11 @@
 """Encoder and decoder of a model of transformers, each as a graph.
 
-B batch, S source tokens, T target tokens of this call, E hidden size, V vocabulary.
+B batch, S source tokens or positions of an image, T target tokens of this call, E hidden size, V vocabulary.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +16,7 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from zoo.nn import Cache, positions_of
 from zoo_plugins.via_transformers.cache import SelfAndCrossCache
+from zoo_plugins.via_transformers.fields import READS_IMAGES, ClassFields
 from zoo_plugins.via_transformers.positions import given_positions
 
 __all__ = ["decode", "encode"]
@@ -27,17 +29,22 @@ class _Encoded(BaseModelOutput):
     router_logits: Any = None
 
 
-def encode(original: Any, num_layers: int, input_ids: Tensor, attention_mask: Tensor) -> dict[str, Any]:
+def encode(original: Any, num_layers: int, source: Mapping[str, Tensor]) -> dict[str, Any]:
     """Return the states of the source, (B, S, E), and their keys and values for each layer of the decoder.
 
     The decoder computes the latter when it reads a first token, of which nothing else is kept.
+
+    Args:
+        original: the encoder-decoder.
+        num_layers: number of layers of the decoder.
+        source: the inputs of the encoder: ``input_ids`` and ``attention_mask``, (B, S), or ``pixel_values``.
     """
-    states = original.get_encoder()(input_ids=input_ids, attention_mask=attention_mask, return_dict=True)[0]
+    states = original.get_encoder()(**source, return_dict=True)[0]
     cross = Cache.empty(num_layers)
     original(
-        decoder_input_ids=torch.zeros_like(input_ids[:, :1]),
+        decoder_input_ids=torch.zeros(states.shape[0], 1, dtype=torch.long, device=states.device),
         encoder_outputs=_Encoded(last_hidden_state=states),
-        attention_mask=attention_mask,
+        **{name: value for name, value in source.items() if name == "attention_mask"},
         past_key_values=SelfAndCrossCache(Cache.empty(num_layers), cross, is_updated=False),
         use_cache=True,
         return_dict=True,
@@ -47,7 +54,7 @@ def encode(original: Any, num_layers: int, input_ids: Tensor, attention_mask: Te
 
 def decode(
     original: Any,
-    width: int,
+    c: ClassFields,
     decoder_input_ids: Tensor,
     cross: Cache,
     decoder_attention_mask: Tensor | None,
@@ -56,27 +63,30 @@ def decode(
 ) -> Tensor:
     """Return the logits of the next target token, (B, T, V).
 
-    The states of the source, of ``width``, are not needed beside their keys and values: zeros are in their place.
+    The states of the source are not needed beside their keys and values: zeros are in their place.
     """
     rows, length = decoder_input_ids.shape
     past = Cache.empty(len(cross)) if past is None else past
     total, key = past.length + length, next(cross.pairs())[0]
     if decoder_attention_mask is None:
         decoder_attention_mask = decoder_input_ids.new_ones(rows, total)
-    if attention_mask is None:
-        attention_mask = decoder_input_ids.new_ones(rows, key.shape[2])
+    options: dict[str, Tensor] = {}
+    if c.task not in READS_IMAGES:
+        options["attention_mask"] = (
+            decoder_input_ids.new_ones(rows, key.shape[2]) if attention_mask is None else attention_mask
+        )
     positions = positions_of(length, total, padding=decoder_attention_mask, device=decoder_input_ids.device)
-    passed_on = {"decoder_position_ids": positions} if isinstance(original, EncoderDecoderModel) else {}
+    if c.counts_positions or isinstance(original, EncoderDecoderModel):
+        options["decoder_position_ids"] = positions
     with given_positions(original, positions):
         found = original(
             decoder_input_ids=decoder_input_ids,
             decoder_attention_mask=decoder_attention_mask,
-            encoder_outputs=_Encoded(last_hidden_state=key.new_zeros(rows, key.shape[2], width)),
-            attention_mask=attention_mask,
+            encoder_outputs=_Encoded(last_hidden_state=key.new_zeros(rows, key.shape[2], c.hidden_size or 0)),
             past_key_values=SelfAndCrossCache(past, cross, is_updated=True),
             use_cache=True,
             return_dict=True,
-            **passed_on,
+            **options,
         )
     logits: Tensor = found["logits"]
     return logits
