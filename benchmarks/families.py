@@ -114,7 +114,7 @@ SPECIAL: Mapping[str, Mapping[str, Any]] = {
     "reformer": {"axial_pos_embds": False},
     "bit": {"hidden_sizes": [32, 64, 64, 64], "num_groups": 8}, "regnet": {"groups_width": 32},
     "resnet": {"hidden_sizes": [16, 32, 64, 128]},
-    "bloom": {"hidden_size": 32},
+    "bloom": {"hidden_size": 32}, "vision-encoder-decoder": {"decoder_start_token_id": 1},
     "xlm": {"emb_dim": 32, "n_heads": 4, "n_layers": 2, "n_langs": 1},
     "rembert": {"input_embedding_size": 32, "output_embedding_size": 32},
     "mobilebert": {"true_hidden_size": 32, "intra_bottleneck_size": 32, "embedding_size": 32},

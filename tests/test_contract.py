@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 import zoo
 from tests.rows import each_row
 from zoo.contract import dim_names, dim_size, fit_sizes, sizes_of
+from zoo.plugins.plain import read_plain
 
 MELS = zoo.floats("mels", "batch", "frames", 8)
 PAST = zoo.KeyValues(name="past_key_values", num_layers=1, num_heads=2, head_dim=4)
@@ -100,6 +101,7 @@ def test_sizes_of_several_graphs() -> None:
         ({"past": PAST, "sizes": {"sequence": zoo.Size(multiple_of=2)}}, "which must be free"),
         ({"past": PAST, "outputs": (zoo.floats("y", "batch", "sequence // 2"),)}, "cannot have the length"),
         ({"past": zoo.KeyValues(name="p", num_layers=1, num_heads=1, head_dim=1, length="frames // 2")}, "be a name"),
+        ({"past": zoo.KeyValues(name="p", num_layers=1, num_heads=1, head_dim=1, length=17)}, "be a name"),
         ({"inputs": (MELS, zoo.mask("m", length="frames // 4"))}, "m of graph 'model' cannot have the length"),
         (
             {"inputs": (MELS, zoo.mask("m", length="frames")), "outputs": (zoo.floats("y", "batch", "frames // 4"),)},
@@ -132,6 +134,11 @@ def test_a_past_may_hold_states_beside_keys_and_values() -> None:
     assert (graph.past_length, graph.total_length) == ("past_sequence", "past_sequence + sequence")
     assert graph.input_tensors() == (IDS, *graph.past_tensors())
     assert STATES.elements() == 2 * 5
+
+
+def test_keys_and_values_of_an_image_have_a_fixed_length() -> None:
+    data = {"name": "cross_key_values", "num_layers": 1, "num_heads": 2, "head_dim": 4, "length": 17}
+    assert [tensor.dims for tensor in read_plain(zoo.KeyValues, data).tensors()] == [("batch", 2, 17, 4)] * 2
 
 
 def test_a_past_of_states_has_no_length() -> None:

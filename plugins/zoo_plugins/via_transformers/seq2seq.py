@@ -41,8 +41,10 @@ def encode(original: Any, num_layers: int, source: Mapping[str, Tensor]) -> dict
     """
     states = original.get_encoder()(**source, return_dict=True)[0]
     cross = Cache.empty(num_layers)
+    first = torch.zeros(states.shape[0], 1, dtype=torch.long, device=states.device)
     original(
-        decoder_input_ids=torch.zeros(states.shape[0], 1, dtype=torch.long, device=states.device),
+        decoder_input_ids=first,
+        decoder_attention_mask=torch.ones_like(first),  # without it, some look for padding
         encoder_outputs=_Encoded(last_hidden_state=states),
         **{name: value for name, value in source.items() if name == "attention_mask"},
         past_key_values=SelfAndCrossCache(Cache.empty(num_layers), cross, is_updated=False),

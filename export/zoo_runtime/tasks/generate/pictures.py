@@ -71,6 +71,10 @@ class ImageToText(Generate):
         self.start_ids = self._prompt_ids(chosen.prompt)
         if self.in_one_graph and len(self.start_ids) > 1:
             raise UsageError("this variant writes no prompt", session.path, "choose another variant")
+        drafter = None if self.drafting is None else self.drafting.drafter
+        if isinstance(drafter, ImageToText) and drafter.graph.input_tensors() != self.graph.input_tensors():
+            problem = "the model that drafts reads images of another size"
+            raise UsageError(problem, drafter.session.path, "choose one of the same size")
 
     def _prompt_ids(self, prompt: str | None) -> list[int]:
         """Return the tokens with which every text begins, as the ``generate`` of transformers chooses them."""
@@ -105,9 +109,8 @@ class ImageToText(Generate):
     def feed(self, items: Sequence[Tokens], *, left: bool = False) -> dict[str, Array]:
         """Return the input of the encoder."""
         pixels = np.stack([item.pixels for item in items if isinstance(item, Picture)])
-        return {self.graph.input_tensors()[0].name: pixels.astype(self.session.dtype)} | chosen_adapters(
-            self.session, items
-        )
+        name = self.graph.input_tensors()[0].name
+        return {name: pixels.astype(self.session.dtype)} | chosen_adapters(self.session, items)
 
     def start(self, items: Sequence[Tokens]) -> tuple[Sequence[Tokens], Stepper, Array, Array]:
         ids = np.array([item.ids for item in items], np.int64)
