@@ -16,8 +16,8 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 from tests.checkpoints.test_sentence_transformers import change, write_bert, write_encoder
 from tests.exported import CHAT_TEMPLATE
 from zoo.artifact import ModelDirectory
-from zoo.checkpoints import common, companions, import_checkpoint, token_answers
-from zoo.checkpoints.answers import ComparedAnswers
+from zoo.checkpoints import common, companions, import_checkpoint
+from zoo.checkpoints.answers import ComparedAnswers, tokens
 from zoo.checkpoints.tokens import CheckpointTokenizer
 from zoo.errors import ParityError
 from zoo_plugins.bert import hub
@@ -203,7 +203,7 @@ def check(zoo: Zoo, source: Path, fault: tuple[Plant, str] | None, patch: pytest
 
 
 def test_added_tokens_beyond_a_sample_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(token_answers, "MAX_TOKENS", 4)
+    monkeypatch.setattr(tokens, "MAX_TOKENS", 4)
     found = import_checkpoint(write_llama(tmp_path / "hub", added=12), tmp_path / "ours", verify=True).answers
     assert found.reasons == {"added tokens": "8 of 12, beyond a sample"}
     plain = import_checkpoint(write_llama(tmp_path / "hub", added=4), tmp_path / "other", verify=True).answers

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
@@ -14,10 +14,11 @@ from torch import Tensor, nn
 
 from zoo.arrays import Array
 from zoo.audio import unit_variance
+from zoo.checkpoints.answers.pipelines import REMEDY, Answers, ask_exactly
+from zoo.checkpoints.answers.tokens import ask
 from zoo.checkpoints.original import Unavailable, call
 from zoo.checkpoints.sounds import EXTRACTORS, ProcessedSounds, process_sounds
 from zoo.checkpoints.source import Checkpoint
-from zoo.checkpoints.token_answers import ask
 from zoo.config import Config
 from zoo.contract import TensorSpec
 from zoo.errors import ParityError, UsageError
@@ -28,7 +29,6 @@ __all__ = ["SoundComparison"]
 
 _REMEDY = "sound is not prepared as by the original; nothing was written"
 _DECODED = "the tokenizer does not decode as the original; nothing was written"
-_ANSWERED = "the model does not answer as the original; nothing was written"
 _SEQUENCES, _POSITIONS = 200, 24
 """Numbers of the random sequences that are decoded, and of their positions."""
 
@@ -77,7 +77,7 @@ class SoundComparison:
             raise ParityError(problem, self.checkpoint.where, _REMEDY)
         return len(self.processed.sounds)
 
-    def logits(self, model: nn.Module, sound: Array) -> Tensor:
+    def _logits(self, model: nn.Module, sound: Array) -> Tensor:
         """Return the logits of a sound, of zoo's model in float64."""
         samples = unit_variance(sound) if self._config.normalize_sound else sound
         feeds = {self.sound.name: torch.from_numpy(samples)[None]}
@@ -107,14 +107,47 @@ class SoundComparison:
                 raise ParityError(problem, self.checkpoint.where, _DECODED)
         return _SEQUENCES
 
-    def compare_texts(self, model: nn.Module, tokenizer: Tokenizer, answer: Callable[[Array], str]) -> int:
-        """Compare the texts of sounds with those that the original gives, and return the number of sounds.
+    def compare_texts(self, model: nn.Module, theirs: nn.Module, ours: Tokenizer, tokenizer: Any) -> int:
+        """Return the number of sounds whose texts are those of the original's pipeline.
+
+        Args:
+            model: zoo's model, in float64.
+            theirs: the original, in float64.
+            ours: the tokenizer that was written.
+            tokenizer: the original's.
 
         Raises :class:`ParityError` for a difference.
         """
+        import transformers
+
+        kind: Any = transformers.AutomaticSpeechRecognitionPipeline
+        tools = {"feature_extractor": self.processed.extractor, "tokenizer": tokenizer}
+        pipeline = kind(model=theirs, **tools, device="cpu")
         for number, sound in enumerate(self.processed.sounds, 1):
-            text, expected = self.text(tokenizer, self.logits(model, sound).argmax(-1).tolist()), answer(sound)
+            text = self.text(ours, self._logits(model, sound).argmax(-1).tolist())
+            expected = ask_exactly(theirs, pipeline, sound)["text"]
             if text != expected:
                 problem = f"the text of sound {number} is {text!r}, that of the original {expected!r}"
-                raise ParityError(problem, self.checkpoint.where, _ANSWERED)
+                raise ParityError(problem, self.checkpoint.where, REMEDY)
+        return len(self.processed.sounds)
+
+    def compare_classes(self, model: nn.Module, theirs: nn.Module, answers: Answers) -> int:
+        """Return the number of sounds whose classes are those of the original's pipeline.
+
+        Args:
+            model: zoo's model, in float64.
+            theirs: the original, in float64.
+            answers: the classes.
+
+        Raises :class:`ParityError` for a difference.
+        """
+        import transformers
+
+        kind: Any = transformers.AudioClassificationPipeline
+        pipeline = kind(model=theirs, feature_extractor=self.processed.extractor, device="cpu")
+        for number, sound in enumerate(self.processed.sounds, 1):
+            logits = self._logits(model, sound)
+            rows = ask_exactly(theirs, pipeline, sound, top_k=len(logits), **answers.function)
+            expected = sorted((row["label"], row["score"]) for row in rows)
+            answers.require([f"sound {number}"], answers.scored(logits), expected)
         return len(self.processed.sounds)

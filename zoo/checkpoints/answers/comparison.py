@@ -9,7 +9,6 @@ from __future__ import annotations
 import importlib.util
 import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -19,16 +18,16 @@ from torch import Tensor, nn
 
 from zoo.artifact import TARGET_TOKENIZER, TOKENIZER, ModelDirectory
 from zoo.artifact.prefixes import read_prefixes
-from zoo.checkpoints.exact import Exact
-from zoo.checkpoints.image_answers import ImageComparison
+from zoo.checkpoints.answers.found import ComparedAnswers
+from zoo.checkpoints.answers.images import DENSE, ImageComparison
+from zoo.checkpoints.answers.pipelines import FUNCTIONS, REMEDY, Answers, ask_exactly, close, scores_of, shown
+from zoo.checkpoints.answers.sounds import SoundComparison
+from zoo.checkpoints.answers.tokens import TokenComparison
 from zoo.checkpoints.layout import Layout
 from zoo.checkpoints.original import Unavailable, call, quiet, require_memory
 from zoo.checkpoints.sentences import applies_activation, lowers_texts
-from zoo.checkpoints.sound_answers import SoundComparison
 from zoo.checkpoints.source import Checkpoint
-from zoo.checkpoints.token_answers import TokenComparison, ask
 from zoo.classes import ClassifierConfig
-from zoo.config import Config
 from zoo.contract import standard_fields
 from zoo.errors import ArtifactError, ParityError, UsageError
 from zoo.registry import ModelSpec
@@ -43,48 +42,8 @@ _TEXTS = ("The rain has stopped by now.", "tea", "Où est-il ? 🙂", "  two  sp
 _PAIRS = (("The rain has stopped.", "tea"), ("a", "B c D"))
 _PROMPTS = 4
 """Maximum number of prompts by name with which texts are encoded."""
-_CLOSE = 1e-5
-"""Maximum difference of answers, relative to the largest; pipelines round to float32."""
-_REMEDY = "the model does not answer as the original; nothing was written"
 _PAIR_TASKS = ("text-classification", "question-answering", "pretraining")
-_FUNCTIONS = {"single_label_classification": "softmax", "multi_label_classification": "sigmoid", "regression": "none"}
-_DENSE: Mapping[str, tuple[str, str, dict[str, Any]]] = {
-    "object-detection": ("images to objects", "ObjectDetectionPipeline", {"threshold": 0.0}),
-    "semantic-segmentation": ("images to segments", "ImageSegmentationPipeline", {"subtask": "semantic"}),
-    "depth-estimation": ("images to depths", "DepthEstimationPipeline", {}),
-}
-"""For tasks with answers per object or pixel: the kind of comparison, the pipeline and its options."""
 _DECODED = ("text-generation", "text2text-generation", "image-to-text", "speech-recognition")
-
-
-@dataclass
-class ComparedAnswers:
-    """What was compared from text to answer, and why the rest was not."""
-
-    counts: dict[str, int] = field(default_factory=dict)
-    """Number of inputs by kind of comparison."""
-    against: list[str] = field(default_factory=list)
-    """The libraries compared with, and their versions."""
-    reasons: dict[str, str] = field(default_factory=dict)
-    """Why something was not compared, by kind."""
-
-    def __str__(self) -> str:
-        return self._text([library.partition(" ")[0] for library in self.against], self.reasons)
-
-    @property
-    def recorded(self) -> str:
-        """The same with versions, but without messages of other libraries, which may quote local paths."""
-        return self._text(self.against, {kind: reason.partition(": ")[0] for kind, reason in self.reasons.items()})
-
-    def _text(self, against: Sequence[str], reasons: Mapping[str, str]) -> str:
-        counted = ", ".join(f"{count} {kind}" for kind, count in self.counts.items())
-        left = ", ".join(f"{kind} ({reason})" for kind, reason in reasons.items())
-        said = [f"answers equal those of {' and '.join(against)}: {counted}"] if counted else []
-        return "; ".join([*said, *([f"not compared: {left}"] if left else [])])
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain data."""
-        return {"compared": self.counts, "against": self.against, "not_compared": self.reasons}
 
 
 class AnswerComparison:
@@ -120,6 +79,7 @@ class AnswerComparison:
         self.found = ComparedAnswers()
         self._images = ImageComparison.of(spec, checkpoint, layout)
         self._sounds = SoundComparison.of(spec, checkpoint)
+        self._answers = Answers(spec.config, checkpoint, self.stored.dtype)
 
     @cached_property
     def _tokenizer(self) -> Tokenizer:
@@ -220,81 +180,11 @@ class AnswerComparison:
         else:
             self.found.reasons["texts"] = "the model has no tokenizer"
 
-    def _texts_of_sounds(self, sounds: SoundComparison, model: nn.Module, theirs: nn.Module) -> int:
-        import transformers
-
-        kind: Any = transformers.AutomaticSpeechRecognitionPipeline
-        tools = {"feature_extractor": sounds.processed.extractor, "tokenizer": self._original}
-        pipeline = kind(model=theirs, **tools, device="cpu")
-        return sounds.compare_texts(model, self._tokenizer, lambda sound: self._ask(theirs, pipeline, sound)["text"])
-
-    def _classes_of_sounds(self, sounds: SoundComparison, model: nn.Module, theirs: nn.Module) -> int:
-        import transformers
-
-        kind: Any = transformers.AudioClassificationPipeline
-        processed = sounds.processed
-        pipeline = kind(model=theirs, feature_extractor=processed.extractor, device="cpu")
-        for number, sound in enumerate(processed.sounds, 1):
-            logits = sounds.logits(model, sound)
-            rows = self._ask(theirs, pipeline, sound, top_k=len(logits), **self._function)
-            expected = sorted((row["label"], row["score"]) for row in rows)
-            self._require([f"sound {number}"], self._scored(logits), expected)
-        return len(processed.sounds)
-
     def _pixels(self) -> int:
         assert self._images is not None
         count = self._images.compare_pixels()
         self._name(self._images.processed.library)
         return count
-
-    def _classes_of_images(self, model: nn.Module, theirs: nn.Module) -> int:
-        import transformers
-
-        assert self._images is not None
-        processed = self._images.processed
-        kind: Any = transformers.ImageClassificationPipeline
-        pipeline = kind(model=theirs, image_processor=processed.processor, device="cpu")
-        for number, image in enumerate(processed.images):
-            with torch.no_grad():
-                logits = call(self.spec.config, model, self._images.inputs(image), torch.float64)["logits"][0]
-            rows = self._ask(theirs, pipeline, image, top_k=len(logits), **self._function)
-            expected = sorted((row["label"], row["score"]) for row in rows)
-            self._require([f"image {number}"], self._scored(logits), expected)
-        return len(processed.images)
-
-    def _dense_answers(self, model: nn.Module, theirs: nn.Module) -> int:
-        import transformers
-
-        assert self._images is not None
-        images, (_, kind, options) = self._images, _DENSE[self.spec.task]
-        processor = images.processed.processor
-        pipeline = getattr(transformers, kind)(model=theirs, image_processor=processor, device="cpu")
-
-        def run(image: Any) -> dict[str, Any]:
-            with torch.no_grad():
-                outputs = call(self.spec.config, model, images.inputs(image), torch.float64)
-            return {name: value[0].numpy() for name, value in outputs.items()}
-
-        names = [] if self.spec.task == "depth-estimation" else self._class_names
-        return images.compare_answers(run, lambda image: self._ask(theirs, pipeline, image, **options), names)
-
-    def _scored(self, logits: Tensor) -> list[tuple[str, float]]:
-        """Return the names of classes, sorted, and their scores."""
-        scores = _scores(self.spec.config, logits).tolist()
-        return sorted(zip(self._class_names, scores, strict=True))
-
-    @property
-    def _class_names(self) -> Sequence[str]:
-        """The labels of a classifier, or the names that transformers gives classes without labels."""
-        config = self.spec.config
-        assert isinstance(config, ClassifierConfig)
-        return config.labels or [f"LABEL_{number}" for number in range(config.num_classes)]
-
-    @property
-    def _function(self) -> dict[str, str]:
-        """The option of a pipeline that says how logits become scores, where it would guess what the user stated."""
-        stated = self.checkpoint.config.get("problem_type") is not None
-        return {} if stated else {"function_to_apply": _FUNCTIONS[str(standard_fields(self.spec.config).problem_type)]}
 
     @cached_property
     def _tokens(self) -> TokenComparison:
@@ -314,15 +204,17 @@ class AnswerComparison:
         if self._sounds is not None:
             sounds = self._sounds
             if self.spec.task == "audio-classification" and "sounds to samples" in self.found.counts:
-                self._attempt("sounds to classes", lambda: self._classes_of_sounds(sounds, model, theirs))
+                self._attempt("sounds to classes", lambda: sounds.compare_classes(model, theirs, self._answers))
             elif {"sounds to samples", "token lists to texts"} <= self.found.counts.keys():
-                self._attempt("sounds to texts", lambda: self._texts_of_sounds(sounds, model, theirs))
+                tokenizers = self._tokenizer, self._original
+                self._attempt("sounds to texts", lambda: sounds.compare_texts(model, theirs, *tokenizers))
             return
-        processed = self._images.processed if "images to pixels" in self.found.counts and self._images else None
-        if self.spec.task == "image-classification" and processed is not None and processed.processor is not None:
-            self._attempt("images to classes", lambda: self._classes_of_images(model, theirs))
-        if self.spec.task in _DENSE and "images to pixels" in self.found.counts:
-            self._attempt(_DENSE[self.spec.task][0], lambda: self._dense_answers(model, theirs))
+        images = self._images if "images to pixels" in self.found.counts else None
+        if images is not None and images.processed.processor is not None:
+            if self.spec.task == "image-classification":
+                self._attempt("images to classes", lambda: images.compare_classes(model, theirs, self._answers))
+            elif self.spec.task in DENSE:
+                self._attempt(DENSE[self.spec.task][0], lambda: images.compare_dense(model, theirs, self._answers))
         if "texts to token ids" not in self.found.counts or applies_activation(self.checkpoint):
             return
         if self.spec.task == "text-classification":
@@ -358,9 +250,9 @@ class AnswerComparison:
         for case in cases:
             logits = self._outputs(model, [case])["logits"][0]
             columns = dict(zip(("text", "text_pair"), case, strict=False))
-            rows = self._ask(theirs, pipeline, columns, top_k=None, **self._function)
+            rows = ask_exactly(theirs, pipeline, columns, top_k=None, **self._answers.function)
             expected = sorted((row["label"], row["score"]) for row in rows)
-            self._require(case, self._scored(logits), expected)
+            self._answers.require(case, self._answers.scored(logits), expected)
         return len(cases)
 
     def _classes_of_tokens(self, model: nn.Module, theirs: nn.Module) -> int:
@@ -372,14 +264,14 @@ class AnswerComparison:
         pipeline = kind(
             model=theirs, tokenizer=self._original, device="cpu", aggregation_strategy="none", ignore_labels=[]
         )
-        names = self._class_names
+        names = self._answers.class_names
         cases = self._cases(pairs=False)
         for case in cases:
             chances = self._outputs(model, [case])["logits"][0].softmax(-1)
-            rows = self._ask(theirs, pipeline, *case)
+            rows = ask_exactly(theirs, pipeline, *case)
             best = [(row["index"], int(chances[row["index"]].argmax())) for row in rows]
             labels = [(names[label], float(chances[place, label])) for place, label in best]
-            self._require(case, labels, [(row["entity"], float(row["score"])) for row in rows])
+            self._answers.require(case, labels, [(row["entity"], float(row["score"])) for row in rows])
         return len(cases)
 
     def _vectors(self, model: nn.Module) -> int:
@@ -393,11 +285,11 @@ class AnswerComparison:
                 text = prefix + case[0]
                 vector = self._outputs(model, [(text,)])["sentence_embedding"][0]
                 options = {"prompt_name": name, "convert_to_tensor": True, "show_progress_bar": False}
-                expected = self._ask(original, original.encode, list(case), **options)[0]
+                expected = ask_exactly(original, original.encode, list(case), **options)[0]
                 count += 1
-                if vector.shape != expected.shape or not _close(vector, expected.double(), self._dtype):
-                    problem = f"the vector of {text!r} is {_vector(vector)}, that of the original {_vector(expected)}"
-                    raise ParityError(problem, self.checkpoint.where, _REMEDY)
+                if vector.shape != expected.shape or not close(vector, expected.double(), self._dtype):
+                    problem = f"the vector of {text!r} is {shown(vector)}, that of the original {shown(expected)}"
+                    raise ParityError(problem, self.checkpoint.where, REMEDY)
         self._compare_long(original)
         return count
 
@@ -407,11 +299,11 @@ class AnswerComparison:
             return
         text = "The rain has stopped. " * (1 + self._limit // 4)
         read = getattr(original, "preprocess", None) or original.tokenize
-        expected = self._ask(original, read, [text])["input_ids"][0].tolist()
+        expected = ask_exactly(original, read, [text])["input_ids"][0].tolist()
         ids = self._tokenizer.truncating(self._limit).encode(text).ids
         if ids != expected:
             problem = f"a long text is truncated to {len(ids)} tokens, by the original to {len(expected)}"
-            raise ParityError(problem, self.checkpoint.where, _REMEDY)
+            raise ParityError(problem, self.checkpoint.where, REMEDY)
 
     def _scores(self, model: nn.Module) -> int:
         config = self.spec.config
@@ -419,14 +311,14 @@ class AnswerComparison:
         original = self._load("CrossEncoder", model)
         options: dict[str, Any] = {"convert_to_tensor": True, "show_progress_bar": False}
         if isinstance(original.activation_fn, nn.Identity) and config.num_classes > 1:  # applies nothing by default
-            options["activation_fn"] = _FUNCTION[str(config.problem_type)]
+            options["activation_fn"] = FUNCTIONS[str(config.problem_type)]
         cases = self._cases(pairs=True)[-len(_PAIRS) :]
         for case in cases:
-            scores = _scores(config, self._outputs(model, [case])["logits"][0])
-            expected = self._ask(original, original.predict, [case], **options).double().reshape(-1)
-            if scores.shape != expected.shape or not _close(scores, expected, self._dtype):
-                problem = f"the scores of {case!r} are {_vector(scores)}, those of the original {_vector(expected)}"
-                raise ParityError(problem, self.checkpoint.where, _REMEDY)
+            scores = scores_of(config, self._outputs(model, [case])["logits"][0])
+            expected = ask_exactly(original, original.predict, [case], **options).double().reshape(-1)
+            if scores.shape != expected.shape or not close(scores, expected, self._dtype):
+                problem = f"the scores of {case!r} are {shown(scores)}, those of the original {shown(expected)}"
+                raise ParityError(problem, self.checkpoint.where, REMEDY)
         return len(cases)
 
     def _load(self, name: str, model: nn.Module) -> Any:
@@ -480,49 +372,9 @@ class AnswerComparison:
         with torch.no_grad():
             return call(self.spec.config, model, feeds, torch.float64)
 
-    def _ask(self, module: nn.Module, answer: Callable[..., Any], *args: Any, **options: Any) -> Any:
-        """Return the answer of an original in float64, which does not round to float32 in between."""
-        with torch.no_grad(), Exact(module):
-            return ask(answer, *args, **options)
-
-    def _require(
-        self, case: Sequence[str], classes: list[tuple[str, float]], expected: list[tuple[str, float]]
-    ) -> None:
-        names, others = ([name for name, _ in rows] for rows in (classes, expected))
-        mine, its = (torch.tensor([score for _, score in rows], dtype=torch.float64) for rows in (classes, expected))
-        if names != others or not _close(mine, its, self._dtype):
-            said, theirs = (
-                ", ".join(f"{name}: {score:.6f}" for name, score in rows[:8]) for rows in (classes, expected)
-            )
-            problem = f"the classes of {' and '.join(map(repr, case))} are {said}, those of the original {theirs}"
-            raise ParityError(problem, self.checkpoint.where, _REMEDY)
-
-
-_FUNCTION: Mapping[str, nn.Module] = {
-    "single_label_classification": nn.Softmax(-1), "multi_label_classification": nn.Sigmoid(),
-    "regression": nn.Identity(),
-}  # fmt: skip
-
 
 def _given(case: tuple[str, ...]) -> str | tuple[str, str]:
     return case[0] if len(case) == 1 else (case[0], case[1])
-
-
-def _scores(config: Config, logits: Tensor) -> Tensor:
-    """Return the scores of classes, as the problem type says."""
-    result: Tensor = _FUNCTION[str(standard_fields(config).problem_type)](logits)
-    return result
-
-
-def _close(values: Tensor, expected: Tensor, dtype: str) -> bool:
-    """Whether answers are equal up to rounding; weights may have been converted to another dtype."""
-    limit = max(_CLOSE, 8 * torch.finfo(getattr(torch, dtype)).eps)
-    return bool((values - expected).abs().max() <= limit * max(1.0, float(expected.abs().max())))
-
-
-def _vector(values: Tensor) -> str:
-    listed = [f"{value:.6f}" for value in values[:4].tolist()] + (["..."] if len(values) > 4 else [])
-    return f"({len(values)}) [{', '.join(listed)}]"
 
 
 def _line(error: Exception) -> str:

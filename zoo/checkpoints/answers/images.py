@@ -1,20 +1,21 @@
-"""Comparison of how images are prepared with the original's image processor."""
+"""Comparison of how images are prepared, and of what is answered to them, with the original."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any, Self
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from zoo.arrays import Array
+from zoo.checkpoints.answers.pipelines import REMEDY, Answers, ask_exactly
 from zoo.checkpoints.images import PROCESSOR, ProcessedImages, first_difference, process_images
 from zoo.checkpoints.layout import Layout
-from zoo.checkpoints.original import Unavailable
+from zoo.checkpoints.original import Unavailable, call
 from zoo.checkpoints.source import Checkpoint
 from zoo.contract import TensorSpec, row_sizes, standard_fields
 from zoo.detection import find_objects, truncation_error
@@ -23,15 +24,19 @@ from zoo.images import ImageReader
 from zoo.interpolation import interpolate, likeliest_classes
 from zoo.registry import ModelSpec
 
-__all__ = ["ImageComparison"]
+__all__ = ["DENSE", "ImageComparison"]
 
 _REMEDY = "images are not prepared as by the original; nothing was written"
-_ANSWERS = "the model does not answer as the original; nothing was written"
 _CLOSE = 1e-5
 """Maximum difference of scores and, as a fraction of the largest, of boxes and depths."""
 
+DENSE: Mapping[str, tuple[str, str, dict[str, Any]]] = {
+    "object-detection": ("images to objects", "ObjectDetectionPipeline", {"threshold": 0.0}),
+    "semantic-segmentation": ("images to segments", "ImageSegmentationPipeline", {"subtask": "semantic"}),
+    "depth-estimation": ("images to depths", "DepthEstimationPipeline", {}),
+}
+"""For tasks with answers per object or pixel: the kind of comparison, the pipeline and its options."""
 Outputs = Mapping[str, Array]
-Run = Callable[[Any], Outputs]
 
 
 @dataclass(frozen=True)
@@ -83,25 +88,49 @@ class ImageComparison:
             raise ParityError(problem, self.checkpoint.where, _REMEDY)
         return len(self.processed.images)
 
-    def compare_answers(self, run: Run, ask: Callable[[Any], Any], names: Sequence[str]) -> int:
-        """Return the number of images whose objects, segments or depths are those of the original.
+    def compare_classes(self, model: nn.Module, theirs: nn.Module, answers: Answers) -> int:
+        """Return the number of images whose classes are those of the original's pipeline.
 
         Args:
-            run: returns the outputs of zoo's model for an image, in float64 and without the dimension of rows.
-            ask: returns what the pipeline of transformers answers to an image, in float64.
-            names: of the classes.
+            model: zoo's model, in float64.
+            theirs: the original, in float64.
+            answers: the classes.
 
         Raises :class:`ParityError` for a difference.
         """
+        import transformers
+
+        kind: Any = transformers.ImageClassificationPipeline
+        pipeline = kind(model=theirs, image_processor=self.processed.processor, device="cpu")
+        for number, image in enumerate(self.processed.images):
+            logits = self._outputs(model, image)["logits"][0]
+            rows = ask_exactly(theirs, pipeline, image, top_k=len(logits), **answers.function)
+            expected = sorted((row["label"], row["score"]) for row in rows)
+            answers.require([f"image {number}"], answers.scored(logits), expected)
+        return len(self.processed.images)
+
+    def compare_dense(self, model: nn.Module, theirs: nn.Module, answers: Answers) -> int:
+        """Return the number of images whose objects, segments or depths are those of the original's pipeline.
+
+        Arguments and errors as of :meth:`compare_classes`.
+        """
+        import transformers
+
+        task = self.spec.task
+        _, kind, options = DENSE[task]
+        pipeline = getattr(transformers, kind)(model=theirs, image_processor=self.processed.processor, device="cpu")
+        names = [] if task == "depth-estimation" else answers.class_names
         equal = {
             "object-detection": self._equal_objects,
             "semantic-segmentation": self._equal_segments,
             "depth-estimation": self._equal_depths,
-        }[self.spec.task]
+        }[task]
         for image in self.processed.images:
-            if not equal(run(image), ask(image), (image.height, image.width), names):
+            outputs = {name: value[0].numpy() for name, value in self._outputs(model, image).items()}
+            answer = ask_exactly(theirs, pipeline, image, **options)
+            if not equal(outputs, answer, (image.height, image.width), names):
                 problem = f"the answer to an image of {image.width} x {image.height} pixels is not that of the original"
-                raise ParityError(problem, self.checkpoint.where, _ANSWERS)
+                raise ParityError(problem, self.checkpoint.where, REMEDY)
         return len(self.processed.images)
 
     def _equal_objects(self, outputs: Outputs, rows: Any, size: tuple[int, int], names: Sequence[str]) -> bool:
@@ -126,9 +155,11 @@ class ImageComparison:
         method: Any = standard_fields(self.spec.config).depth_resample
         return _close(interpolate(outputs["predicted_depth"], size, method), answer["predicted_depth"].numpy())
 
-    def inputs(self, image: Any) -> dict[str, Tensor]:
-        """Return the input of the model for one image."""
-        return {self.image.name: torch.from_numpy(self._reader.normalize(self._reader.read(image)))[None]}
+    def _outputs(self, model: nn.Module, image: Any) -> dict[str, Tensor]:
+        """Return the outputs of zoo's model in float64 for one image."""
+        feeds = {self.image.name: torch.from_numpy(self._reader.normalize(self._reader.read(image)))[None]}
+        with torch.no_grad():
+            return call(self.spec.config, model, feeds, torch.float64)
 
 
 def _close(values: Array, expected: Array) -> bool:
