@@ -112,6 +112,16 @@ def test_padding_does_not_change_the_answers_of_a_class_with_a_mask(tmp_path: Pa
         torch.testing.assert_close(together[row, : len(alone)], alone)
 
 
+def test_shortest_sound_of_a_class_that_pools_positions(tmp_path: Path) -> None:
+    save_sound_model("SEWForCTC", tmp_path / "hub", feat_extract_norm="layer")
+    imported = import_checkpoint(tmp_path / "hub", tmp_path / "ours")
+    assert imported.answers.counts["sounds to texts"] == 3
+    (graph,) = imported.spec.graphs
+    assert graph.sizes["samples"].min == 30
+    assert [tensor.dims for tensor in graph.input_tensors()] == [("batch", "samples")]
+    assert graph.outputs[0].dims == ("batch", "(samples - 10) // 10", len(VOCABULARY))
+
+
 def test_text_of_tokens(tmp_path: Path) -> None:
     """The delimiter of words is a space, blanks separate equal tokens, and special tokens are written."""
     save_sound_model("Wav2Vec2ForCTC", tmp_path / "hub")

@@ -80,7 +80,9 @@ def _flops(model: nn.Module, c: ClassFields, device: str, longest: int | None) -
     """
     length = (longest or _CONTEXT) if device == "meta" else _LENGTH
     if c.task in SOUND_TASKS and device == "meta":
-        length = max(1, ((c.sampling_rate or 0) - (c.min_samples or 0)) // (c.samples_per_position or 1) + 1)
+        length = max(
+            1, ((c.sampling_rate or 0) - (c.min_samples or 0)) // (c.samples_per_position or 1) + c.min_positions
+        )
     inputs = _inputs(c, 1, length, device)
     if c.task in ENCODER_DECODER_TASKS:
         inputs["decoder_input_ids"] = _tokens(1, length, device)
@@ -95,7 +97,7 @@ def _inputs(c: ClassFields, rows: int, length: int, device: str) -> dict[str, to
         size = c.image_size or 0
         return {"pixel_values": torch.zeros(rows, c.num_channels or 0, size, size, device=device)}
     if c.task in SOUND_TASKS:
-        samples = (c.min_samples or 0) + (length - 1) * (c.samples_per_position or 0)
+        samples = (c.min_samples or 0) + (length - c.min_positions) * (c.samples_per_position or 0)
         return {"input_values": torch.zeros(rows, samples, device=device)}
     ids = _tokens(rows, length, device)
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}

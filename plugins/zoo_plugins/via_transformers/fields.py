@@ -53,7 +53,8 @@ class ClassFields(EmbeddingConfig):
         *EmbeddingConfig.head_fields, "model_class", "attention", "type_vocab_size", "counts_positions", "computed",
         "num_kv_heads", "head_dim", "value_head_dim", "key_layers", "state_layers", "state_sizes", "num_parameters",
         "flops_per_token", "attention_layers", "num_heads", "num_patches", "output_sizes", "max_detections",
-        "depth_resample", "image_processor", "min_samples", "samples_per_position", "prompt_replaces_start",
+        "depth_resample", "image_processor", "min_samples", "min_positions", "samples_per_position",
+        "prompt_replaces_start",
     )  # fmt: skip
     task: Literal[
         "feature-extraction",
@@ -152,7 +153,9 @@ class ClassFields(EmbeddingConfig):
     normalize_sound: bool = False
     """Whether the samples of a sound are scaled to zero mean and unit variance."""
     min_samples: int | None = None
-    """Samples of the shortest sound, which has one position."""
+    """Samples of the shortest sound."""
+    min_positions: int = 1
+    """Positions of the shortest sound."""
     samples_per_position: int | None = None
     """Samples that a sound has more for each further position."""
     bos_token_id: int | None = None
@@ -180,7 +183,7 @@ class ClassFields(EmbeddingConfig):
                 self.default(name, value)
         if self.task in SOUND_TASKS:
             self.default("sampling_rate", SAMPLING_RATE)
-            self.require_positive("sampling_rate", "min_samples", "samples_per_position")
+            self.require_positive("sampling_rate", "min_samples", "min_positions", "samples_per_position")
         elif self.task not in IMAGE_TASKS and not (self.vocab_size and self.hidden_size and self.num_layers):
             raise ValueError(f"{self.task} needs vocab_size, hidden_size and num_layers")
         self.require_positive("vocab_size", "max_seq_len", "hidden_size", "num_layers", "num_kv_heads", "head_dim")

@@ -72,7 +72,8 @@ def _image_graph(c: ClassFields) -> Graph:
 def _sound_graph(c: ClassFields) -> Graph:
     """Declare a graph for sound, whose convolutions make one position of several samples."""
     least, step = c.min_samples or 1, c.samples_per_position or 1
-    positions = f"(samples {'-' if least > step else '+'} {abs(step - least)}) // {step}"
+    unused = least - c.min_positions * step
+    positions = f"(samples {'-' if unused > 0 else '+'} {abs(unused)}) // {step}"
     inputs = [floats("input_values", "batch", "samples")]
     if not c.reads_padding:
         inputs.append(mask("attention_mask", length="samples", padding="right"))

@@ -10,6 +10,7 @@ READS_PADDING = {
     "fnet": "its Fourier transform mixes all columns of a row",
     "mobilebert": "the embedding of a token includes those of its neighbours",
     "nystromformer": "its landmarks are means over parts of the row",
+    **dict.fromkeys(("sew", "sew-d"), "it pools neighbouring positions"),
 }
 """Model types whose answers depend on padding by design, and why."""
 UNSUPPORTED = {

@@ -38,14 +38,15 @@ def sound_facts(c: ClassFields, original: Any) -> dict[str, Any]:
         "hidden_size": config.hidden_size,
         "num_layers": config.num_hidden_layers,
         "counts_positions": False,
-        **_steps(c, lengths),
+        **_steps(c, lengths, getattr(config, "squeeze_factor", 1)),
     }
 
 
-def _steps(c: ClassFields, lengths: Callable[[Tensor], Tensor]) -> dict[str, int]:
-    """Return the fewest samples that have a position, and the number of samples for each further one.
+def _steps(c: ClassFields, lengths: Callable[[Tensor], Tensor], fewest: int) -> dict[str, int]:
+    """Return the samples of the shortest sound, its positions, and the samples for each further one.
 
-    ``lengths`` is the class's own function from numbers of samples to numbers of positions.
+    ``lengths`` is the class's own function from numbers of samples to numbers of positions, of which it needs at least
+    ``fewest``.
     """
     samples = torch.arange(1, _LONGEST + 1, device="cpu")
     positions = lengths(samples).long().clamp(min=0)
@@ -55,7 +56,8 @@ def _steps(c: ClassFields, lengths: Callable[[Tensor], Tensor]) -> dict[str, int
     least, step = int(starts[0]), int(starts[1] - starts[0])
     if not torch.equal(positions, ((samples - least) // step + 1).clamp(min=0)):
         raise UsageError(f"the positions of {c.model_class} are not at equal distances")
-    return {"min_samples": least, "samples_per_position": step}
+    shortest = least + (fewest - 1) * step
+    return {"min_samples": shortest, "min_positions": fewest, "samples_per_position": step}
 
 
 def spans_sound(original: Mapping[str, Any]) -> str:
