@@ -277,6 +277,18 @@ def test_cache_of_more_than_the_tokens_is_refused(tmp_path: Path, zoo: Zoo) -> N
     zoo("import", tmp_path / "hub", "-o", "ours").failed(2, "CpmAntForCausalLM keeps 7 keys and values of 3 tokens")
 
 
+def test_outputs_that_are_not_those_of_the_tokens_are_refused(tmp_path: Path, zoo: Zoo) -> None:
+    """Perceiver's decoder has a query for each position that a text may have."""
+    config = transformers.PerceiverConfig(
+        vocab_size=61, d_model=24, d_latents=24, num_latents=4, num_blocks=1, num_self_attends_per_block=1,
+        num_self_attention_heads=2, num_cross_attention_heads=2, qk_channels=8, v_channels=24,
+        max_position_embeddings=48,
+    )  # fmt: skip
+    save_random("PerceiverForMaskedLM", config, tmp_path / "hub")
+    refused = "PerceiverForMaskedLM returns (2, 48, 61), which should end in (3, 61)"
+    zoo("import", tmp_path / "hub", "-o", "ours", "--via", "transformers").failed(2, refused)
+
+
 def test_original_without_float64_is_not_compared(tmp_path: Path) -> None:
     """XGLM compares scores with the least number of their dtype, which it stores in float32."""
     config = transformers.XGLMConfig(

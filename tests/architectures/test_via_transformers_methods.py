@@ -14,7 +14,10 @@ from zoo.checkpoints import import_checkpoint
 from zoo_export.export import export_model
 from zoo_plugins.via_transformers.methods import replace_methods
 
-SIZES = {"vocab_size": 61, "hidden_size": 24, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 40}
+SIZES = {
+    "vocab_size": 61, "hidden_size": 24, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 40,
+    "max_position_embeddings": 48,
+}  # fmt: skip
 SPARSE = {"num_key_value_heads": 2, "num_local_experts": 4, "num_experts_per_tok": 2}
 LATENT = {"q_lora_rank": 12, "kv_lora_rank": 12, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 6}
 REPLACED: dict[str, tuple[str, dict[str, Any]]] = {
@@ -41,7 +44,7 @@ REPLACED: dict[str, tuple[str, dict[str, Any]]] = {
         {
             "vocab_size": 61, "hidden_size": 24, "num_layers": 1, "num_attention_heads": 4, "ffn_hidden_size": 40,
             **LATENT, "head_dim": 4, "n_routed_experts": 4, "zero_expert_num": 2, "moe_topk": 3,
-            "expert_ffn_hidden_size": 16, "num_hidden_layers": 2,
+            "expert_ffn_hidden_size": 16, "num_hidden_layers": 2, "max_position_embeddings": 48,
         },
     ),
 }  # fmt: skip

@@ -280,13 +280,17 @@ def _sizes(c: ClassFields, outputs: Mapping[str, torch.Tensor]) -> dict[str, Any
             raise UsageError(f"{c.model_class} returns no {' and no '.join(missing)}")
         return {"output_sizes": {name: list(value.shape[1:]) for name, value in outputs.items()}}
     if "last_hidden_state" in outputs:
-        return {"hidden_size": outputs["last_hidden_state"].shape[-1]}
-    if c.task == "ctc-speech-recognition":
-        _require(c, outputs["logits"], (_LENGTH, c.vocab_size))
-        return {}
-    sizes = {"fill-mask": c.vocab_size, "question-answering": _LENGTH}
+        width = outputs["last_hidden_state"].shape[-1]
+        _require(c, outputs["last_hidden_state"], (_LENGTH, width))
+        return {"hidden_size": width}
+    sizes = {
+        "ctc-speech-recognition": (_LENGTH, c.vocab_size),
+        "fill-mask": (_LENGTH, c.vocab_size),
+        "token-classification": (_LENGTH, c.num_classes),
+        "question-answering": (_LENGTH,),
+    }
     for value in outputs.values():
-        _require(c, value, (sizes.get(c.task, c.num_classes),))
+        _require(c, value, sizes.get(c.task, (c.num_classes,)))
     return {}
 
 
