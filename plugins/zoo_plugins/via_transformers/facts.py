@@ -187,8 +187,12 @@ def _text_facts(c: ClassFields, original: Any) -> dict[str, Any]:
     described = original.config.get_text_config(decoder=c.task in GENERATION_TASKS)
     writer = getattr(original, "decoder", original) if c.task == "image-to-text" else original
     parameters = signature(writer.forward).parameters
+    counts = c.task in ("text-generation", "image-to-text") and "position_ids" in parameters
     types = getattr(described, "type_vocab_size", 0) if "token_type_ids" in parameters else 0
     longest, unused = getattr(described, "max_position_embeddings", None), _unused_positions(writer)
+    if counts and unused:
+        what = f"{type(writer).__name__} skips padding tokens when it counts positions, which no decoder may"
+        raise UsageError(what, "model_class")
     return {
         "vocab_size": _count_tokens(original, described),
         "type_vocab_size": types or 0,
@@ -196,7 +200,7 @@ def _text_facts(c: ClassFields, original: Any) -> dict[str, Any]:
         "hidden_size": getattr(described, "hidden_size", c.hidden_size),
         "num_layers": _count_layers(c, original.config, described),
         **({} if c.task in GENERATION_TASKS else dict.fromkeys(("num_kv_heads", "head_dim", "value_head_dim"))),
-        "counts_positions": c.task in ("text-generation", "image-to-text") and "position_ids" in parameters,
+        "counts_positions": counts,
     }
 
 
