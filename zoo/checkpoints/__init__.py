@@ -2,6 +2,7 @@
 
 from zoo.checkpoints.exact import Exact
 from zoo.checkpoints.exporting import Exported, export_checkpoint
+from zoo.checkpoints.image_rules import answer_rule
 from zoo.checkpoints.images import (
     PROCESSOR,
     RESAMPLING,
@@ -39,6 +40,7 @@ __all__ = [
     "SourceModule",
     "SourceTensor",
     "TensorPlace",
+    "answer_rule",
     "export_checkpoint",
     "image_processor",
     "import_checkpoint",

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Literal
 
 from zoo import Cost, EmbeddingConfig, ImageConfig
-from zoo.interpolation import Interpolation
 from zoo.spectrogram import SAMPLING_RATE
 
 IMAGE_OUTPUTS: Mapping[str, tuple[str, ...]] = {
@@ -128,7 +127,7 @@ class ClassFields(EmbeddingConfig):
     """The outputs for images but those of a classifier, each with its sizes after the batch."""
     max_detections: int | None = None
     """Objects that a detector finds: see :func:`zoo.detection.find_objects`, also for its ``problem_type``."""
-    depth_resample: Interpolation | None = None
+    depth_resample: Literal["bilinear", "bicubic", "bilinear_corners"] | None = None
     """How depths are interpolated to the size of the original image: see :func:`zoo.interpolation.interpolate`."""
     image_processor: str | None = None
     """The class in transformers that turns outputs into answers, which publishing names."""

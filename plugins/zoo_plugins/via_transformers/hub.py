@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from zoo import Config, UsageError
-from zoo.checkpoints import PROCESSOR, Checkpoint, Layout, Rule, SourceTensor, TensorPlace, image_processor
+from zoo.checkpoints import (
+    PROCESSOR,
+    Checkpoint,
+    Layout,
+    Rule,
+    SourceTensor,
+    TensorPlace,
+    answer_rule,
+    image_processor,
+)
 from zoo_plugins.bert.sentence import PROJECTIONS, sentence_encoder, sentence_files
 from zoo_plugins.via_transformers.config import ViaTransformersConfig
 from zoo_plugins.via_transformers.fields import DENSE_TASKS, READS_IMAGES, SOUND_TASKS
@@ -41,7 +50,6 @@ class _TransformersLayout(Layout):
         from zoo_plugins.via_transformers.facts import inspect_model
         from zoo_plugins.via_transformers.images import stated_sizes
         from zoo_plugins.via_transformers.originals import read_original
-        from zoo_plugins.via_transformers.rules import read_rule
         from zoo_plugins.via_transformers.sounds import read_sounds, spans_sound
 
         hub, where = checkpoint.config, checkpoint.config_file
@@ -67,7 +75,7 @@ class _TransformersLayout(Layout):
         config = ViaTransformersConfig.from_dict(values, where)
         inspected = inspect_model(config)
         if config.task in DENSE_TASKS:
-            values |= read_rule(checkpoint.path, config.task, inspected["output_sizes"], config.num_classes)
+            values |= answer_rule(checkpoint.path, config.task, inspected["output_sizes"], config.num_classes)
         return {**values, **inspected, **chosen}
 
     def read_images(self, checkpoint: Checkpoint) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""How the image processor of a checkpoint turns outputs into answers, as fields of zoo's configuration."""
+"""How the image processor of a checkpoint turns outputs into answers, as fields of a configuration."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any, get_args
 import numpy as np
 import torch
 
-from zoo import UsageError
-from zoo.checkpoints import PROCESSOR, process_images
+from zoo.checkpoints.images import PROCESSOR, process_images
 from zoo.detection import Objects, find_objects
+from zoo.errors import UsageError
 from zoo.interpolation import Interpolation, interpolate, likeliest_classes
 
-__all__ = ["read_rule"]
+__all__ = ["answer_rule"]
 
 _SIZE = (213, 347)
 """Height and width of an image whose answers are compared."""
@@ -23,7 +23,7 @@ _CLOSE = 1e-5
 """Maximum difference of scores and, relative to the largest, of boxes and depths."""
 
 
-def read_rule(folder: Path, task: str, sizes: Mapping[str, Sequence[int]], num_classes: int) -> dict[str, Any]:
+def answer_rule(folder: Path, task: str, sizes: Mapping[str, Sequence[int]], num_classes: int) -> dict[str, Any]:
     """Return the fields with which zoo answers as a checkpoint's image processor does.
 
     The rules that zoo knows are tried on random outputs.
