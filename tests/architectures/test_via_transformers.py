@@ -25,7 +25,7 @@ from zoo.registry import registry
 from zoo_export.export import export_model
 from zoo_plugins.via_transformers.facts import inspect_model
 from zoo_plugins.via_transformers.originals import read_original
-from zoo_plugins.via_transformers.recurrent import without_branches
+from zoo_plugins.via_transformers.replaced import without_branches
 from zoo_runtime import load_session
 
 Zoo = Callable[..., Result]

@@ -12,7 +12,7 @@ import transformers
 from tests.architectures.originals import save_random
 from zoo.checkpoints import import_checkpoint
 from zoo_export.export import export_model
-from zoo_plugins.via_transformers.methods import replace_methods
+from zoo_plugins.via_transformers.replaced import replace_methods
 
 SIZES = {
     "vocab_size": 61, "hidden_size": 24, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 40,

@@ -16,13 +16,17 @@ from zoo.modules import SharedModule, store_buffers
 from zoo.nn import Cache, EmbeddingHead, LayerStates, positions_of
 from zoo_plugins.via_transformers.cache import PastCache, cache_argument
 from zoo_plugins.via_transformers.fields import ENCODER_DECODER_TASKS, IMAGE_OUTPUTS, ClassFields
-from zoo_plugins.via_transformers.methods import Lengths, replace_methods
 from zoo_plugins.via_transformers.originals import build_original, computed_names
-from zoo_plugins.via_transformers.positions import count_positions, given_positions
-from zoo_plugins.via_transformers.recurrent import without_branches
-from zoo_plugins.via_transformers.rotations import use_real_rotations
+from zoo_plugins.via_transformers.replaced import (
+    Lengths,
+    count_positions,
+    given_positions,
+    replace_methods,
+    use_real_rotations,
+    whole_images,
+    without_branches,
+)
 from zoo_plugins.via_transformers.seq2seq import decode, encode
-from zoo_plugins.via_transformers.whole_images import whole_images
 
 __all__ = ["ViaTransformers"]
 

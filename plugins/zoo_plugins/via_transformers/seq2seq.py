@@ -17,7 +17,7 @@ from transformers.modeling_outputs import BaseModelOutput
 from zoo.nn import Cache, positions_of
 from zoo_plugins.via_transformers.cache import SelfAndCrossCache
 from zoo_plugins.via_transformers.fields import READS_IMAGES, ClassFields
-from zoo_plugins.via_transformers.positions import given_positions
+from zoo_plugins.via_transformers.replaced import given_positions
 
 __all__ = ["decode", "encode"]
 

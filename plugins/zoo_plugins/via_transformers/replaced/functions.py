@@ -7,37 +7,29 @@ from __future__ import annotations
 
 import math
 import sys
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from zoo_plugins.via_transformers.rotations import rotate
+from zoo_plugins.via_transformers.replaced.globals import replaced
+from zoo_plugins.via_transformers.replaced.rotations import rotate
 
 __all__ = ["without_branches"]
 
 _NO_STEP = -1e4
 """A step size before softplus, after which it is 0 in every dtype."""
-_REPLACING = threading.RLock()
-"""Held while functions of a module are replaced, which all threads see."""
 
 
-@contextmanager
-def without_branches(model: nn.Module) -> Iterator[None]:
+def without_branches(model: nn.Module) -> AbstractContextManager[None]:
     """Replace functions in the module of a class by others with the same values within a block."""
-    functions = vars(sys.modules[type(model).__module__])
-    names = [name for name in _REPLACEMENTS if name in functions]
-    with _REPLACING if names else nullcontext():
-        theirs = {name: functions[name] for name in names}
-        functions.update({name: partial(_REPLACEMENTS[name], function) for name, function in theirs.items()})
-        try:
-            yield
-        finally:
-            functions.update(theirs)
+    module = sys.modules[type(model).__module__]
+    return replaced(
+        [(module, name, partial(partial, ours)) for name, ours in _REPLACEMENTS.items() if hasattr(module, name)]
+    )
 
 
 def _mask(_: Callable[..., Any], *, inputs_embeds: Tensor, attention_mask: Tensor | None, **__: Any) -> Tensor | None:

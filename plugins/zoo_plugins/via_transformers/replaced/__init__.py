@@ -1,0 +1,17 @@
+"""What takes the place of parts of transformers, with the same values, so that a graph can hold for all inputs."""
+
+from zoo_plugins.via_transformers.replaced.functions import without_branches
+from zoo_plugins.via_transformers.replaced.images import whole_images
+from zoo_plugins.via_transformers.replaced.methods import Lengths, replace_methods
+from zoo_plugins.via_transformers.replaced.positions import count_positions, given_positions
+from zoo_plugins.via_transformers.replaced.rotations import use_real_rotations
+
+__all__ = [
+    "Lengths",
+    "count_positions",
+    "given_positions",
+    "replace_methods",
+    "use_real_rotations",
+    "whole_images",
+    "without_branches",
+]
