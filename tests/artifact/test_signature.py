@@ -24,6 +24,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from model_signing import hashing, signing, verifying
 
+from zoo.artifact.signature import check_signature
 from zoo.storage.stages import locked
 
 __all__ = ["exported_build", "exported_copy", "once", "one_thread", "signed_export"]
@@ -118,6 +119,13 @@ def test_each_altered_file_is_refused(signed: Path, zoo: Zoo) -> None:
         assert "more" not in failure
         (signed / name).write_bytes(content)
     check(zoo, signed).failed(3, NO_RECORD)  # what comes after the signature
+
+
+def test_a_link_that_changes_after_the_check_is_not_followed(signed: Path) -> None:
+    Path("current").symlink_to(signed)
+    checked = check_signature(Path("current"), Path("mine.pub"))
+    assert checked == signed.resolve()
+    assert check_signature(signed, Path("mine.pub")) == signed
 
 
 def test_edited_digests_are_refused(signed: Path, zoo: Zoo, seal: Callable[[Path], None]) -> None:

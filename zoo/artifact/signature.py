@@ -70,10 +70,11 @@ def sign_directory(
     return len(files.digests or ())
 
 
-def check_signature(directory: Path, signed_by: Path) -> None:
-    """Check that the files of a directory are those that somebody signed.
+def check_signature(directory: Path, signed_by: Path) -> Path:
+    """Check that the files of a directory are those that somebody signed, and return the directory to read.
 
-    No file may be altered, added or missing. No other file than the signature is parsed.
+    No file may be altered, added or missing. No other file than the signature is parsed. If the path has links, the
+    directory that was checked is returned without them, as a link may be changed before the directory is read.
 
     Args:
         directory: a directory with a signature, by ``zoo sign`` or by model-signing.
@@ -101,6 +102,7 @@ def check_signature(directory: Path, signed_by: Path) -> None:
             raise _difference(directory, files.digests, signed) from error
         reason = one_line(error, _REASON) or "it does not match the key"
         raise ArtifactError(f"is not a signature by {signed_by} ({reason})", signature) from error
+    return directory if Path(os.path.abspath(directory)) == folder else folder  # noqa: PTH100  (resolves no links)
 
 
 class _Files:

@@ -51,6 +51,8 @@ class Comparisons:
     """The first module of the model that a wrong graph lacks, with its class, if it can be told."""
     coverage: Coverage | None = None
     """The outcomes of conditions that the points show; None if conditions were not looked for."""
+    ids: dict[str, set[int]] = field(default_factory=dict)
+    """The token ids that were compared, by input."""
     misnamed: dict[str, str] = field(default_factory=dict)
     """Wrong outputs that equal another output of the model."""
 
@@ -154,6 +156,9 @@ def _compare(
         except (RunError, UsageError) as error:
             failures[level] = error
     found.points.append(point)
+    for name, values in feeds.items():
+        if values.dtype.kind == "i" and values.ndim == 2:
+            found.ids.setdefault(name, set()).update(np.unique(values).tolist())
     case = Case(point, feeds, exact, run_model(models.yardstick, files.declared, feeds, point))
     for level, outputs in results.items():
         outcomes = list(found.judge.add(level, outputs, case))

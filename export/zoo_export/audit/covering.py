@@ -82,7 +82,7 @@ def _conditions(item: Bound, declared: Graph, longest: int) -> Conditions | None
     _rename(model.graph, names)
     try:
         return Conditions(declared, serialize(model), item.graph.path.parent, longest)
-    except ZooError:
+    except (ZooError, RuntimeError):  # the latter by onnx-ir, such as for nodes that are not in order
         return None
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import math
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath, PureWindowsPath
@@ -26,7 +28,11 @@ _IN_INT8 = frozenset({"DequantizeLinear", "QuantizeLinear", "DynamicQuantizeLine
 """Operators of graphs that compute in 8 bits."""
 _IN_BITS = frozenset({"MatMulNBits", "GatherBlockQuantized", "MatMulBnb4", "QMoE"})
 """Operators whose weights have the number of bits of an attribute, 4 by default."""
-_4_BITS = frozenset({onnx.TensorProto.INT4, onnx.TensorProto.UINT4, onnx.TensorProto.FLOAT4E2M1})
+_BITS = {"INT4": "int4", "UINT4": "int4", "FLOAT4E2M1": "int4", "INT8": "int8", "UINT8": "int8",
+         "BFLOAT16": "bfloat16", "FLOAT16": "float16", "FLOAT": "float32", "DOUBLE": "float32"}  # fmt: skip
+"""The precision of matrices by the type that they are stored in."""
+_SHARE = 0.1
+"""Part of the numbers in matrices that have a precision if the graph is judged by it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,17 +168,22 @@ def _dim(dim: onnx.TensorShapeProto.Dimension) -> str | int:
 
 
 def _precision(model: onnx.ModelProto) -> str:
-    """Return the coarsest precision of the weights and of the operators on them."""
-    found = {"float32"}
+    """Return the coarsest precision that a considerable part of the matrices has, and that operators compute in.
+
+    Otherwise a single constant would decide the rule: those of any type occur in any graph.
+    """
+    used = {"float32", "float16", "bfloat16"}
     for node in _nodes(model):
         if node.op_type in _IN_BITS:
             bits = next((item.i for item in node.attribute if item.name == "bits"), 4)
-            found.add("int4" if bits <= 4 else "int8")
+            used.add("int4" if bits <= 4 else "int8")
         elif node.op_type in _IN_INT8 or node.op_type.startswith("QLinear"):
-            found.add("int8")
+            used |= {"int8", "int4"}
+    counts: Counter[str] = Counter()
     for tensor in _tensors(model):
-        if tensor.data_type in _4_BITS:
-            found.add("int4")
-        elif len(tensor.dims) > 1:  # a matrix: constants of other types occur in any graph
-            found |= {onnx.TensorProto.DataType.Name(tensor.data_type).lower()} & {"float16", "bfloat16"}
-    return next(name for name in PRECISIONS if name in found)
+        stored = _BITS.get(onnx.TensorProto.DataType.Name(tensor.data_type))
+        if stored is not None and len(tensor.dims) > 1:
+            packed = stored == "int8" and "int8" not in used  # two numbers of 4 bits in a byte
+            counts["int4" if packed else stored] += math.prod(tensor.dims) * (1 + packed)
+    least = _SHARE * counts.total()
+    return next((name for name in PRECISIONS if name in used and counts[name] >= least > 0), "float32")

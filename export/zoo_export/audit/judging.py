@@ -86,6 +86,10 @@ class Judge(ABC):
     def facts(self) -> dict[Place, dict[str, Any]]:
         """Return the measured errors by output."""
 
+    def limits(self) -> Iterator[str]:
+        """Yield what the rule does not show."""
+        return iter(())
+
     @abstractmethod
     def _compare(
         self, level: str, graph: Graph, tensor: TensorSpec, results: tuple[Results, Results, Results], case: Case
@@ -182,6 +186,15 @@ class ByDivergence(Judge):
 
     def facts(self) -> dict[Place, dict[str, Any]]:
         return {place: item.to_dict() for place, item in self._all.items()}
+
+    def limits(self) -> Iterator[str]:
+        """Yield the worst single position of each output, as the rule is one of means."""
+        for (_, name), item in self._all.items():
+            if isinstance(item, Divergence):
+                worst = f"{item.rows} positions: one diverges by {item.kl_max:.3g} nats"
+            else:
+                worst = f"{item.vectors} vectors: one has a cosine of {item.cosine_min:.3g} with the model's"
+            yield f"{name} is judged by the mean of {worst}"
 
     def _compare(
         self, level: str, graph: Graph, tensor: TensorSpec, results: tuple[Results, Results, Results], case: Case

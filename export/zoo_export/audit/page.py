@@ -66,7 +66,7 @@ def page_of(report: AuditReport) -> str:
             ("Question", "Answer", "Points", "Wrong"),
             [(item.name, item.verdict, item.points, item.wrong) for item in report.questions],
         ),
-        f"<p>{_text(report.covered() or '')}</p>",
+        f"<p>Asked: {_text(report.asked())}. {_text(report.covered() or '')}</p>",
         *_list("Wrong", report.faults),
         *_list("Cannot be asked, or was not", report.limits),
         *_list("Notes", report.notes),

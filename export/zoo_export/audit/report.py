@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from zoo.artifact import abridged, coverage_summary
+from zoo.probe.inputs import given_inputs
 from zoo_export.audit.binding import Bound, FileSet
 from zoo_export.audit.compare import Comparisons
 from zoo_export.audit.findings import Question, answers, shared
@@ -63,6 +64,8 @@ class AuditReport:
     """Facts that may explain a fault."""
     points: Sequence[Mapping[str, Any]]
     versions: Mapping[str, str]
+    ids: Mapping[str, tuple[int, int]]
+    """For inputs of token ids, how many ids were compared, and how many there are."""
     coverage: Mapping[str, Any] | None
     """The outcomes of the graph's conditions that the points show, as in parity.json; None for several graphs."""
     module: str | None = None
@@ -81,6 +84,15 @@ class AuditReport:
             return f"{self.faults[0]}{module}{more}"
         limits = f", within {len(self.limits)} limit{'s' * (len(self.limits) > 1)}" if self.limits else ""
         return f"right at {len(self.points)} points{limits}"
+
+    def asked(self) -> str:
+        """Return the inputs that were compared: sizes, padding, and how many of the token ids."""
+        batches, lengths, pasts = ({point[key] for point in self.points} for key in ("batch", "length", "past"))
+        sizes = [f"up to {max(batches)} rows", f"up to {max(lengths)} tokens"]
+        sizes += [f"pasts of up to {max(pasts)}"] if max(pasts) else []
+        sizes += ["padding at the ends of rows"] if any(point["padding"] != "none" for point in self.points) else []
+        sizes += [f"{count:,} of the {whole:,} ids of {name}" for name, (count, whole) in self.ids.items()]
+        return ", ".join(sizes)
 
     def covered(self) -> str | None:
         """Return how many outcomes of conditions the points show, and which they do not; None without conditions."""
@@ -103,6 +115,8 @@ class AuditReport:
             "levels": list(LEVELS),
             "coverage": self.coverage,
             "points": list(self.points),
+            "ids": {name: {"compared": count, "of": whole} for name, (count, whole) in self.ids.items()},
+            "asked": self.asked(),
             "versions": dict(self.versions),
         }
 
@@ -129,6 +143,11 @@ def report_of(
         notes=list(_notes(files, faults, found)),
         points=[point.to_dict() for point in found.points],
         versions=versions,
+        ids={
+            tensor.name: (len(found.ids[tensor.name]), tensor.upper)
+            for tensor in given_inputs(files.declared).values()
+            if tensor.upper is not None and not tensor.is_mask and tensor.name in found.ids
+        },
         coverage=None if found.coverage is None else found.coverage.facts(),
         module=found.module,
     )
@@ -193,8 +212,11 @@ def _limits(files: FileSet, found: Comparisons) -> Iterator[str]:
             yield f"no output {name}{_of(graph)}"
     for _, name in sorted(found.judge.last_only):
         yield f"{name} of the last position only"
-    if found.coverage is not None and (failure := found.coverage.failure()) is not None:
-        yield failure
+    yield from found.judge.limits()
+    if found.coverage is None:
+        yield "conditions in the graphs were not looked for: there are several graphs, or other inputs than the model's"
+    elif unseen := [line for part in found.coverage.facts().values() for line in part["unseen"]]:
+        yield f"outcomes of conditions that no input shows: {abridged(unseen)}"
     if found.left_out:
         yield f"{found.left_out} points of the grid were left out, which take long: --grid full compares them"
 
@@ -220,5 +242,3 @@ def _notes(files: FileSet, faults: Sequence[Fault], found: Comparisons) -> Itera
             yield f"{name} has no input {POSITIONS}: it counts positions itself"
         if item.ignored:
             yield f"outputs of {name} that are not compared: {abridged(item.ignored)}"
-    if found.coverage is None:
-        yield "conditions in the graphs were not looked for: there are several graphs, or other inputs than the model's"

@@ -117,6 +117,7 @@ def _say(report: AuditReport) -> None:
     columns([("QUESTION", "ANSWER", "POINTS", "WRONG"),
              *((item.name, item.verdict, item.points, item.wrong) for item in report.questions)],
             right=[2, 3])  # fmt: skip
+    say(f"asked: {report.asked()}")
     if (covered := report.covered()) is not None:
         say(covered)
     for fault in report.faults:

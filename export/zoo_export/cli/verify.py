@@ -100,7 +100,7 @@ def command(
     if signed_by is not None:
         from zoo.artifact.signature import check_signature
 
-        check_signature(directory, signed_by)  # before anything else in the directory is read
+        directory = check_signature(directory, signed_by)  # before anything else in the directory is read
     if format_name not in (None, "onnx"):
         from zoo.exporters import verify_export
 

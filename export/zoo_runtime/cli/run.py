@@ -124,7 +124,7 @@ def command(directory: Path, signed_by: Path | None, **flags: Any) -> None:
     if signed_by is not None:
         from zoo.artifact.signature import check_signature
 
-        check_signature(directory, signed_by)
+        directory = check_signature(directory, signed_by)
     flags["options"] = _take_options(flags)
     flags["provider_options"] = dict(map(_parse_option, flags.pop("provider_texts")))
     inputs, outputs = take(InputFlags, flags), take(OutputFlags, flags)

@@ -177,7 +177,7 @@ class Served:
         if settings.signed_by is not None:
             from zoo.artifact.signature import check_signature
 
-            check_signature(directory, settings.signed_by)
+            directory = check_signature(directory, settings.signed_by)
         options = dict(place.options)
         stored = ModelDirectory.open(directory)
         is_own = options.get("dtype") in (None, stored.dtype)

@@ -59,7 +59,7 @@ def wrong(report: AuditReport) -> set[str]:
 def test_caches_are_paired_by_name(edit: Edit, model: Path, graph: onnx.ModelProto, tmp_path: Path) -> None:
     report = audit([write(graph, tmp_path / "model.onnx", edit)], model)
     assert report.passed
-    assert not report.limits
+    assert [limit for limit in report.limits if not limit.startswith("conditions in the graphs were not looked")] == []
 
 
 @pytest.mark.slow

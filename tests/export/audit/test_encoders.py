@@ -5,8 +5,10 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import onnx
 import pytest
+from onnx import helper, numpy_helper
 
 from tests.export.audit.graphs import bake, change_weight, foreign, halve, ignore_mask, overflow, rename, swap, write
 from tests.exported import Builder
@@ -117,3 +119,72 @@ def test_outputs_that_a_graph_lacks_are_limits(model: Path, graph: onnx.ModelPro
     report = audit([write(graph, tmp_path / "model.onnx", drop)], model)
     assert report.passed
     assert "no output end_logits" in report.limits
+
+
+def negate_position(proto: onnx.ModelProto) -> None:
+    table = next(item for item in proto.graph.initializer if "position" in item.name and len(item.dims) == 2)
+    values = numpy_helper.to_array(table).copy()
+    values[-2] *= -1
+    table.CopyFrom(numpy_helper.from_array(values, table.name))
+
+
+def add_dequantized_zeros(proto: onnx.ModelProto) -> None:
+    """Add a constant of 8 bits to an output, which changes nothing."""
+    graph, name = proto.graph, proto.graph.output[0].name
+    for node in graph.node:
+        node.output[:] = [f"{name}_before" if output == name else output for output in node.output]
+    zeros, scale = np.zeros(1, np.int8), np.float32(1)
+    graph.initializer.extend([numpy_helper.from_array(zeros, "zeros"), numpy_helper.from_array(scale, "scale")])
+    graph.node.append(helper.make_node("DequantizeLinear", ["zeros", "scale"], ["dequantized"]))
+    graph.node.append(helper.make_node("Add", [f"{name}_before", "dequantized"], [name]))
+
+
+def test_a_constant_in_8_bits_does_not_choose_the_rule(model: Path, graph: onnx.ModelProto, tmp_path: Path) -> None:
+    """The rule of quantised graphs is one of means, which a wrong position hardly changes."""
+    report = audit([write(graph, tmp_path / "model.onnx", negate_position, add_dequantized_zeros)], model)
+    assert not report.passed
+    assert report.graphs[0]["precision"] == "float32"
+
+
+def test_nodes_in_any_order(model: Path, graph: onnx.ModelProto, tmp_path: Path) -> None:
+    """ONNX Runtime sorts them."""
+
+    def reverse(proto: onnx.ModelProto) -> None:
+        nodes = [*proto.graph.node][::-1]
+        del proto.graph.node[:]
+        proto.graph.node.extend(nodes)
+
+    report = audit([write(graph, tmp_path / "model.onnx", reverse)], model)
+    assert report.passed
+    assert any(limit.startswith("conditions in the graphs were not looked for") for limit in report.limits)
+
+
+def test_outcomes_that_no_input_shows_are_a_limit(model: Path, graph: onnx.ModelProto, tmp_path: Path) -> None:
+    """The graph is wrong where a row has one token five times."""
+
+    def add_unlikely(proto: onnx.ModelProto) -> None:
+        graph, name = proto.graph, proto.graph.output[0].name
+        for node in graph.node:
+            node.output[:] = [f"{name}_before" if output == name else output for output in node.output]
+        constants = {"token": np.int64(53), "zero": np.float32(0), "one": np.float32(1), "enough": np.float32(4),
+                     "axis": np.array([1])}  # fmt: skip
+        graph.initializer.extend(numpy_helper.from_array(value, key) for key, value in constants.items())
+        graph.node.extend([
+            helper.make_node("Equal", ["input_ids", "token"], ["equal"]),
+            helper.make_node("Cast", ["equal"], ["ones"], to=onnx.TensorProto.FLOAT),
+            helper.make_node("ReduceSum", ["ones", "axis"], ["count"], keepdims=1),
+            helper.make_node("Greater", ["count", "enough"], ["many"]),
+            helper.make_node("Where", ["many", "one", "zero"], ["bump"]),
+            helper.make_node("Add", [f"{name}_before", "bump"], [name]),
+        ])  # fmt: skip
+
+    report = audit([write(graph, tmp_path / "model.onnx", add_unlikely)], model)
+    assert not report.passed or any("outcomes of conditions that no input shows" in text for text in report.limits)
+
+
+def test_the_report_says_which_inputs_were_compared(model: Path, graph: onnx.ModelProto, tmp_path: Path) -> None:
+    report = audit([write(graph, tmp_path / "model.onnx")], model)
+    count, whole = report.ids["input_ids"]
+    assert count <= whole
+    assert f"{count:,} of the {whole:,} ids of input_ids" in report.asked()
+    assert "up to 8 tokens" in report.asked()
