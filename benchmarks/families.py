@@ -33,8 +33,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from peers import audited
-
 RESULT = "result.json"
 """The file in which a process leaves its result."""
 LARGEST = 60_000_000
@@ -262,6 +260,8 @@ def attempt(model_type: str, model_class: str, *, exporter: str, import_only: bo
     except Exception as error:  # the class may raise anything for a configuration that does not suit it
         return "not made", line_of(error)
     if exporter != "zoo":
+        from peers import audited
+
         return audited(exporter, model_class, task_of(model_class, model_type))
     try:
         import_checkpoint("made", "model", model_type="transformers")

@@ -30,7 +30,7 @@ through the [classes of transformers](architectures/via-transformers.md), export
 
 - *verified*: the graph equals the model at all points.
 - *refused by* a law: a true statement about the model, such as outputs that depend on padding.
-- *not exported*, *not imported*, *not made*: with the reason.
+- *not exported*, *not imported*, *not made*, *out of time*: with the reason; *not run*: the run ended before.
 """
 _PEERS = """
 The columns of other exporters say what [`zoo audit`](howto/audit.md) found in the graphs that these made of the same
