@@ -30,7 +30,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "MvpForConditionalGeneration": BART,
     "PLBartForConditionalGeneration": BART,
     "M2M100ForConditionalGeneration": BART,
-    "PegasusXForConditionalGeneration": {**BART, "block_size": 4, "num_global_tokens": 2},
+    "PegasusXForConditionalGeneration": {**BART, "block_size": 64, "num_global_tokens": 2},  # longer than any text
     "SwitchTransformersForConditionalGeneration": {**T5, "num_experts": 2},
 }
 """For some classes, the sizes of a small model."""
