@@ -266,7 +266,7 @@ def test_model_signing_reads_and_writes_the_same_format(signed: Path, zoo: Zoo) 
 
 
 def test_changes_remove_the_signature(signed: Path, zoo: Zoo) -> None:
-    """It no longer holds. A command that changes nothing keeps it."""
+    """Commands that change files remove the signature, which no longer matches them; others keep it."""
     assert zoo("show", signed).status == 0
     zoo("export", signed, "--onnx").failed(2, "already exported")
     assert (signed / "model.sig").exists()

@@ -25,7 +25,7 @@ from zoo.terminal import one_line
 __all__ = ["check_signature", "sign_directory"]
 
 _BAD_KEY = (AttributeError, TypeError, ValueError, UnsupportedAlgorithm)
-"""What model-signing raises for keys that it cannot use; the first for those of other algorithms, such as RSA."""
+"""Exceptions of model-signing for unusable keys; the first is that for other algorithms, such as RSA."""
 _REASON = 200
 """Maximum number of characters that are quoted from an error of a library."""
 
@@ -106,7 +106,7 @@ def check_signature(directory: Path, signed_by: Path) -> Path:
 
 
 class _Files:
-    """What model-signing uses to hash a directory: all files but the signature and those of git.
+    """Hashes all files of a directory for model-signing, except the signature and the files of git.
 
     zoo reads no files of git, and a repository on the hub adds some. A signature cannot name more files to ignore.
     """

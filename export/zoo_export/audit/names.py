@@ -60,7 +60,7 @@ _CACHE = re.compile(r"(?:(?:input|output)\.)?(?:past|present)(?:_key_values)?(?=
 _WORDS = {"keys": "key", "values": "value", "decoder": "self", "encoder": "cross"}
 
 Key = tuple[str, ...]
-"""What a tensor of a cache holds: the words of its name that tell it from others, sorted."""
+"""The sorted words of the name of a cache's tensor that distinguish it from the other tensors of the cache."""
 
 
 def cache_key(name: str) -> Key | None:

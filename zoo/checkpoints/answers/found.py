@@ -1,4 +1,4 @@
-"""What was compared of an import from text to answer."""
+"""The record of the comparisons of an import, from text to answer."""
 
 from __future__ import annotations
 

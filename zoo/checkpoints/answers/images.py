@@ -102,12 +102,8 @@ class ImageComparison:
 
         kind: Any = transformers.ImageClassificationPipeline
         pipeline = kind(model=theirs, image_processor=self.processed.processor, device="cpu")
-        for number, image in enumerate(self.processed.images):
-            logits = self._outputs(model, image)["logits"][0]
-            rows = ask_exactly(theirs, pipeline, image, top_k=len(logits), **answers.function)
-            expected = sorted((row["label"], row["score"]) for row in rows)
-            answers.require([f"image {number}"], answers.scored(logits), expected)
-        return len(self.processed.images)
+        images = {f"image {number}": image for number, image in enumerate(self.processed.images)}
+        return answers.compare(images, lambda image: self._outputs(model, image)["logits"][0], theirs, pipeline)
 
     def compare_dense(self, model: nn.Module, theirs: nn.Module, answers: Answers) -> int:
         """Return the number of images whose objects, segments or depths are those of the original's pipeline.

@@ -54,6 +54,25 @@ class Answers:
         stated = self.checkpoint.config.get("problem_type") is not None
         return {} if stated else {"function_to_apply": _THEIRS[str(standard_fields(self.config).problem_type)]}
 
+    def compare(
+        self, inputs: Mapping[str, Any], logits_of: Callable[[Any], Tensor], theirs: nn.Module, pipeline: Any
+    ) -> int:
+        """Return the number of inputs whose classes are those of the original's pipeline.
+
+        Args:
+            inputs: images or sounds, by the name that an error gives them.
+            logits_of: returns the logits (classes,) of zoo's model for one, in float64.
+            theirs: the original, in float64.
+            pipeline: its pipeline.
+
+        Raises :class:`ParityError` for a difference.
+        """
+        for name, value in inputs.items():
+            logits = logits_of(value)
+            rows = ask_exactly(theirs, pipeline, value, top_k=len(logits), **self.function)
+            self.require([name], self.scored(logits), sorted((row["label"], row["score"]) for row in rows))
+        return len(inputs)
+
     def require(self, case: Sequence[str], classes: list[tuple[str, float]], expected: list[tuple[str, float]]) -> None:
         """Raise :class:`ParityError` unless classes and scores are those of the original.
 

@@ -145,9 +145,5 @@ class SoundComparison:
 
         kind: Any = transformers.AudioClassificationPipeline
         pipeline = kind(model=theirs, feature_extractor=self.processed.extractor, device="cpu")
-        for number, sound in enumerate(self.processed.sounds, 1):
-            logits = self._logits(model, sound)
-            rows = ask_exactly(theirs, pipeline, sound, top_k=len(logits), **answers.function)
-            expected = sorted((row["label"], row["score"]) for row in rows)
-            answers.require([f"sound {number}"], answers.scored(logits), expected)
-        return len(self.processed.sounds)
+        sounds = {f"sound {number}": sound for number, sound in enumerate(self.processed.sounds, 1)}
+        return answers.compare(sounds, lambda sound: self._logits(model, sound), theirs, pipeline)

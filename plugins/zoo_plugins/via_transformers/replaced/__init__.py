@@ -1,4 +1,4 @@
-"""What takes the place of parts of transformers, with the same values, so that a graph can hold for all inputs."""
+"""Replacements for functions and methods of transformers, with the same values, which can be traced for all inputs."""
 
 from zoo_plugins.via_transformers.replaced.functions import without_branches
 from zoo_plugins.via_transformers.replaced.images import whole_images
