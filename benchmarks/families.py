@@ -2,7 +2,7 @@
 
     python benchmarks/families.py                       # all classes
     python benchmarks/families.py gpt_neox deberta-v2   # those of some model types
-    python benchmarks/families.py --import-only         # without exports
+    python benchmarks/families.py --until import        # without exports
     python benchmarks/families.py --exporter transformers   # its own exporter, and what zoo audit says of its graphs
     python benchmarks/families.py --exporter PATH/optimum-cli   # optimum, in an environment of its own
 
@@ -248,7 +248,7 @@ def save_processor(model_type: str, folder: str) -> None:
     Path(folder, "preprocessor_config.json").write_text(json.dumps(values), encoding="utf-8")
 
 
-def attempt(model_type: str, model_class: str, *, exporter: str, import_only: bool) -> tuple[str, str]:
+def attempt(model_type: str, model_class: str, *, exporter: str, until: str | None) -> tuple[str, str]:
     """Make, import and export the model of one class in this folder; return the result and its reason."""
     from zoo import ZooError
     from zoo.checkpoints import import_checkpoint
@@ -262,12 +262,12 @@ def attempt(model_type: str, model_class: str, *, exporter: str, import_only: bo
     if exporter != "zoo":
         from peers import audited
 
-        return audited(exporter, model_class, task_of(model_class, model_type))
+        return audited(exporter, model_class, task_of(model_class, model_type), compare=until is None)
     try:
         import_checkpoint("made", "model", model_type="transformers")
     except ZooError as error:
         return "not imported", line_of(error)
-    if import_only:
+    if until == "import":
         return "imported", ""
     try:
         export_model("model")
@@ -282,12 +282,12 @@ def line_of(error: Exception) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 
-def judge(item: tuple[str, str, str], *, seconds: int, exporter: str, import_only: bool) -> Outcome:
+def judge(item: tuple[str, str, str], *, seconds: int, exporter: str, until: str | None) -> Outcome:
     """Return the outcome of :func:`attempt` in a process of its own."""
     command = [sys.executable, __file__, "--attempt", *item[:2], "--exporter", exporter]
     with tempfile.TemporaryDirectory() as folder, suppress(subprocess.TimeoutExpired):
         done = subprocess.run(
-            [*command, *(["--import-only"] if import_only else [])],
+            [*command, *(["--until", until] if until else [])],
             cwd=folder, capture_output=True, text=True, timeout=seconds, check=False,
             env={**os.environ, "OMP_NUM_THREADS": "1"},
         )  # fmt: skip
@@ -325,7 +325,9 @@ def main() -> None:
     parser.add_argument("--task", help="classes of this task alone")
     parser.add_argument("--first", action="store_true", help="the first class of each model type alone")
     parser.add_argument("--exporter", default="zoo", metavar="NAME", help="zoo, transformers, or a path of optimum-cli")
-    parser.add_argument("--import-only", action="store_true", help="do not export")
+    parser.add_argument(
+        "--until", choices=["import", "export"], help="only import with zoo, or only export with another exporter"
+    )
     parser.add_argument("--jobs", type=int, default=2, help="processes at a time")
     parser.add_argument(
         "--record", type=Path, help="a file of outcomes, one line of JSON each, which a rerun goes on with"
@@ -334,7 +336,7 @@ def main() -> None:
     parser.add_argument("--attempt", nargs=2, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.attempt:
-        result = attempt(*arguments.attempt, exporter=arguments.exporter, import_only=arguments.import_only)
+        result = attempt(*arguments.attempt, exporter=arguments.exporter, until=arguments.until)
         Path(RESULT).write_text(json.dumps(result), encoding="utf-8")
         return
     items = [item for item in classes() if not arguments.types or item[0] in arguments.types]
@@ -348,7 +350,7 @@ def main() -> None:
     outcomes = [known[item[:2]] for item in items if item[:2] in known]
     with ThreadPoolExecutor(arguments.jobs) as pool:
         rest = [item for item in items if item[:2] not in known]
-        options = {name: getattr(arguments, name) for name in ("seconds", "exporter", "import_only")}
+        options = {name: getattr(arguments, name) for name in ("seconds", "exporter", "until")}
         for outcome in pool.map(partial(judge, **options), rest):
             print(f"{outcome.model_class}: {outcome.result}: {outcome.detail}"[:300], file=sys.stderr, flush=True)
             outcomes.append(outcome)

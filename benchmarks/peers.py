@@ -10,26 +10,31 @@ from zoo import ZooError
 from zoo.checkpoints import import_checkpoint
 from zoo_export.audit.audit import audit
 
-GENERATION = ("text-generation", "text2text-generation")
+GENERATION = ("text-generation", "text2text-generation", "image-to-text")
 _BATCH, _LENGTH, _PADDING, _FIRST_TOKEN = 2, 7, 3, 6
 """Sizes of the sample that is traced, and the first id that is no special token of the small models."""
+_SAMPLES = 4000
+"""Samples of sound, or four times the frames of a spectrogram."""
 
 
-def audited(exporter: str, model_class: str, task: str) -> tuple[str, str]:
+def audited(exporter: str, model_class: str, task: str, *, compare: bool) -> tuple[str, str]:
     """Export the checkpoint ``made`` of this folder with another tool, and audit the graphs.
 
     Args:
         exporter: ``transformers``, or the path of the command ``optimum-cli`` in an environment of its own.
         model_class: the class of transformers.
         task: its task.
+        compare: whether to audit the graphs.
 
     Returns:
-        The result and its reason: not exported, not audited, right, or wrong.
+        The result and its reason: not exported, exported, not audited, right, or wrong.
     """
     try:
         files = _by_transformers(model_class, task) if exporter == "transformers" else _by_optimum(exporter, task)
     except Exception as error:  # an exporter may raise anything
         return "not exported", f"{type(error).__name__}: {' '.join(str(error).split())}"
+    if not compare:
+        return "exported", ""
     try:
         import_checkpoint("made", "model", model_type="transformers")
         report = audit(files, "model")
@@ -46,6 +51,8 @@ def _by_transformers(model_class: str, task: str) -> list[Path]:
     from transformers.exporters.exporter_onnx import OnnxConfig, OnnxExporter
 
     model = getattr(transformers, model_class).from_pretrained("made").eval()
+    if model.config.is_encoder_decoder and model.generation_config.decoder_start_token_id is None:
+        model.generation_config.decoder_start_token_id = 0  # the small models have no file of generation
     exporter = OnnxExporter()
     export = exporter.export_for_generation if task in GENERATION else exporter.export
     export(model, _sample(model, task), OnnxConfig(dynamic=True)).save_pretrained("exported")
@@ -56,6 +63,13 @@ def _sample(model: Any, task: str) -> dict[str, Any]:
     import torch
 
     config = model.config
+    if model.main_input_name == "input_values" and task != "audio-classification":
+        return {"input_values": torch.randn(_BATCH, _SAMPLES)}
+    if model.main_input_name in ("input_values", "input_features"):
+        frames = getattr(config, "max_length", _SAMPLES // 4)
+        bins = getattr(getattr(config, "encoder_config", config), "num_mel_bins", None)
+        bins = bins or getattr(config, "feature_projection_input_dim", 80)
+        return {model.main_input_name: torch.randn(_BATCH, frames, bins)}
     if model.main_input_name == "pixel_values":
         part = getattr(config, "vision_config", config)
         size = getattr(part, "image_size", 64)
