@@ -25,8 +25,6 @@ __all__ = ["TensorReader"]
 
 _FEW = 4
 """Maximum number of missing tensors that may be a head; more are part of another model."""
-_PART = 1 << 22
-"""Elements checked at a time, to avoid temporaries as large as the tensor."""
 
 
 class TensorReader:
@@ -209,7 +207,7 @@ class TensorReader:
         if value.is_floating_point() and not read.is_floating_point():
             what = f"{file} has {str(read.dtype).removeprefix('torch.')} values, not floating-point numbers"
             raise ArtifactError(what, self.checkpoint.where)
-        if value.is_floating_point() and not all(part.isfinite().all() for part in value.reshape(-1).split(_PART)):
+        if value.is_floating_point() and value.numel() and not torch.stack(value.aminmax()).isfinite().all():
             raise ArtifactError(f"{file} has values that are not finite in {value.dtype}", self.checkpoint.where)
         return value
 
