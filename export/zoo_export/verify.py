@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from zoo.artifact import Export, ModelDirectory
 from zoo.errors import ParityError, UsageError, argument
@@ -14,16 +14,12 @@ from zoo_export.comparison import Comparison
 from zoo_export.parity.again import compare_again
 from zoo_export.parity.evidence import check_evidence, write_export
 from zoo_export.parity.report import Report
-from zoo_export.parity.running import running
+from zoo_export.parity.runtimes import check_runtime
 from zoo_export.variants import recipe_of
 from zoo_export.variants.base import Candidate, Recipe
 from zoo_runtime.onnx_runtime.providers import Provider
-from zoo_runtime.recorded.replay import Replay, replay
 
-if TYPE_CHECKING:
-    from zoo_export.parity.runtimes import OtherRuntime
-
-__all__ = ["Runtime", "replay_elsewhere", "verify_model", "verify_onnx"]
+__all__ = ["Runtime", "verify_model", "verify_onnx"]
 
 Runtime = Literal["onnxruntime", "openvino", "reference", "web-wasm", "web-webgpu"]
 """Runtimes that an export can be compared on.
@@ -61,7 +57,7 @@ def verify_model(
         raise UsageError("a time limit is for browsers", argument("runtime", runtime), "leave it out")
     stored = ModelDirectory.open(Path(directory), rehash=True)
     export = Export(stored, variant)
-    _check_runtime(export, runtime)
+    check_runtime(export, runtime)
     export.check()
     graphs = export.read()
     candidate, recipe = _read(export, graphs)
@@ -72,7 +68,7 @@ def verify_model(
         limit = {} if timeout is None else {"timeout": timeout}
         return verify_in_browser(export, candidate, runtime, comparison, **limit)
     if runtime != "onnxruntime":
-        from zoo_export.parity.runtimes import compare_on
+        from zoo_export.parity.foreign import compare_on
 
         report = compare_on(runtime, stored, graphs, comparison)
         if not report.passed:
@@ -81,38 +77,9 @@ def verify_model(
     return _verify(export, graphs, recipe, candidate, comparison)
 
 
-def replay_elsewhere(export: Export, runtime: OtherRuntime) -> Replay:
-    """Replay the recorded comparison of an export on another runtime. Writes nothing.
-
-    Args:
-        export: from :func:`zoo_runtime.recorded.replay.open_recorded`.
-        runtime: the runtime.
-
-    Raises:
-        ArtifactError: the recorded comparison is malformed.
-        ParityError: an output is off by more than its limit, or the runtime cannot run a graph.
-        UsageError: the runtime is not installed, or is not for this export.
-    """
-    from zoo_export.parity.runtimes import open_on
-
-    _check_runtime(export, runtime)
-    graphs = export.read()
-    check_evidence(export, graphs)
-    name, executor = open_on(runtime, export.stored, graphs)
-    with running("in the replay", export.stored.path):
-        return replay(export, executor, name, "cpu")
-
-
 def verify_onnx(job: Job) -> dict[str, Any]:
     """Repeat the comparison of an ONNX export (the exporter's ``verify``)."""
     return verify_model(job.folder, variant=job.variant, progress=job.progress).evidence
-
-
-def _check_runtime(export: Export, runtime: Runtime) -> None:
-    """Raise :class:`UsageError` if an export cannot be compared on a runtime."""
-    kind = "web" if runtime.startswith("web-") else runtime
-    if kind != "onnxruntime" and kind not in export.traits.runtimes:
-        raise UsageError(f"the variant {export.variant} runs on onnxruntime only", argument("runtime", runtime))
 
 
 def _read(export: Export, graphs: Mapping[str, bytes]) -> tuple[Candidate, Recipe[Any]]:

@@ -163,7 +163,7 @@ def _verify_recorded(directory: Path, variant: str, runtime: str, provider: str,
     if runtime == "onnxruntime":
         result = replay_on(export, export.traits.provider or provider)
     else:
-        from zoo_export.verify import replay_elsewhere
+        from zoo_export.parity.runtimes import replay_elsewhere
 
         result = replay_elsewhere(export, runtime)  # type: ignore[arg-type]
     if as_json:

@@ -1,34 +1,27 @@
-"""The comparison of ONNX exports, for exports in other formats."""
+"""The comparison of ONNX exports, on other runtimes and for exports in other formats."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from types import MappingProxyType
 from typing import Any
 
-import numpy as np
-
 from zoo.artifact import ModelDirectory
-from zoo.contract import Graph
 from zoo.exporters import Progress
 from zoo.models import persist
-from zoo.probe.inputs import Feeds
-from zoo.probe.pipeline import Arrays, Executor, typed_feeds
+from zoo.probe.pipeline import Executor
 from zoo_export.comparison import Comparison
+from zoo_export.graph.static import fixed_sizes
 from zoo_export.parity.compare import judge
 from zoo_export.parity.memory import check_memory
 from zoo_export.parity.reference import Models
 from zoo_export.parity.report import Report
+from zoo_export.parity.runtimes import OpenRuntime, OtherRuntime, RunExecutor, opener
 from zoo_export.parity.subject import PERTURBED_LABELS, REFERENCE, Subject, Weights, open_perturbed
 from zoo_export.parity.sweep import Sweep
 
-__all__ = ["OpenRuntime", "Run", "RunExecutor", "compare_runtime"]
-
-Run = Callable[[Arrays], Mapping[str, Any]]
-"""Runs one graph: maps inputs by name, in declaration order, to outputs by name."""
-OpenRuntime = Callable[[Weights | None], Mapping[str, Run]]
-"""Opens an export with its own weights or with others; returns one callable per graph name."""
+__all__ = ["compare_on", "compare_runtime"]
 
 _EXPORT = "export"
 """The only level on the stored weights."""
@@ -74,6 +67,28 @@ def compare_runtime(
     return report
 
 
+def compare_on(
+    runtime: OtherRuntime,
+    stored: ModelDirectory,
+    graphs: Mapping[str, bytes],
+    comparison: Comparison = Comparison(),
+) -> Report:
+    """Compare serialised graphs, by name, with the model on another runtime on the CPU.
+
+    Raises:
+        UsageError: the runtime is not installed, or does not support the model's dtype.
+        ParityError: the runtime cannot run a graph, or there is not enough memory.
+    """
+    name, open_all = opener(runtime, stored, graphs)
+    fixed = fixed_sizes(next(iter(graphs.values())))
+    report = compare_runtime(
+        stored, open_all, fixed=fixed, full_grid=comparison.full_grid, progress=comparison.progress
+    )
+    report.subject = f"the export on {name}"
+    report.evidence["provider"] = name
+    return report
+
+
 class _RuntimeSubject(Subject):
     """An export in any format, without optimisation levels."""
 
@@ -95,19 +110,3 @@ class _RuntimeSubject(Subject):
 
     def _open(self, weights: Weights | None) -> Executor:
         return RunExecutor(self._open_runtime(weights), self.models.yardstick.dtype)
-
-
-class RunExecutor:
-    """Runs each declared graph by a function.
-
-    Args:
-        graphs: by graph name.
-        dtype: dtype of floating-point inputs.
-    """
-
-    def __init__(self, graphs: Mapping[str, Run], dtype: np.dtype[Any]) -> None:
-        self.graphs, self.dtype = graphs, dtype
-
-    def __call__(self, graph: Graph, feeds: Feeds) -> Arrays:
-        outputs = self.graphs[graph.name](typed_feeds(graph, feeds, self.dtype))
-        return {tensor.name: np.asarray(outputs[tensor.name]) for tensor in graph.output_tensors()}

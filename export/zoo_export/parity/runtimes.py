@@ -1,4 +1,4 @@
-"""Comparison of ONNX exports on other runtimes than ONNX Runtime."""
+"""Other runtimes than ONNX Runtime, and the replay of recorded comparisons on them, without PyTorch."""
 
 from __future__ import annotations
 
@@ -11,63 +11,86 @@ import onnx
 import onnx_ir as ir
 from onnx.reference import ReferenceEvaluator
 
-from zoo.artifact import ModelDirectory
+from zoo.arrays import Array
+from zoo.artifact import Export, ModelDirectory
+from zoo.contract import Graph
 from zoo.errors import ArtifactError, ParityError, UsageError, argument, storage_errors
 from zoo.probe.dtypes import numpy_dtype
-from zoo.probe.pipeline import Arrays
+from zoo.probe.inputs import Feeds
+from zoo.probe.pipeline import Arrays, typed_feeds
 from zoo.storage import scratch_folder
-from zoo_export.comparison import Comparison
 from zoo_export.graph.file import parse
 from zoo_export.graph.inline import inline
 from zoo_export.graph.links import external_tensors, place_of
-from zoo_export.graph.static import fixed_sizes
-from zoo_export.parity.foreign import OpenRuntime, Run, RunExecutor, compare_runtime
-from zoo_export.parity.report import Report
-from zoo_export.parity.subject import Weights
+from zoo_export.parity.evidence import check_evidence
+from zoo_export.parity.running import running
+from zoo_runtime.recorded.replay import Replay, replay
 
-__all__ = ["OtherRuntime", "compare_on", "open_on"]
+__all__ = ["OpenRuntime", "OtherRuntime", "Run", "RunExecutor", "check_runtime", "opener", "replay_elsewhere"]
 
+Run = Callable[[Arrays], Mapping[str, Any]]
+"""Runs one graph: maps inputs by name, in declaration order, to outputs by name."""
+OpenRuntime = Callable[[Mapping[str, Array] | None], Mapping[str, Run]]
+"""Opens an export with its own weights or with others; returns one callable per graph name."""
 OtherRuntime = Literal["openvino", "reference"]
 """``reference`` is the evaluator of the onnx package: slow, and independent of every other runtime."""
 
 
-def compare_on(
-    runtime: OtherRuntime,
-    stored: ModelDirectory,
-    graphs: Mapping[str, bytes],
-    comparison: Comparison = Comparison(),
-) -> Report:
-    """Compare serialised graphs, by name, with the model on another runtime on the CPU.
+class RunExecutor:
+    """Runs each declared graph by a function.
+
+    Args:
+        graphs: by graph name.
+        dtype: dtype of floating-point inputs.
+    """
+
+    def __init__(self, graphs: Mapping[str, Run], dtype: np.dtype[Any]) -> None:
+        self.graphs, self.dtype = graphs, dtype
+
+    def __call__(self, graph: Graph, feeds: Feeds) -> Arrays:
+        outputs = self.graphs[graph.name](typed_feeds(graph, feeds, self.dtype))
+        return {tensor.name: np.asarray(outputs[tensor.name]) for tensor in graph.output_tensors()}
+
+
+def check_runtime(export: Export, runtime: str) -> None:
+    """Raise :class:`UsageError` if an export cannot be compared on a runtime."""
+    kind = "web" if runtime.startswith("web-") else runtime
+    if kind != "onnxruntime" and kind not in export.traits.runtimes:
+        raise UsageError(f"the variant {export.variant} runs on onnxruntime only", argument("runtime", runtime))
+
+
+def replay_elsewhere(export: Export, runtime: OtherRuntime) -> Replay:
+    """Replay the recorded comparison of an export on another runtime. Writes nothing, and needs no PyTorch.
+
+    Args:
+        export: from :func:`zoo_runtime.recorded.replay.open_recorded`.
+        runtime: the runtime.
 
     Raises:
-        UsageError: the runtime is not installed, or does not support the model's dtype.
-        ParityError: the runtime cannot run a graph, or there is not enough memory.
+        ArtifactError: the recorded comparison is malformed.
+        ParityError: an output is off by more than its limit, or the runtime cannot run a graph.
+        UsageError: the runtime is not installed, or is not for this export.
     """
-    name, open_all = _opener(runtime, stored, graphs)
-    fixed = fixed_sizes(next(iter(graphs.values())))
-    report = compare_runtime(
-        stored, open_all, fixed=fixed, full_grid=comparison.full_grid, progress=comparison.progress
-    )
-    report.subject = f"the export on {name}"
-    report.evidence["provider"] = name
-    return report
+    check_runtime(export, runtime)
+    graphs = export.read()
+    check_evidence(export, graphs)
+    name, open_all = opener(runtime, export.stored, graphs)
+    executor = RunExecutor(open_all(None), numpy_dtype(export.stored.dtype))
+    with running("in the replay", export.stored.path):
+        return replay(export, executor, name, "cpu")
 
 
-def open_on(runtime: OtherRuntime, stored: ModelDirectory, graphs: Mapping[str, bytes]) -> tuple[str, RunExecutor]:
-    """Open serialised graphs, by name, on another runtime. Returns its name and version, and runs the graphs.
+def opener(runtime: OtherRuntime, stored: ModelDirectory, graphs: Mapping[str, bytes]) -> tuple[str, OpenRuntime]:
+    """Return the name and version of another runtime, and a function that opens serialised graphs, by name, on it.
 
-    Raises as :func:`compare_on` does.
+    Raises :class:`UsageError` if the runtime is not installed, or does not support the model's dtype; the function
+    raises :class:`ParityError` if the runtime cannot run a graph.
     """
-    name, open_all = _opener(runtime, stored, graphs)
-    return name, RunExecutor(open_all(None), numpy_dtype(stored.dtype))
-
-
-def _opener(runtime: OtherRuntime, stored: ModelDirectory, graphs: Mapping[str, bytes]) -> tuple[str, OpenRuntime]:
     if stored.dtype == "bfloat16":
         raise UsageError(f"{runtime} cannot be given bfloat16 inputs", argument("runtime", runtime))
     name, open_graph = _RUNTIMES[runtime]()
 
-    def open_all(weights: Weights | None) -> dict[str, Run]:
+    def open_all(weights: Mapping[str, Array] | None) -> dict[str, Run]:
         models = {graph: _with_weights(stored, data, weights) for graph, data in graphs.items()}
         try:
             return {graph: open_graph(model) for graph, model in models.items()}
@@ -83,7 +106,7 @@ def _reason(error: Exception) -> str:
     return ([line.removeprefix("-- ") for line in lines if line.startswith("-- ")] or lines)[-1]
 
 
-def _with_weights(stored: ModelDirectory, graph: bytes, weights: Weights | None) -> onnx.ModelProto:
+def _with_weights(stored: ModelDirectory, graph: bytes, weights: Mapping[str, Array] | None) -> onnx.ModelProto:
     """Return a graph that contains its weights: the stored ones, or others of the same layout."""
     model = parse(graph)
     names = {(tensor.file, tensor.offset): name for name, tensor in stored.layout.items()}

@@ -39,12 +39,12 @@ Seal = Callable[[Path], None]
 Zoo = Callable[..., Any]
 FILE = "recorded.safetensors.gz"
 MODELS = ["gpt-tiny", "bert-tiny", "transformer-tiny", "vit-tiny"]
-WITHOUT_TORCH = """
+WITHOUT = """
 import sys
 
 class Missing:
     def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in {"torch", "onnx", "onnx_ir", "onnxscript"}:
+        if name.partition(".")[0] in {missing}:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
 sys.meta_path.insert(0, Missing())
@@ -98,11 +98,22 @@ def test_replay_is_one_line_and_writes_nothing(exported_copy: Exported, zoo: Zoo
     assert snapshot() == before
 
 
-def test_replay_needs_no_torch(exported_model: Exported) -> None:
-    command = [sys.executable, "-c", WITHOUT_TORCH, "verify", str(exported_model("gpt-tiny"))]
+@pytest.mark.parametrize(
+    ("runtime", "missing"),
+    [
+        ("onnxruntime", {"torch", "onnx", "onnx_ir", "onnxscript"}),
+        pytest.param("reference", {"torch", "onnxscript"}, marks=pytest.mark.slow),
+        pytest.param("openvino", {"torch", "onnxscript"}, marks=pytest.mark.slow),
+    ],
+)
+def test_replay_needs_no_torch(exported_model: Exported, runtime: str, missing: set[str]) -> None:
+    if runtime == "openvino":
+        pytest.importorskip("openvino")
+    code = WITHOUT.replace("{missing}", repr(missing))
+    command = [sys.executable, "-c", code, "verify", str(exported_model("gpt-tiny")), "--runtime", runtime]
     done = subprocess.run([*command, "--recorded"], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
-    assert "recorded comparison holds" in done.stdout
+    assert f"recorded comparison holds on {runtime.replace('reference', 'onnx.reference')} " in done.stdout
     compared = subprocess.run(command, capture_output=True, text=True, check=False)
     assert compared.returncode == 1  # the block works
     assert "is not installed" in compared.stderr

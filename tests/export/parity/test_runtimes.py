@@ -13,7 +13,7 @@ import pytest
 from zoo.artifact import Export, ModelDirectory
 from zoo.registry import registry
 from zoo_export import export_model
-from zoo_export.parity.runtimes import compare_on
+from zoo_export.parity.foreign import compare_on
 from zoo_export.trace.make import Options
 from zoo_export.verify import verify_model
 
