@@ -291,6 +291,26 @@ def test_missing_keys_have_the_defaults_of_transformers(tmp_path: Path) -> None:
     assert (found.image_size, found.patch_size, found.norm_eps, found.num_classes) == (224, 16, 1e-12, 2)
 
 
+def test_preparation_that_no_file_states_is_named(tmp_path: Path, zoo: Zoo) -> None:
+    hub = save(make(num_channels=3), tmp_path / "hub")
+    result = zoo("import", hub, "-o", tmp_path / "ours")
+    reason = "images are prepared by default values: the checkpoint has no preprocessor_config.json"
+    assert (result.status, result.err) == (0, f"note: {hub}: {reason}\n")
+    assert reason in (tmp_path / "ours" / "README.md").read_text()
+    ViTImageProcessorPil(size={"height": 14, "width": 14}).save_pretrained(hub)
+    assert zoo("import", hub, "-o", tmp_path / "other").err == ""
+
+
+def test_numbers_are_names_of_classes(tmp_path: Path) -> None:
+    """As in the pipeline, which answers with the numbers themselves."""
+    hub = edit(save(make(num_channels=3), tmp_path / "hub"), id2label={"0": 10, "1": 2.5, "2": "x"}, label2id=None)
+    ViTImageProcessorPil(size={"height": 14, "width": 14}).save_pretrained(hub)
+    imported = import_checkpoint(hub, tmp_path / "ours", verify=True)
+    assert imported.answers.counts["images to classes"] == 4
+    labels: Any = imported.spec.config
+    assert labels.labels == ("10", "2.5", "x")
+
+
 def test_image_scaling_is_converted(tmp_path: Path) -> None:
     """Also when publishing: transformers' processor treats images as ours does."""
     hub = save(make(num_channels=3), tmp_path / "hub")

@@ -166,9 +166,13 @@ def _labels(hub: Mapping[str, Any], checkpoint: Checkpoint) -> tuple[str, ...]:
         if [int(key) for key in numbers] != list(range(len(numbers))):
             problem = f"id2label has the classes {', '.join(map(str, numbers))}, not 0 to {len(numbers) - 1}"
             raise ArtifactError(problem, checkpoint.config_file)
-        return tuple(str(names[key]) for key in numbers)
+        labels = [names[key] for key in numbers]
     except (TypeError, ValueError) as error:
         raise ArtifactError("id2label does not map numbers to names", checkpoint.config_file) from error
+    for label in labels:
+        if not isinstance(label, str | int | float):
+            raise ArtifactError(f"id2label has {label!r:.40}, which is no name", checkpoint.config_file)
+    return tuple(map(str, labels))
 
 
 def _problem_type(checkpoint: Checkpoint, *, one_class: bool) -> str | None:

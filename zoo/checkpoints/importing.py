@@ -43,6 +43,8 @@ from zoo.tokenizers.special import check_ids
 
 __all__ = ["Imported", "import_checkpoint"]
 
+_PREPARED = ("images", "sounds")
+"""Inputs whose preparation a file of the checkpoint describes."""
 _MAX_RATIO = 100
 """Parameters of a configuration per element of the files, beyond which the two cannot belong together."""
 
@@ -152,6 +154,8 @@ def import_checkpoint(
         dropped = () if surplus is None else surplus.tokens
         answers = AnswerComparison(stage, description, fitted.spec, checkpoint, layout, verify, dropped)
         comparison = _compare(fitted, request, answers, verify)
+        reasons = answers.found.reasons
+        notes += [f"{kind} are prepared by default values: {reasons[kind]}" for kind in _PREPARED if kind in reasons]
         origin = Origin(
             kind="imported",
             source=name or base_name(source),

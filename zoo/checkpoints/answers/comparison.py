@@ -251,7 +251,7 @@ class AnswerComparison:
             logits = self._outputs(model, [case])["logits"][0]
             columns = dict(zip(("text", "text_pair"), case, strict=False))
             rows = ask_exactly(theirs, pipeline, columns, top_k=None, **self._answers.function)
-            expected = sorted((row["label"], row["score"]) for row in rows)
+            expected = sorted((str(row["label"]), row["score"]) for row in rows)
             self._answers.require(case, self._answers.scored(logits), expected)
         return len(cases)
 
@@ -271,7 +271,7 @@ class AnswerComparison:
             rows = ask_exactly(theirs, pipeline, *case)
             best = [(row["index"], int(chances[row["index"]].argmax())) for row in rows]
             labels = [(names[label], float(chances[place, label])) for place, label in best]
-            self._answers.require(case, labels, [(row["entity"], float(row["score"])) for row in rows])
+            self._answers.require(case, labels, [(str(row["entity"]), float(row["score"])) for row in rows])
         return len(cases)
 
     def _vectors(self, model: nn.Module) -> int:

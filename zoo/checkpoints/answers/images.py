@@ -133,7 +133,7 @@ class ImageComparison:
         config = standard_fields(self.spec.config)
         rule = str(config.problem_type), config.max_detections or 0
         ours = find_objects(outputs["logits"], outputs["pred_boxes"], *rule, size).above(0.0)
-        if [names[number] for number in ours.classes] != [row["label"] for row in rows]:
+        if [names[number] for number in ours.classes] != [str(row["label"]) for row in rows]:
             return False
         theirs = np.array([[row["score"], *row["box"].values()] for row in rows]).reshape(-1, 5)
         errors = truncation_error(ours.boxes, theirs[:, 1:])
@@ -142,7 +142,7 @@ class ImageComparison:
     def _equal_segments(self, outputs: Outputs, rows: Any, size: tuple[int, int], names: Sequence[str]) -> bool:
         ours = likeliest_classes(outputs["logits"], size)
         numbers = np.unique(ours)
-        return [names[number] for number in numbers] == [row["label"] for row in rows] and all(
+        return [names[number] for number in numbers] == [str(row["label"]) for row in rows] and all(
             np.array_equal(ours == number, np.asarray(row["mask"]) > 0)
             for number, row in zip(numbers, rows, strict=True)
         )

@@ -70,7 +70,7 @@ class Answers:
         for name, value in inputs.items():
             logits = logits_of(value)
             rows = ask_exactly(theirs, pipeline, value, top_k=len(logits), **self.function)
-            self.require([name], self.scored(logits), sorted((row["label"], row["score"]) for row in rows))
+            self.require([name], self.scored(logits), sorted((str(row["label"]), row["score"]) for row in rows))
         return len(inputs)
 
     def require(self, case: Sequence[str], classes: list[tuple[str, float]], expected: list[tuple[str, float]]) -> None:
