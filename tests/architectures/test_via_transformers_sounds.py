@@ -122,6 +122,13 @@ def test_shortest_sound_of_a_class_that_pools_positions(tmp_path: Path) -> None:
     assert graph.outputs[0].dims == ("batch", "(samples - 10) // 10", len(VOCABULARY))
 
 
+def test_language_model_of_a_checkpoint_is_named(tmp_path: Path) -> None:
+    save_sound_model("Wav2Vec2ForCTC", tmp_path / "hub")
+    (tmp_path / "hub" / "language_model").mkdir()
+    imported = import_checkpoint(tmp_path / "hub", tmp_path / "ours", verify=False)
+    assert "texts are written without the language_model of the checkpoint" in imported.notes
+
+
 def test_text_of_tokens(tmp_path: Path) -> None:
     """The delimiter of words is a space, blanks separate equal tokens, and special tokens are written."""
     save_sound_model("Wav2Vec2ForCTC", tmp_path / "hub")

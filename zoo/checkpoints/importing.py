@@ -45,6 +45,8 @@ __all__ = ["Imported", "import_checkpoint"]
 
 _PREPARED = ("images", "sounds")
 """Inputs whose preparation a file of the checkpoint describes."""
+_LANGUAGE_MODEL = "language_model"
+"""The folder with which a ``Wav2Vec2ProcessorWithLM`` decodes."""
 _MAX_RATIO = 100
 """Parameters of a configuration per element of the files, beyond which the two cannot belong together."""
 
@@ -145,6 +147,8 @@ def import_checkpoint(
     description = describe(spec, dtype=dtype_name(reader.dtype))
     notes = [checkpoint.removed] if checkpoint.removed else []
     notes += layout.notes(fitted.spec.config) if layout.notes is not None else []
+    if spec.task == "ctc-speech-recognition" and (checkpoint.path / _LANGUAGE_MODEL).exists():
+        notes.append(f"texts are written without the {_LANGUAGE_MODEL} of the checkpoint")
     with new_model(target, description, force=force) as stage:
         tensors, aliases = stored_tensors(reader.model)
         digest = persist.write_weights(stage, tensors, reader, aliases=aliases, progress=progress)
