@@ -14,8 +14,8 @@ def zoo_tasks() -> Sequence[zoo.Task]:
     records, weights = f"{home}.attention.record", f"{home}.attention.weights"
     formulas = f"{home}.formulas"
     texts = (
-        *encoders, "fill-mask", "pretraining", "question-answering", "replaced-token-detection", "text-classification",
-        "text-generation", "text2text-generation", "token-classification",
+        *encoders, "fill-mask", "multiple-choice", "pretraining", "question-answering", "replaced-token-detection",
+        "text-classification", "text-generation", "text2text-generation", "token-classification",
     )  # fmt: skip
     images = ("image-classification", "image-feature-extraction")
     masked = ("fill-mask", "pretraining")
@@ -68,6 +68,9 @@ def zoo_tasks() -> Sequence[zoo.Task]:
             name="image-feature-extraction", run=f"{home}.images:ImageFeatures", formula=f"{formulas}:image_features"
         ),
         zoo.Task(name="image-to-text", run=f"{home}.generate.pictures:ImageToText", formula=f"{formulas}:greedy"),
+        zoo.Task(
+            name="multiple-choice", run=f"{home}.candidates:MultipleChoice", formula=f"{formulas}:multiple_choice"
+        ),
         zoo.Task(
             name="next-sentence",
             run=f"{home}.classification:NextSentence",

@@ -216,7 +216,11 @@ class Layout:
         written_by = (checkpoint.config.get("architectures") or [next(iter(self.classes))])[0]
         if written_by not in self.classes:
             classes = ", ".join(self.classes)
-            raise UsageError(f"{written_by} is not supported", checkpoint.config_file, f"known: {classes}")
+            remedy = Wording(
+                f"known: {classes}; model_type='transformers' uses the class itself",
+                f"known: {classes}; --via transformers uses the class itself",
+            )
+            raise UsageError(f"{written_by} is not supported", checkpoint.config_file, remedy)
         return _texts(self.classes[written_by])[0]
 
     def class_of(self, config: Config, preferred: str | None = None) -> str | None:

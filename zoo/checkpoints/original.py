@@ -171,7 +171,17 @@ def _load_named(
         model = cls.from_pretrained(None, config=described, state_dict=tensors, **options)
     if hasattr(model, "set_experts_implementation"):
         model.set_experts_implementation("eager")  # others have no float64
+    if config.task == "multiple-choice":
+        model.register_forward_pre_hook(_with_one_choice, with_kwargs=True)
     return cast(nn.Module, model)
+
+
+def _with_one_choice(_: nn.Module, args: Any, inputs: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Give a class for multiple choice texts (B, T) with one choice each, (B, 1, T). Others have their choices."""
+    return args, {
+        name: value[:, None] if isinstance(value, Tensor) and value.dim() == 2 else value
+        for name, value in inputs.items()
+    }
 
 
 @contextmanager

@@ -1,9 +1,10 @@
-"""Tasks that classify pairs of one text with several: zero-shot classification and reranking."""
+"""Tasks on pairs of one text with several: zero-shot classification, reranking and multiple choice."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from types import MappingProxyType
 from typing import Any
 
@@ -28,7 +29,7 @@ from zoo_runtime.tasks.classification import (
 )
 from zoo_runtime.tasks.parts import Parts, PartsRunner
 
-__all__ = ["Rerank", "RerankOptions", "Texts", "ZeroShot", "ZeroShotOptions"]
+__all__ = ["MultipleChoice", "Rerank", "RerankOptions", "Texts", "ZeroShot", "ZeroShotOptions"]
 
 
 @dataclass(frozen=True)
@@ -44,12 +45,12 @@ class _PairsRunner(PartsRunner):
     needs = ("logits",)
     takes_pairs = True
 
-    def __init__(self, session: Context, chosen: Any) -> None:
-        super().__init__(session, chosen)
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """The names of the model's classes."""
         logits = next(tensor for tensor in self.graph.output_tensors() if tensor.name == "logits")
         count = dim_size(logits.dims[-1], {})
-        problem = session.option("problem_type")
-        self.names = class_names(session.option("labels"), count, problem)
+        return class_names(self.session.option("labels"), count, self.session.option("problem_type"))
 
     def class_number(self, name: str) -> int:
         """Return the number of a class, or raise :class:`UsageError` if there is none of this name."""
@@ -71,6 +72,39 @@ class _PairsRunner(PartsRunner):
             else ArtifactError("output contains NaN or infinity", f"input {item.number}", "check the weights")
             for item, logits in zip(items, stacked, strict=True)
         ]
+
+    def answer(self, items: Sequence[Tokens]) -> Sequence[Any]:
+        return [
+            logits if isinstance(logits, ArtifactError) else self.result(item, logits)
+            for item, logits in zip(items, self.logits(items), strict=True)
+        ]
+
+    def result(self, item: Any, logits: Array) -> dict[str, Any]:
+        """Return the result of an item, given its logits (pairs, classes)."""
+        raise NotImplementedError
+
+
+class _ListRunner(_PairsRunner):
+    """Base class: an input is a text and the texts that it is paired with."""
+
+    fewest: int
+    """Minimum number of the latter."""
+    expected: tuple[str, str]
+    """What an input is, and how to give it, for errors."""
+
+    def gather(self, texts: Sequence[str]) -> list[Any]:
+        """Return one input, a text and the others; a single text stays as it is, for :meth:`read` to refuse."""
+        return [Pair(texts[0], list(texts[1:]))] if len(texts) > 1 else list(texts)
+
+    def samples(self) -> Sequence[Any]:
+        return [Pair(value, ["wet", "tea", "a"]) for value in super().samples() if isinstance(value, str)]
+
+    def read(self, value: Any, number: int) -> Tokens:
+        text, *others = texts_of(value) or ("",)
+        if len(others) < self.fewest or isinstance(value, str):
+            what, remedy = self.expected
+            raise ArtifactError(f"expected {what}", f"input {number}", f"give {remedy}")
+        return self.pairs(text, others, number)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,13 +157,7 @@ class ZeroShot(_PairsRunner):
         template = self.chosen.hypothesis_template
         return self.pairs(value, [template.replace("{}", name) for name in self.labels], number)
 
-    def answer(self, items: Sequence[Tokens]) -> Sequence[Any]:
-        return [
-            logits if isinstance(logits, ArtifactError) else self._result(item, logits)
-            for item, logits in zip(items, self.logits(items), strict=True)
-        ]
-
-    def _result(self, item: Any, logits: Array) -> dict[str, Any]:
+    def result(self, item: Any, logits: Array) -> dict[str, Any]:
         if self.chosen.multi_label or len(self.labels) == 1:
             chances = softmax(logits[:, [self.contradiction, self.entailment]])[:, 1]
         else:
@@ -155,7 +183,7 @@ class RerankOptions(ClassificationOptions):
     """The class whose score ranks the passages, for a model with several."""
 
 
-class Rerank(_PairsRunner):
+class Rerank(_ListRunner):
     """``passages``: the passages of a query, highest score first (Nogueira and Cho 2019).
 
     A passage has its ``index`` among those given, from 0. A model with one class gives its number or probability, as
@@ -163,6 +191,8 @@ class Rerank(_PairsRunner):
     """
 
     options = RerankOptions
+    fewest = 1
+    expected = "a query and passages", "QUERY PASSAGE..."
 
     def __init__(self, session: Context, chosen: RerankOptions) -> None:
         super().__init__(session, chosen)
@@ -171,26 +201,7 @@ class Rerank(_PairsRunner):
             raise UsageError(f"the model has {len(self.names)} classes", session.path, "set label=CLASS to rank by one")
         self.place = 0 if chosen.label is None else self.class_number(chosen.label)
 
-    def gather(self, texts: Sequence[str]) -> list[Any]:
-        """Return one input, a query and its passages; a single text stays as it is, for :meth:`read` to refuse."""
-        return [Pair(texts[0], list(texts[1:]))] if len(texts) > 1 else list(texts)
-
-    def samples(self) -> Sequence[Any]:
-        return [Pair(value, ["wet", "tea", "a"]) for value in super().samples() if isinstance(value, str)]
-
-    def read(self, value: Any, number: int) -> Tokens:
-        query, *passages = texts_of(value) or ("",)
-        if not passages or isinstance(value, str):
-            raise ArtifactError("expected a query and passages", f"input {number}", "give QUERY PASSAGE...")
-        return self.pairs(query, passages, number)
-
-    def answer(self, items: Sequence[Tokens]) -> Sequence[Any]:
-        return [
-            logits if isinstance(logits, ArtifactError) else self._result(item, logits)
-            for item, logits in zip(items, self.logits(items), strict=True)
-        ]
-
-    def _result(self, item: Any, logits: Array) -> dict[str, Any]:
+    def result(self, item: Any, logits: Array) -> dict[str, Any]:
         classes = classify(logits, self.problem, None)
         key = "values" if self.problem == "regression" else "probabilities"
         scores = np.array([row[key][self.place] for row in classes])
@@ -201,3 +212,24 @@ class Rerank(_PairsRunner):
     def show(self, answers: Sequence[Answer]) -> Iterator[str]:
         for answer in answers:
             yield from (f"{passage['score']:.4f} {passage['text']!r}" for passage in answer.result["passages"])
+
+
+class MultipleChoice(_ListRunner):
+    """``choices``: the choices for a text, likeliest first.
+
+    A choice has its ``index`` among those given, from 0. Its probability is a softmax over the scores of all choices,
+    each of which is paired with the text.
+    """
+
+    fewest = 2
+    expected = "a text and two choices or more", "TEXT CHOICE CHOICE..."
+
+    def result(self, item: Any, logits: Array) -> dict[str, Any]:
+        chances = softmax(logits[:, 0])
+        order = np.argsort(-chances, kind="stable").tolist()
+        choices = [{"text": item.others[at], "probability": float(chances[at]), "index": at} for at in order]
+        return {"tokens": item.tokens, "choices": choices}
+
+    def show(self, answers: Sequence[Answer]) -> Iterator[str]:
+        for answer in answers:
+            yield from (f"{choice['probability']:.4f} {choice['text']!r}" for choice in answer.result["choices"])

@@ -26,6 +26,7 @@ __all__ = [
     "image_embedding",
     "image_features",
     "masks",
+    "multiple_choice",
     "next_sentence",
     "next_token",
     "replaced_tokens",
@@ -165,6 +166,13 @@ def rerank(runner: Any, item: Any, result: Result, model: Model) -> Expected:
     scores = np.array([_scores(runner, row)[1][runner.place] for row in rows])
     reported, order = zip(*((row["score"], row["index"]) for row in result["passages"]), strict=True)
     return {"passage": Numbers(reported, scores[[*order]]), "rank": Numbers(reported, np.sort(scores)[::-1])}
+
+
+def multiple_choice(runner: Any, item: Any, result: Result, model: Model) -> Expected:
+    """The probability of each choice, by the choice and by rank."""
+    chances = _softmax(np.array([model(runner.feed([row]))["logits"][0, 0] for row in item.rows]))
+    reported, order = zip(*((row["probability"], row["index"]) for row in result["choices"]), strict=True)
+    return {"choice": Numbers(reported, chances[[*order]]), "rank": Numbers(reported, np.sort(chances)[::-1])}
 
 
 def score(runner: Any, item: Any, result: Result, model: Model) -> Expected:

@@ -12,6 +12,7 @@ TASKS = (
     "text-classification",
     "token-classification",
     "question-answering",
+    "multiple-choice",
     "text-generation",
     "text2text-generation",
     "image-to-text",

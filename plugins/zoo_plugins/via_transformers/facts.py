@@ -292,6 +292,7 @@ def _sizes(c: ClassFields, outputs: Mapping[str, torch.Tensor]) -> dict[str, Any
         "fill-mask": (_LENGTH, c.vocab_size),
         "token-classification": (_LENGTH, c.num_classes),
         "question-answering": (_LENGTH,),
+        "multiple-choice": (1,),
     }
     for value in outputs.values():
         _require(c, value, sizes.get(c.task, (c.num_classes,)))

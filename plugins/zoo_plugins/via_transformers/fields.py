@@ -62,6 +62,7 @@ class ClassFields(EmbeddingConfig):
         "text-classification",
         "token-classification",
         "question-answering",
+        "multiple-choice",
         "text-generation",
         "text2text-generation",
         "image-to-text",

@@ -106,6 +106,8 @@ def _text_outputs(c: ClassFields) -> tuple[TensorSpec, ...]:
             return (floats("logits", "batch", c.num_classes),)
         case "token-classification":
             return (floats("logits", "batch", "sequence", c.num_classes),)
+        case "multiple-choice":
+            return (floats("logits", "batch", 1),)
         case "question-answering":
             return tuple(floats(name, "batch", "sequence") for name in ("start_logits", "end_logits"))
     return (states,)

@@ -131,8 +131,9 @@ class ViaTransformers(SharedModule):
             options["use_cache"] = has_past
             options[cache_argument(self.original)] = PastCache(*pasts) if has_past else None
         given = given_positions(self.original, positions if c.task == "text-generation" else None)
+        options |= {"input_ids": input_ids, "attention_mask": attention_mask}
         with given, without_branches(self.original):
-            found = self.original(input_ids=input_ids, attention_mask=attention_mask, return_dict=True, **options)
+            found = self.original(**self._with_choices(options), return_dict=True)
         match c.task:
             case "feature-extraction":
                 return {"last_hidden_state": found["last_hidden_state"]}
@@ -187,6 +188,12 @@ class ViaTransformers(SharedModule):
         """
         masks = decoder_attention_mask, attention_mask
         return decode(self.original, self.config, decoder_input_ids, cross_key_values, *masks, past_key_values)
+
+    def _with_choices(self, options: dict[str, Any]) -> dict[str, Any]:
+        """Return texts (B, T) with one choice each, (B, 1, T), for a class that reads choices."""
+        if self.config.task != "multiple-choice":
+            return options
+        return {name: value[:, None] for name, value in options.items() if isinstance(value, Tensor)}
 
     def _without_padding(self, samples: Tensor, mask: Tensor | None) -> dict[str, Tensor]:
         """Return sound with silence for padding, and its mask, in which no row is too short for a position."""

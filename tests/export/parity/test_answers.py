@@ -136,13 +136,13 @@ def contexts_lose_their_windows(patch: pytest.MonkeyPatch) -> None:
 
 
 def labels_are_neutral(patch: pytest.MonkeyPatch) -> None:
-    right = candidates.ZeroShot._result
-    patch.setattr(candidates.ZeroShot, "_result", lambda self, item, logits: right(self, item, logits[:, [0, 2, 1]]))
+    right = candidates.ZeroShot.result
+    patch.setattr(candidates.ZeroShot, "result", lambda self, item, logits: right(self, item, logits[:, [0, 2, 1]]))
 
 
 def passages_change_places(patch: pytest.MonkeyPatch) -> None:
-    right = candidates.Rerank._result
-    patch.setattr(candidates.Rerank, "_result", lambda self, item, logits: right(self, item, logits[::-1]))
+    right = candidates.Rerank.result
+    patch.setattr(candidates.Rerank, "result", lambda self, item, logits: right(self, item, logits[::-1]))
 
 
 def scores_of_the_token_before(patch: pytest.MonkeyPatch) -> None:

@@ -35,6 +35,7 @@ TASKS = [
     ("text-classification", ("bert-tiny", "task=text-classification", "num_classes=3"),
      ["tea", [5, 6, 7], Pair("tea", "or not")], {}),
     ("token-classification", ("bert-tiny", "task=token-classification", "num_classes=3"), ["tea or not"], {}),
+    ("rerank", ("bert-tiny", "task=text-classification", "num_classes=1"), [Pair("tea", ["or", "not", "wet"])], {}),
     ("zero-shot-image-classification", ("clip-tiny",), [image(2)], {"labels": ["cat", "dog"]}),
     ("image-embedding", ("clip-tiny",), [image(3), image(4)], {}),
 ]  # fmt: skip

@@ -22,7 +22,7 @@ from zoo.checkpoints.answers.found import ComparedAnswers
 from zoo.checkpoints.answers.images import DENSE, ImageComparison
 from zoo.checkpoints.answers.pipelines import FUNCTIONS, REMEDY, Answers, ask_exactly, close, scores_of, shown
 from zoo.checkpoints.answers.sounds import SoundComparison
-from zoo.checkpoints.answers.tokens import TokenComparison
+from zoo.checkpoints.answers.tokens import TokenComparison, ask
 from zoo.checkpoints.layout import Layout
 from zoo.checkpoints.original import Unavailable, call, quiet, require_memory
 from zoo.checkpoints.sentences import applies_activation, lowers_texts
@@ -42,7 +42,11 @@ _TEXTS = ("The rain has stopped by now.", "tea", "Où est-il ? 🙂", "  two  sp
 _PAIRS = (("The rain has stopped.", "tea"), ("a", "B c D"))
 _PROMPTS = 4
 """Maximum number of prompts by name with which texts are encoded."""
-_PAIR_TASKS = ("text-classification", "question-answering", "pretraining")
+_CHOICES = (
+    ("The rain has stopped.", ("tea", "We go out by now, without umbrellas.", "Où est-il ?")),
+    ("a", ("A b C, D.", "tea")),
+)
+_PAIR_TASKS = ("text-classification", "question-answering", "multiple-choice", "pretraining")
 _DECODED = ("text-generation", "text2text-generation", "image-to-text", "speech-recognition")
 
 
@@ -219,6 +223,8 @@ class AnswerComparison:
             return
         if self.spec.task == "text-classification":
             self._attempt("texts to classes", lambda: self._classes_of_texts(model, theirs))
+        if self.spec.task == "multiple-choice":
+            self._attempt("texts to choices", lambda: self._choices(model, theirs))
         single = standard_fields(self.spec.config).problem_type == "single_label_classification"
         if self.spec.task == "token-classification" and single:
             self._attempt("texts to classes of tokens", lambda: self._classes_of_tokens(model, theirs))
@@ -254,6 +260,19 @@ class AnswerComparison:
             expected = sorted((str(row["label"]), row["score"]) for row in rows)
             self._answers.require(case, self._answers.scored(logits), expected)
         return len(cases)
+
+    def _choices(self, model: nn.Module, theirs: nn.Module) -> int:
+        """Compare the probabilities of choices, which the original reads side by side, padded."""
+        if not any(tensor.is_mask for tensor in self.spec.graphs[0].input_tensors()):
+            raise Unavailable("answers depend on padding")
+        for text, choices in _CHOICES:
+            logits = torch.cat([self._outputs(model, [(text, choice)])["logits"][0] for choice in choices])
+            columns = [text] * len(choices), list(choices)
+            inputs = ask(self._original, *columns, padding=True, return_tensors="pt")
+            expected = ask_exactly(theirs, theirs, **{name: value[None] for name, value in inputs.items()})["logits"]
+            listed = (zip(choices, scores.softmax(-1).tolist(), strict=True) for scores in (logits, expected[0]))
+            self._answers.require([text], *map(list, listed))
+        return len(_CHOICES)
 
     def _classes_of_tokens(self, model: nn.Module, theirs: nn.Module) -> int:
         import transformers

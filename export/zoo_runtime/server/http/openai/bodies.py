@@ -12,7 +12,7 @@ from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 
 from zoo_runtime.generation.bias import MOST_BIAS
 from zoo_runtime.generation.options import MOST_PENALTY
-from zoo_runtime.running.inputs import Pair, are_ids, is_pair
+from zoo_runtime.running.inputs import Pair, are_ids, is_pair, texts_of
 from zoo_runtime.running.runner import Runner
 from zoo_runtime.running.text_runner import TextRunner
 from zoo_runtime.server.http.bodies import Body, BodyPart
@@ -315,8 +315,10 @@ def task_input(runner: Runner[Any], value: str | PairInput | FileInput | list[An
     if isinstance(runner, TextRunner) and not isinstance(runner, SpeechRecognition):
         if isinstance(value, str) or are_ids(value):
             return value
-        if isinstance(value, PairInput) and is_pair(value.pair):
-            return Pair(*value.pair)
+        if isinstance(value, PairInput) and len(value.pair) == 2:
+            pair = Pair(*value.pair)
+            if is_pair(pair) or texts_of(pair):
+                return pair
     elif isinstance(value, list):
         return value
     problem = 'an input must be a text, token ids, {"pair": [...]} or {"base64": "..."}, as the task reads it'
