@@ -106,7 +106,9 @@ SPECIAL: Mapping[str, Mapping[str, Any]] = {
     "ministral": {"head_dim": 8}, "hunyuan_v1_dense": {"head_dim": 8}, "hunyuan_v1_moe": {"head_dim": 8},
     "gpt_neo": {"attention_types": [[["global", "local"], 1]]}, "luke": {"entity_vocab_size": 20},
     "perceiver": {"d_latents": 32, "num_latents": 8, "num_self_attends_per_block": 2},
-    "xmod": {"default_language": "en_XX"}, "whisper": {"begin_suppress_tokens": None, "suppress_tokens": None},
+    "xmod": {"default_language": "en_XX"},
+    "whisper": {"begin_suppress_tokens": None, "suppress_tokens": None, "max_source_positions": 50},
+    "audio-spectrogram-transformer": {"max_length": 96, "num_mel_bins": 32},
     "youtu": {"pad_token_id": None},  # transformers sets the embedding of padding to zero when it reads a checkpoint
     "splinter": {"question_token_id": 9}, "lilt": {"hidden_size": 48},
     "layoutlmv3": {"hidden_size": 48, "coordinate_size": 8, "shape_size": 8},
@@ -235,6 +237,21 @@ def make(model_type: str, model_class: str, folder: str) -> None:
     model.save_pretrained(folder)
     if task_of(model_class, model_type) in DENSE_TASKS:
         save_processor(model_type, folder)
+    if task_of(model_class, model_type) == "audio-classification":
+        save_extractor(config, folder)
+
+
+def save_extractor(config: Any, folder: str) -> None:
+    """Save the feature extractor of a class that reads spectrograms, for the sizes of a configuration."""
+    import transformers
+
+    if config.model_type == "audio-spectrogram-transformer":
+        sizes = {"num_mel_bins": config.num_mel_bins, "max_length": config.max_length}
+        transformers.ASTFeatureExtractor(**sizes).save_pretrained(folder)
+    if config.model_type == "whisper":
+        seconds = config.max_source_positions // 50
+        extractor = transformers.WhisperFeatureExtractor(feature_size=config.num_mel_bins, chunk_length=seconds)
+        extractor.save_pretrained(folder)
 
 
 def save_processor(model_type: str, folder: str) -> None:

@@ -1,6 +1,6 @@
 """Reading sound as a model expects it: files or arrays to one channel at its sampling rate. Torch-free.
 
-Also the filters of log-mel spectrograms, which models compute inside their graphs.
+Also spectrograms, which some models compute inside their graphs and others read.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from zoo.arrays import Array
 from zoo.errors import ArtifactError, ZooError
 from zoo.limits import SOUND_SAMPLES
 from zoo.reading import check_plain
-from zoo.spectrogram import DECADES, FLOOR, HOP, SAMPLING_RATE, WINDOW
+from zoo.spectrogram import DECADES, FLOOR, HOP, SAMPLING_RATE, WINDOW, SpectrogramKind
 
 __all__ = [
     "DECADES",
@@ -29,8 +29,11 @@ __all__ = [
     "SAMPLING_RATE",
     "WINDOW",
     "AudioReader",
+    "Spectrogram",
+    "kaldi_filter_bank",
     "log_mel",
     "mel_corners",
+    "preparation",
     "unit_variance",
 ]
 
@@ -40,6 +43,8 @@ _LOUDEST = 2.0
 """Resampled sound may exceed 1 a little; larger floats are integers that were not scaled."""
 _VARIANCE = 1e-7
 """Added to the variance of samples, so that silence stays silence."""
+_FFT, _LOWEST, _PREEMPHASIS, _KALDI_FLOOR = 512, 20.0, 0.97, 2.0**-23
+"""Of Kaldi's filter banks: points of a transform, the lowest frequency in Hz, and the smallest power."""
 _EXTRA = "pip install attention-zoo[audio]"
 
 
@@ -213,7 +218,73 @@ def unit_variance(samples: Array) -> Array:
     return result
 
 
-# Log-mel spectrograms.
+# Spectrograms.
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spectrogram:
+    """A spectrogram of a fixed size, as models at 16 kHz read it.
+
+    ``whisper`` is :func:`log_mel` of the sound and the silence after it, (mel bins, frames). ``kaldi``, for AST, is
+    :func:`kaldi_filter_bank` of the sound, then zeros: (frames, mel bins). Both are scaled: (x - mean) / std.
+    """
+
+    kind: SpectrogramKind
+    num_mel_bins: int
+    num_frames: int
+    mean: float = 0.0
+    std: float = 1.0
+
+    @classmethod
+    def of(cls, option: Callable[[str], Any]) -> Spectrogram | None:
+        """Return the spectrogram that a configuration describes, given a function from its fields to their values.
+
+        None if the model reads samples.
+        """
+        if option("spectrogram") is None:
+            return None
+        names = {"kind": "spectrogram", "mean": "feature_mean", "std": "feature_std"}
+        names |= {name: name for name in ("num_mel_bins", "num_frames")}
+        return cls(**{name: option(field) for name, field in names.items()})
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """The shape of the spectrogram."""
+        sizes = self.num_mel_bins, self.num_frames
+        return sizes if self.kind == "whisper" else sizes[::-1]
+
+    @property
+    def fewest(self) -> int:
+        """Samples of the shortest sound."""
+        return 1 if self.kind == "whisper" else WINDOW
+
+    @property
+    def most(self) -> int:
+        """Samples of the longest sound."""
+        return self.num_frames * HOP + (0 if self.kind == "whisper" else WINDOW - 1)
+
+    def __call__(self, samples: Array) -> Array:
+        """Return the spectrogram of samples (samples,), at least ``fewest``, in float64.
+
+        Samples after ``most`` are left out, as by the original.
+        """
+        samples = samples[: self.most]
+        if self.kind == "whisper":
+            found = log_mel(np.pad(samples, (0, self.most - len(samples))), self.num_mel_bins)
+        else:
+            bank = kaldi_filter_bank(samples, self.num_mel_bins)
+            found = np.pad(bank, ((0, self.num_frames - len(bank)), (0, 0)))
+        return (found - self.mean) / self.std
+
+
+def preparation(option: Callable[[str], Any]) -> Callable[[Array], Array]:
+    """Return the function from samples (samples,) to what a model reads, given a function from fields to their values.
+
+    The fields are ``normalize_sound``, and those of :class:`Spectrogram`.
+    """
+    if (spectrogram := Spectrogram.of(option)) is not None:
+        return spectrogram
+    return unit_variance if option("normalize_sound") else lambda samples: samples
 
 
 def mel_corners(num_mel_bins: int) -> tuple[float, ...]:
@@ -237,11 +308,42 @@ def log_mel(samples: Array, num_mel_bins: int) -> Array:
     padded = np.pad(samples.astype(np.float64), [(0, 0)] * (samples.ndim - 1) + [(WINDOW // 2, WINDOW // 2)], "reflect")
     frames = np.lib.stride_tricks.sliding_window_view(padded, WINDOW, -1)[..., :-1:HOP, :]
     power = np.abs(np.fft.rfft(frames * np.hanning(WINDOW + 1)[:-1])) ** 2  # (..., frames, frequencies)
-    corners = np.array(mel_corners(num_mel_bins))[:, None]
-    frequencies = np.linspace(0, SAMPLING_RATE / 2, WINDOW // 2 + 1)
-    rise, fall = (frequencies - corners[:-2]) / np.diff(corners[:-1], axis=0), corners[2:] - frequencies
-    fall = fall / np.diff(corners[1:], axis=0)
-    filters = np.maximum(0, np.minimum(rise, fall)) * 2 / (corners[2:] - corners[:-2])
+    corners = np.array(mel_corners(num_mel_bins))
+    filters = _triangles(corners, np.linspace(0, SAMPLING_RATE / 2, WINDOW // 2 + 1))
+    filters *= (2 / (corners[2:] - corners[:-2]))[:, None]
     log = np.log10(np.maximum(FLOOR, np.swapaxes(power @ filters.T, -1, -2)))
     result: Array = (np.maximum(log, log.max((-1, -2), keepdims=True) - DECADES) + 4) / 4
+    return result
+
+
+def kaldi_filter_bank(samples: Array, num_mel_bins: int) -> Array:
+    """Return the log filter banks of Kaldi (Povey et al. 2011), (frames, mel bins), of samples (samples,), in float64.
+
+    A frame is 25 ms without its mean, pre-emphasised, under a symmetric Hann window, one every 10 ms. Filters are
+    triangles on the mel scale, 1127 ln(1 + f / 700), from 20 to 8000 Hz.
+    """
+    frames = np.lib.stride_tricks.sliding_window_view(samples.astype(np.float64), WINDOW)[::HOP]
+    frames = frames - frames.mean(1, keepdims=True)
+    before = np.concatenate((frames[:, :1], frames[:, :-1]), axis=1)
+    windowed = (frames - _PREEMPHASIS * before) * np.hanning(WINDOW)
+    power = np.abs(np.fft.rfft(windowed, _FFT)) ** 2  # (frames, frequencies)
+    lowest, highest, frequencies = (
+        1127 * np.log1p(np.asarray(hertz) / 700)
+        for hertz in (_LOWEST, SAMPLING_RATE / 2, np.linspace(0, SAMPLING_RATE / 2, _FFT // 2 + 1))
+    )
+    filters = _triangles(np.linspace(lowest, highest, num_mel_bins + 2), frequencies)
+    result: Array = np.log(np.maximum(_KALDI_FLOOR, power @ filters.T))
+    return result
+
+
+def _triangles(corners: Array, frequencies: Array) -> Array:
+    """Return filters (M, K), of which each rises from 0 at a corner to 1 at the next one, and falls to 0 at the third.
+
+    Args:
+        corners: (M + 2,), on any scale.
+        frequencies: (K,), on the same.
+    """
+    edges = corners[:, None]
+    rise, fall = frequencies - edges[:-2], edges[2:] - frequencies
+    result: Array = np.maximum(0, np.minimum(rise / np.diff(edges[:-1], axis=0), fall / np.diff(edges[1:], axis=0)))
     return result

@@ -1,4 +1,4 @@
-"""Tasks on sound with a graph that reads samples: classification, and speech recognition by CTC."""
+"""Tasks on sound, or on a spectrogram that is made of it: classification, and speech recognition by CTC."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from zoo.arrays import Array
-from zoo.audio import AudioReader, unit_variance
+from zoo.audio import AudioReader, Spectrogram, preparation
 from zoo.contract import Size, dim_size
 from zoo.errors import ArtifactError, UsageError
 from zoo.plots import Distribution
@@ -36,11 +36,13 @@ SHOWN = 5
 
 @dataclass(frozen=True)
 class Waveform:
-    """A sound as the model reads it."""
+    """A sound, and what the model reads of it."""
 
     number: int
     samples: Array
     """(samples,)"""
+    value: Array
+    """The samples that the model reads, or a spectrogram."""
     adapter: int = 0
     """The number of its adapter, in the variant ``adapters``; set by the session."""
 
@@ -48,8 +50,8 @@ class Waveform:
 class SoundRunner(Runner[Waveform]):
     """Base class for tasks on sound: files, their bytes, or arrays, read by :class:`zoo.audio.AudioReader`.
 
-    The configuration's ``sampling_rate`` and ``normalize_sound`` describe how. Sounds of different lengths share a
-    batch if the graph has a mask.
+    The configuration's ``sampling_rate`` and the fields of :func:`zoo.audio.preparation` describe how. Sounds of
+    different lengths share a batch if the graph has a mask, or reads spectrograms.
     """
 
     def __init__(self, session: Context, chosen: Any) -> None:
@@ -57,11 +59,14 @@ class SoundRunner(Runner[Waveform]):
         self.graph = session.graphs[0]
         self.sound, *others = self.graph.input_tensors()
         rate = session.option("sampling_rate")
-        if len(self.sound.dims) != 2 or self.sound.dtype != "float" or rate is None:
-            raise UsageError("the model's first graph does not read samples of sound", session.path)
+        self.spectrogram = Spectrogram.of(session.option)
+        if len(self.sound.dims) != (3 if self.spectrogram else 2) or self.sound.dtype != "float" or rate is None:
+            raise UsageError("the model's first graph does not read sound", session.path)
+        self.prepare = preparation(session.option)
         self.mask = next((tensor for tensor in others if tensor.is_mask), None)
         self.reader = AudioReader(rate)
-        self.least = self.graph.sizes.get(str(self.sound.dims[1]), Size()).min
+        declared = self.graph.sizes.get(str(self.sound.dims[1]), Size()).min
+        self.least = self.spectrogram.fewest if self.spectrogram else declared
         """Samples of the shortest sound."""
         require_outputs(self.graph, ("logits",), session.path)
 
@@ -78,26 +83,32 @@ class SoundRunner(Runner[Waveform]):
         return [sound.astype(np.float32) for sound in sounds]
 
     def read(self, value: Any, number: int) -> Waveform:
-        """Read a sound. Raises :class:`zoo.ArtifactError` if it is too short."""
+        """Read a sound. Raises :class:`zoo.ArtifactError` if it is too short, or too long for a spectrogram."""
         where = f"input {number}"
         samples = self.reader.read(value, where)
         if len(samples) < self.least:
             problem = f"{len(samples)} samples of sound are fewer than the model's {self.least}"
             raise ArtifactError(problem, where, "add silence")
-        return Waveform(number, unit_variance(samples) if self.session.option("normalize_sound") else samples)
+        if self.spectrogram and len(samples) > self.spectrogram.most:
+            problem = f"{len(samples)} samples of sound are more than the model's {self.spectrogram.most}"
+            raise ArtifactError(problem, where, "give a part of the sound")
+        return Waveform(number, samples, self.prepare(samples))
 
     def size(self, item: Waveform) -> int:
         return len(item.samples)
 
     def fits(self, longest: int, size: int) -> bool:
-        return self.mask is not None or size == longest
+        return self.mask is not None or self.spectrogram is not None or size == longest
 
     def feed(self, items: Sequence[Waveform]) -> dict[str, Array]:
         """Build the graph's inputs for a batch, padded on the right."""
+        if self.spectrogram:
+            rows = np.stack([item.value for item in items]).astype(self.session.dtype)
+            return {self.sound.name: rows} | chosen_adapters(self.session, items)
         rows = np.zeros((len(items), max(len(item.samples) for item in items)), self.session.dtype)
         mask = np.zeros(rows.shape, np.int64)
         for place, item in enumerate(items):
-            rows[place, : len(item.samples)] = item.samples
+            rows[place, : len(item.samples)] = item.value
             mask[place, : len(item.samples)] = 1
         masks = {} if self.mask is None else {self.mask.name: mask}
         return {self.sound.name: rows, **masks} | chosen_adapters(self.session, items)

@@ -29,6 +29,7 @@ from zoo_plugins.via_transformers.fields import (
     SOUND_TASKS,
     ClassFields,
 )
+from zoo_plugins.via_transformers.graphs import spectrogram_input
 from zoo_plugins.via_transformers.model import ViaTransformers
 from zoo_plugins.via_transformers.sounds import sound_facts
 
@@ -74,12 +75,13 @@ def inspect_model(c: ClassFields) -> dict[str, Any]:
 
 
 def _flops(model: nn.Module, c: ClassFields, device: str, longest: int | None) -> int:
-    """Return the forward FLOPs of an image, per token of a text with its source, or per position of a second of sound.
+    """Return the forward FLOPs of an image or a spectrogram, per token of a text with its source, or per position of a
+    second of sound.
 
     The text has the greatest length, or a short one if values are computed, and so has the sound.
     """
     length = (longest or _CONTEXT) if device == "meta" else _LENGTH
-    if c.task in SOUND_TASKS and device == "meta":
+    if c.task in SOUND_TASKS and c.spectrogram is None and device == "meta":
         length = max(
             1, ((c.sampling_rate or 0) - (c.min_samples or 0)) // (c.samples_per_position or 1) + c.min_positions
         )
@@ -88,7 +90,7 @@ def _flops(model: nn.Module, c: ClassFields, device: str, longest: int | None) -
         inputs["decoder_input_ids"] = _tokens(1, length, device)
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         model(**inputs)
-    return counter.get_total_flops() // (1 if c.task in IMAGE_TASKS else length)
+    return counter.get_total_flops() // (1 if c.task in IMAGE_TASKS or c.spectrogram else length)
 
 
 def _inputs(c: ClassFields, rows: int, length: int, device: str) -> dict[str, torch.Tensor]:
@@ -96,6 +98,9 @@ def _inputs(c: ClassFields, rows: int, length: int, device: str) -> dict[str, to
     if c.task in READS_IMAGES:
         size = c.image_size or 0
         return {"pixel_values": torch.zeros(rows, c.num_channels or 0, size, size, device=device)}
+    if c.spectrogram is not None:
+        name, sizes = spectrogram_input(c)
+        return {name: torch.zeros(rows, *sizes, device=device)}
     if c.task in SOUND_TASKS:
         samples = (c.min_samples or 0) + (length - c.min_positions) * (c.samples_per_position or 0)
         return {"input_values": torch.zeros(rows, samples, device=device)}

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Literal
 
 from zoo import Cost, EmbeddingConfig, ImageConfig
-from zoo.spectrogram import SAMPLING_RATE
+from zoo.spectrogram import SAMPLING_RATE, SpectrogramKind
 
 IMAGE_OUTPUTS: Mapping[str, tuple[str, ...]] = {
     "image-classification": ("logits",),
@@ -148,6 +148,16 @@ class ClassFields(EmbeddingConfig):
     """Part of a resized image that is kept, as a fraction of its shorter side."""
     image_margin: Literal["down", "even"] | None = None
     """How half of a margin with an odd number of pixels is rounded."""
+    spectrogram: SpectrogramKind | None = None
+    """The spectrogram that a class for sound reads: see ``zoo.audio.Spectrogram``; None for one that reads samples."""
+    num_mel_bins: int | None = None
+    """Its mel bins."""
+    num_frames: int | None = None
+    """Its frames, of 10 ms each."""
+    feature_mean: float = 0.0
+    """Mean that is subtracted from it."""
+    feature_std: float = 1.0
+    """Standard deviation that it is then divided by."""
     sampling_rate: int | None = None
     """Samples per second of sound; None for a class that reads none."""
     normalize_sound: bool = False
@@ -184,6 +194,9 @@ class ClassFields(EmbeddingConfig):
         if self.task in SOUND_TASKS:
             self.default("sampling_rate", SAMPLING_RATE)
             self.require_positive("sampling_rate", "min_samples", "min_positions", "samples_per_position")
+            self.require_positive("num_mel_bins", "num_frames", "feature_std")
+            if self.spectrogram and not (self.num_mel_bins and self.num_frames):
+                raise ValueError("spectrogram needs num_mel_bins and num_frames")
         elif self.task not in IMAGE_TASKS and not (self.vocab_size and self.hidden_size and self.num_layers):
             raise ValueError(f"{self.task} needs vocab_size, hidden_size and num_layers")
         self.require_positive("vocab_size", "max_seq_len", "hidden_size", "num_layers", "num_kv_heads", "head_dim")

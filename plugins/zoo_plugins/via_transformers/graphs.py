@@ -11,7 +11,7 @@ from zoo_plugins.via_transformers.fields import (
     ClassFields,
 )
 
-__all__ = ["graphs_of"]
+__all__ = ["graphs_of", "spectrogram_input"]
 
 
 def graphs_of(c: ClassFields) -> tuple[Graph, ...]:
@@ -70,7 +70,11 @@ def _image_graph(c: ClassFields) -> Graph:
 
 
 def _sound_graph(c: ClassFields) -> Graph:
-    """Declare a graph for sound, whose convolutions make one position of several samples."""
+    """Declare a graph for sound, whose convolutions make one position of several samples, or for a spectrogram."""
+    classes = floats("logits", "batch", c.num_classes)
+    if c.spectrogram is not None:
+        name, sizes = spectrogram_input(c)
+        return Graph(inputs=(floats(name, "batch", *sizes),), outputs=(classes,))
     least, step = c.min_samples or 1, c.samples_per_position or 1
     unused = least - c.min_positions * step
     positions = f"(samples {'-' if unused > 0 else '+'} {abs(unused)}) // {step}"
@@ -79,7 +83,7 @@ def _sound_graph(c: ClassFields) -> Graph:
         inputs.append(mask("attention_mask", length="samples", padding="right"))
     logits = floats("logits", "batch", positions, c.vocab_size or 0)
     if c.task == "audio-classification":
-        logits = floats("logits", "batch", c.num_classes)
+        logits = classes
     return Graph(
         inputs=tuple(inputs),
         outputs=(logits,),
@@ -87,6 +91,12 @@ def _sound_graph(c: ClassFields) -> Graph:
         causal=False,
         sizes={"samples": Size(min=least)},
     )
+
+
+def spectrogram_input(c: ClassFields) -> tuple[str, tuple[int, int]]:
+    """Return the name of the input that is a spectrogram, and its sizes after the batch."""
+    bins, frames = c.num_mel_bins or 0, c.num_frames or 0
+    return ("input_features", (bins, frames)) if c.spectrogram == "whisper" else ("input_values", (frames, bins))
 
 
 def _pixels(c: ClassFields) -> TensorSpec:

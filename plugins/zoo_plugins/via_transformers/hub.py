@@ -19,6 +19,7 @@ from zoo.checkpoints import (
     answer_rule,
     image_processor,
 )
+from zoo.spectrogram import HOP, SAMPLING_RATE
 from zoo_plugins.bert.sentence import PROJECTIONS, sentence_encoder, sentence_files
 from zoo_plugins.via_transformers.config import ViaTransformersConfig
 from zoo_plugins.via_transformers.fields import DENSE_TASKS, READS_IMAGES, SOUND_TASKS
@@ -66,8 +67,9 @@ class _TransformersLayout(Layout):
         values["reads_padding"] = READS_PADDING.get(original["model_type"], "")
         chosen = dict(chosen or {})
         if values["task"] in SOUND_TASKS:
-            values["reads_padding"] = values["reads_padding"] or spans_sound(original)
             values |= read_sounds(checkpoint.path)
+            if values.get("spectrogram") is None:
+                values["reads_padding"] = values["reads_padding"] or spans_sound(original)
         if values["task"] in READS_IMAGES:
             values["prompt_replaces_start"] = _has_donut(original)
             values |= stated_sizes(read_original(ViaTransformersConfig.from_dict(values, where)), chosen, where)
@@ -178,15 +180,30 @@ def _files(config: ViaTransformersConfig) -> Mapping[str, Any]:
             files[PROCESSOR]["image_processor_type"] = config.image_processor
         return files
     if config.task in SOUND_TASKS:
-        return {
-            PROCESSOR: {
-                "feature_extractor_type": "Wav2Vec2FeatureExtractor",
-                "do_normalize": config.normalize_sound,
-                "return_attention_mask": not config.reads_padding,
-                "sampling_rate": config.sampling_rate,
-            }
-        }
+        return {PROCESSOR: {**_extractor(config), "sampling_rate": config.sampling_rate}}
     return sentence_files(config)
+
+
+def _extractor(config: ViaTransformersConfig) -> dict[str, Any]:
+    """Return the values of the feature extractor that prepares sound for a class."""
+    if config.spectrogram == "whisper":
+        seconds = (config.num_frames or 0) * HOP // SAMPLING_RATE
+        kind = "WhisperFeatureExtractor"
+        return {"feature_extractor_type": kind, "feature_size": config.num_mel_bins, "chunk_length": seconds}
+    if config.spectrogram == "kaldi":
+        return {
+            "feature_extractor_type": "ASTFeatureExtractor",
+            "num_mel_bins": config.num_mel_bins,
+            "max_length": config.num_frames,
+            "do_normalize": True,
+            "mean": config.feature_mean,
+            "std": config.feature_std / 2,  # which it doubles
+        }
+    return {
+        "feature_extractor_type": "Wav2Vec2FeatureExtractor",
+        "do_normalize": config.normalize_sound,
+        "return_attention_mask": not config.reads_padding,
+    }
 
 
 def _notes(config: ViaTransformersConfig) -> Sequence[str]:

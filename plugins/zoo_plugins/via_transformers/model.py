@@ -78,6 +78,7 @@ class ViaTransformers(SharedModule):
         decoder_attention_mask: Tensor | None = None,
         pixel_values: Tensor | None = None,
         input_values: Tensor | None = None,
+        input_features: Tensor | None = None,
     ) -> dict[str, Tensor]:
         """Return the outputs of the configured task, by name; of an encoder-decoder without a target, the states.
 
@@ -90,7 +91,8 @@ class ViaTransformers(SharedModule):
             decoder_input_ids: (B, T), the target that an encoder-decoder reads, as in training.
             decoder_attention_mask: (B, T), of the target.
             pixel_values: (B, C, I, I), of a class that reads images.
-            input_values: (B, samples), of a class that reads sound.
+            input_values: (B, samples), of a class that reads sound; (B, frames, mel bins), of AST.
+            input_features: (B, mel bins, frames), of Whisper.
         """
         c = self.config
         options: dict[str, Any]
@@ -107,9 +109,8 @@ class ViaTransformers(SharedModule):
             if c.task == "image-classification":
                 return {"logits": found.get("logits", found.get("last_hidden_state"))}  # PP-LCNet's has the latter name
             return {name: found[name] for name in self._image_outputs() if found.get(name) is not None}
-        if input_values is not None:
-            options = {} if c.reads_padding else self._without_padding(input_values, attention_mask)
-            return {"logits": self.original(**{"input_values": input_values, **options}, return_dict=True)["logits"]}
+        if input_values is not None or input_features is not None:
+            return {"logits": self._hear(input_values, input_features, attention_mask)}
         assert input_ids is not None
         length = input_ids.shape[1]
         total = length + (past_key_values.length if past_key_values is not None else 0)
@@ -194,6 +195,15 @@ class ViaTransformers(SharedModule):
         if self.config.task != "multiple-choice":
             return options
         return {name: value[:, None] for name, value in options.items() if isinstance(value, Tensor)}
+
+    def _hear(self, input_values: Tensor | None, input_features: Tensor | None, mask: Tensor | None) -> Tensor:
+        """Return the logits of sound, or of spectrograms, which have no mask."""
+        options: dict[str, Any] = {"input_features": input_features}
+        if input_values is not None:
+            has_mask = self.config.spectrogram is None and not self.config.reads_padding
+            options = self._without_padding(input_values, mask) if has_mask else {"input_values": input_values}
+        logits: Tensor = self.original(**options, return_dict=True)["logits"]
+        return logits
 
     def _without_padding(self, samples: Tensor, mask: Tensor | None) -> dict[str, Tensor]:
         """Return sound with silence for padding, and its mask, in which no row is too short for a position."""

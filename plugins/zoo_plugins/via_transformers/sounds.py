@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +10,11 @@ import torch
 from torch import Tensor
 
 from zoo import UsageError
-from zoo.checkpoints import EXTRACTORS, process_sounds
+from zoo.audio import preparation
+from zoo.checkpoints import EXTRACTORS, ProcessedSounds, process_sounds
+from zoo.spectrogram import SAMPLING_RATE
 from zoo_plugins.via_transformers.fields import ClassFields
+from zoo_plugins.via_transformers.graphs import spectrogram_input
 
 __all__ = ["read_sounds", "sound_facts", "spans_sound"]
 
@@ -23,13 +26,19 @@ _LONGEST = 1 << 16
 def sound_facts(c: ClassFields, original: Any) -> dict[str, Any]:
     """Return the sizes of a class for sound.
 
-    Raises :class:`UsageError` for classes that read something other than samples, and for numbers of positions that do
-    not grow by one in equal steps.
+    Raises :class:`UsageError` for classes that read something other than samples or a spectrogram that zoo makes, and
+    for numbers of positions that do not grow by one in equal steps.
     """
     lengths = getattr(original, _LENGTHS, None)
-    if original.main_input_name != "input_values" or lengths is None:
-        remedy = "classes for spectrograms are not known"
+    steps: dict[str, Any] = {}
+    if c.spectrogram is not None:
+        if c.task != "audio-classification" or original.main_input_name != spectrogram_input(c)[0]:
+            raise UsageError(f"{c.model_class} reads other spectrograms than the checkpoint's feature extractor makes")
+    elif original.main_input_name != "input_values" or lengths is None:
+        remedy = "of classes for spectrograms, those of AST and Whisper are known, with preprocessor_config.json"
         raise UsageError(f"{c.model_class} does not read samples of sound", None, remedy)
+    else:
+        steps = _steps(c, lengths, getattr(original.config, "squeeze_factor", 1))
     config = original.config
     return {
         **dict.fromkeys(("max_seq_len", "num_kv_heads", "head_dim", "value_head_dim")),
@@ -38,7 +47,7 @@ def sound_facts(c: ClassFields, original: Any) -> dict[str, Any]:
         "hidden_size": config.hidden_size,
         "num_layers": config.num_hidden_layers,
         "counts_positions": False,
-        **_steps(c, lengths, getattr(config, "squeeze_factor", 1)),
+        **steps,
     }
 
 
@@ -77,8 +86,24 @@ def read_sounds(folder: Path) -> dict[str, Any]:
         return {}
     processed = process_sounds(folder)
     rate = processed.extractor.sampling_rate
-    for normalize in (True, False):
-        if processed.first_difference(normalize=normalize) is None:
-            return {"sampling_rate": rate, "normalize_sound": normalize}
+    for fields in _candidates(processed):
+        if processed.first_difference(preparation(fields.get)) is None:
+            return {"sampling_rate": rate, **fields}
     name = type(processed.extractor).__name__
     raise UsageError(f"{name} prepares sound in a way that zoo does not know", folder)
+
+
+def _candidates(processed: ProcessedSounds) -> Iterator[dict[str, Any]]:
+    """Yield ways to prepare sound, of the sizes that a feature extractor makes."""
+    extractor, shapes = processed.extractor, {value.shape for value in processed.values}
+    if any(len(shape) == 1 for shape in shapes):
+        yield from ({"normalize_sound": normalize} for normalize in (True, False))
+        return
+    if len(shapes) > 1 or extractor.sampling_rate != SAMPLING_RATE:
+        return
+    first, second = shapes.pop()
+    plain = {"feature_mean": 0.0, "feature_std": 1.0}
+    yield {"spectrogram": "whisper", "num_mel_bins": first, "num_frames": second, **plain}
+    is_scaled = getattr(extractor, "do_normalize", False) and hasattr(extractor, "mean")
+    scale = {"feature_mean": extractor.mean, "feature_std": 2 * extractor.std} if is_scaled else plain
+    yield {"spectrogram": "kaldi", "num_mel_bins": second, "num_frames": first, **scale}

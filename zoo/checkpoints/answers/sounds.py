@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from zoo.arrays import Array
-from zoo.audio import unit_variance
+from zoo.audio import preparation
 from zoo.checkpoints.answers.pipelines import REMEDY, Answers, ask_exactly
 from zoo.checkpoints.answers.tokens import ask
 from zoo.checkpoints.original import Unavailable, call
@@ -40,13 +40,15 @@ class SoundComparison:
     spec: ModelSpec
     checkpoint: Checkpoint
     sound: TensorSpec
-    """The input that is sound, (rows, samples)."""
+    """The input that is sound, (rows, samples), or a spectrogram of it."""
 
     @classmethod
     def of(cls, spec: ModelSpec, checkpoint: Checkpoint) -> Self | None:
-        """Return the comparison for a model, None if it reads no samples of sound."""
+        """Return the comparison for a model, None if it reads no sound that zoo prepares as fields describe."""
         tensor = spec.graphs[0].input_tensors()[0]
-        return cls(spec, checkpoint, tensor) if tensor.name == "input_values" and len(tensor.dims) == 2 else None
+        reads_samples = tensor.name == "input_values" and len(tensor.dims) == 2
+        reads_spectrograms = spec.config.to_dict().get("spectrogram") is not None
+        return cls(spec, checkpoint, tensor) if reads_samples or reads_spectrograms else None
 
     @property
     def is_described(self) -> bool:
@@ -71,16 +73,15 @@ class SoundComparison:
         if rate != self._config.sampling_rate:
             problem = f"sound is read at {self._config.sampling_rate} Hz, by the original at {rate} Hz"
             raise ParityError(problem, self.checkpoint.where, _REMEDY)
-        number = self.processed.first_difference(normalize=self._config.normalize_sound)
+        number = self.processed.first_difference(preparation(self._config.to_dict().get))
         if number is not None:
-            problem = f"sound {number + 1} becomes other samples than by the original"
+            problem = f"sound {number + 1} is prepared in another way than by the original"
             raise ParityError(problem, self.checkpoint.where, _REMEDY)
         return len(self.processed.sounds)
 
-    def _logits(self, model: nn.Module, sound: Array) -> Tensor:
-        """Return the logits of a sound, of zoo's model in float64."""
-        samples = unit_variance(sound) if self._config.normalize_sound else sound
-        feeds = {self.sound.name: torch.from_numpy(samples)[None]}
+    def _logits(self, model: nn.Module, value: Array) -> Tensor:
+        """Return the logits of a sound as zoo's model reads it, of the model in float64."""
+        feeds = {self.sound.name: torch.from_numpy(value)[None]}
         config: Config = self.spec.config
         with torch.no_grad():
             return call(config, model, feeds, torch.float64)["logits"][0]
@@ -123,8 +124,9 @@ class SoundComparison:
         kind: Any = transformers.AutomaticSpeechRecognitionPipeline
         tools = {"feature_extractor": self.processed.extractor, "tokenizer": tokenizer}
         pipeline = kind(model=theirs, **tools, device="cpu")
+        prepare = preparation(self._config.to_dict().get)
         for number, sound in enumerate(self.processed.sounds, 1):
-            text = self.text(ours, self._logits(model, sound).argmax(-1).tolist())
+            text = self.text(ours, self._logits(model, prepare(sound)).argmax(-1).tolist())
             expected = ask_exactly(theirs, pipeline, sound)["text"]
             if text != expected:
                 problem = f"the text of sound {number} is {text!r}, that of the original {expected!r}"
@@ -144,6 +146,14 @@ class SoundComparison:
         import transformers
 
         kind: Any = transformers.AudioClassificationPipeline
-        pipeline = kind(model=theirs, feature_extractor=self.processed.extractor, device="cpu")
+        extractor = self.processed.extractor
+        if self._config.to_dict().get("spectrogram") == "whisper":
+            # It rounds its filters itself, but not where ask_exactly keeps float64.
+            extractor.mel_filters = extractor.mel_filters.astype("float32")
+        pipeline = kind(model=theirs, feature_extractor=extractor, device="cpu")
         sounds = {f"sound {number}": sound for number, sound in enumerate(self.processed.sounds, 1)}
-        return answers.compare(sounds, lambda sound: self._logits(model, sound), theirs, pipeline)
+        values = self.processed.values  # of spectrograms, the original's, which are less exact in quiet bands
+        if len(self.sound.dims) == 2:
+            values = list(map(preparation(self._config.to_dict().get), self.processed.sounds))
+        prepared = iter(values)
+        return answers.compare(sounds, lambda _: self._logits(model, next(prepared)), theirs, pipeline)
