@@ -9,7 +9,16 @@ from typing import Any, ClassVar, Literal, Self
 from zoo.config import Config
 from zoo.cost import Cost, linear
 
-__all__ = ["ClassifierConfig", "EmbeddingConfig", "ImageConfig", "ProblemType", "class_names", "problem_of"]
+__all__ = [
+    "ClassifierConfig",
+    "EmbeddingConfig",
+    "ImageConfig",
+    "ImagePreparation",
+    "ProblemType",
+    "class_names",
+    "problem_of",
+    "sides_of",
+]
 
 ProblemType = Literal["single_label_classification", "multi_label_classification", "regression"]
 """How logits become answers: by a softmax over the classes, by a sigmoid for each class, or as they are. The values are
@@ -48,14 +57,11 @@ def class_names(labels: Sequence[str] | None, num_classes: int, problem: Problem
 
 
 @dataclass(frozen=True, kw_only=True)
-class ImageConfig(Config):
-    """Base class of configurations of models that read images, which ``zoo.images.ImageReader`` prepares.
+class ImagePreparation(Config):
+    """How images of any proportions are prepared: see ``zoo.images.ImageReader``."""
 
-    ``__post_init__`` of a subclass calls :meth:`check_images`.
-    """
-
-    image_size: int = 224
-    """Height and width of the images, in pixels."""
+    image_size: int | tuple[int, ...] = 224
+    """Height and width of the images, in pixels; one number for squares."""
     num_channels: int = 3
     """Channels of the images, 3 for RGB."""
     image_mean: tuple[float, ...] | None = None
@@ -64,10 +70,11 @@ class ImageConfig(Config):
     """Standard deviation that each channel is then divided by; 0.5 by default."""
     image_resample: Literal["nearest", "lanczos", "bilinear", "bicubic", "box", "hamming"] = "bilinear"
     """Filter with which images are resized."""
-    image_resize: Literal["stretch", "shortest_edge"] = "stretch"
-    """Whether images are stretched to a square, or keep their proportions and lose what is outside the central one."""
+    image_resize: Literal["stretch", "shortest_edge", "pad", "turn_and_pad"] = "stretch"
+    """Whether images are stretched, or keep their proportions and lose what is outside, or are padded with black; and
+    whether they are turned before if their longer side is not that of the model."""
     image_crop: float = 1.0
-    """Sides of the model's square in the centre of a resized image, as a fraction of that image's shorter ones. The
+    """Sides of the model's image in the centre of a resized one, as a fraction of that image's shorter ones. The
     image is resized to ``image_size`` / ``image_crop`` pixels, rounded down, and its margin is cut off."""
     image_margin: Literal["down", "even"] = "down"
     """How half of a margin with an odd number of pixels is rounded: down, as in transformers, or to the even number, as
@@ -75,7 +82,9 @@ class ImageConfig(Config):
 
     def check_images(self) -> None:
         """Set the defaults of mean and deviation, and raise ``ValueError`` if the fields contradict each other."""
-        self.require_positive("image_size", "num_channels")
+        self.require_positive("num_channels")
+        if min(sides_of(self.image_size)) <= 0:
+            raise ValueError(f"image_size must be positive, got {self.image_size}")
         self.default("image_mean", (0.5,) * self.num_channels)
         self.default("image_std", (0.5,) * self.num_channels)
         for name in ("image_mean", "image_std"):
@@ -86,6 +95,33 @@ class ImageConfig(Config):
             raise ValueError(f"image_crop must lie in (0, 1], got {self.image_crop}")
         if min(self.image_std or ()) <= 0:
             raise ValueError(f"image_std must be positive, got {self.image_std}")
+        if self.image_resize in ("pad", "turn_and_pad") and self.image_crop != 1:
+            raise ValueError(f"image_resize {self.image_resize!r} crops nothing, but image_crop is {self.image_crop}")
+
+
+def sides_of(image_size: int | tuple[int, ...]) -> tuple[int, int]:
+    """Return height and width. Raises ``ValueError`` unless there are one or two numbers.
+
+    >>> sides_of(224), sides_of((2560, 1920))
+    ((224, 224), (2560, 1920))
+    """
+    sides = (image_size, image_size) if isinstance(image_size, int) else image_size
+    if len(sides) != 2:
+        raise ValueError(f"image_size must be one number, or height and width, got {image_size}")
+    return sides
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageConfig(ImagePreparation):
+    """Base class of configurations of models that read square images, which ``zoo.images.ImageReader`` prepares.
+
+    ``__post_init__`` of a subclass calls :meth:`check_images`.
+    """
+
+    image_size: int = 224
+    """Height and width of the images, in pixels."""
+    image_resize: Literal["stretch", "shortest_edge"] = "stretch"
+    """Whether images are stretched to a square, or keep their proportions and lose what is outside the central one."""
 
 
 _CLASSES = ("num_classes", "labels", "problem_type")

@@ -47,9 +47,11 @@ class ImageReader:
     resample: str
     """The name of Pillow's filter for resizing."""
     crop: float
-    """Fraction of each side that is kept after resizing; of the shorter sides if ``keeps_ratio``."""
-    keeps_ratio: bool
-    """Whether an image keeps its proportions when it is resized. Otherwise it is stretched."""
+    """Fraction of each side that is kept after resizing; of the shorter sides for ``shortest_edge``."""
+    resize: str
+    """``stretch``; ``shortest_edge``: keep the proportions and cut off what is outside; ``pad``: resize the shorter
+    side to that of the model, shrink what is still too large, and centre it on black; ``turn_and_pad``: before that,
+    turn an image clockwise whose longer side is not that of the model."""
     rounds_to_even: bool
     """Whether half of an odd number of pixels, of a margin, is rounded to the even number. Otherwise down."""
     mean: Array = field(repr=False)
@@ -74,10 +76,10 @@ class ImageReader:
             for value in (option("image_mean"), option("image_std"))
         )
         resample = str(option("image_resample") or "bilinear").upper()
-        keeps_ratio = option("image_resize") == "shortest_edge"
+        resize = option("image_resize") or "stretch"
         rounds_to_even = option("image_margin") == "even"
         crop = option("image_crop") or 1.0
-        return cls(channels, height, width, resample, crop, keeps_ratio, rounds_to_even, mean, std)
+        return cls(channels, height, width, resample, crop, resize, rounds_to_even, mean, std)
 
     def read(self, value: Any, where: str | None = None) -> Array:
         """Return an image as an array of the model's size, (height, width, channels), without normalising it.
@@ -128,9 +130,13 @@ class ImageReader:
                 IMAGE_PIXELS.check(math.prod(image.size), f"an image of {image.width} x {image.height} pixels", where)
                 IMAGE_SIDE.check(max(image.size), f"a side of {max(image.size)} pixels", where)
                 upright = ImageOps.exif_transpose(_eight_bits(image))
-                resized = self._resized(*upright.size, where)
-                left, top = self._margin(resized[0] - self.width), self._margin(resized[1] - self.height)
-                sized = upright.convert(self.mode).resize(resized, Image.Resampling[self.resample])
+                sized = upright.convert(self.mode)
+                across = (sized.width - sized.height) * (self.width - self.height) < 0
+                if self.resize == "turn_and_pad" and across:
+                    sized = sized.transpose(Image.Transpose.ROTATE_270)
+                for resized in self._resized(*sized.size, where):
+                    sized = sized.resize(resized, Image.Resampling[self.resample])
+                left, top = self._margin(sized.width - self.width), self._margin(sized.height - self.height)
                 sized = sized.crop((left, top, left + self.width, top + self.height))
         except ZooError:
             raise
@@ -139,21 +145,31 @@ class ImageReader:
         return np.asarray(sized), (upright.height, upright.width)
 
     def _margin(self, surplus: int) -> int:
-        """Return what is cut off before the image, of the pixels that are cut off in all."""
-        return round(surplus / 2) if self.rounds_to_even else surplus // 2
+        """Return what is cut off before the image, of the pixels that are cut off in all; negative for padding."""
+        return round(surplus / 2) if self.rounds_to_even else int(surplus / 2)
 
-    def _resized(self, width: int, height: int, where: str | None) -> tuple[int, int]:
-        """Return width and height of an image before it is cropped."""
+    def _resized(self, width: int, height: int, where: str | None) -> list[tuple[int, int]]:
+        """Return the widths and heights to which an image is resized, in order, before it is cropped or padded."""
         whole = math.floor(self.width / self.crop + _ROUNDING), math.floor(self.height / self.crop + _ROUNDING)
-        if not self.keeps_ratio:
-            return whole
+        if self.resize == "stretch":
+            return [whole]
+        if self.resize != "shortest_edge":
+            whole = (min(whole), min(whole))
         if width <= height:
             resized = whole[0], max(whole[1], whole[0] * height // width)
         else:
             resized = max(whole[0], whole[1] * width // height), whole[1]
         what = f"{width} x {height} pixels would become {resized[0]} x {resized[1]}, so crop the image"
         IMAGE_PIXELS.check(math.prod(resized), what, where)
-        return resized
+        return [resized] if self.resize == "shortest_edge" else [resized, self._shrunk(*resized)]
+
+    def _shrunk(self, width: int, height: int) -> tuple[int, int]:
+        """Return width and height of an image that is shrunk to fit in the model's: the longer side is made to fit."""
+        if height > width:
+            fitting = min(height, self.height)
+            return width * fitting // height, fitting
+        fitting = min(width, self.width)
+        return fitting, height * fitting // width
 
 
 def _source_of(value: Any) -> Any:

@@ -192,24 +192,6 @@ def test_decoder_that_skips_padding_when_it_counts_is_refused(
     assert not Path("ours").exists()
 
 
-def test_images_that_are_not_square_are_refused(tmp_path: Path, zoo: Zoo) -> None:
-    save("donut", tmp_path / "hub")
-    file = tmp_path / "hub" / "config.json"
-    hub = json.loads(file.read_text())
-    for processor in (tmp_path / "hub").glob("*processor_config.json"):
-        processor.unlink()
-    file.write_text(json.dumps({**hub, "encoder": {**hub["encoder"], "image_size": [32, 48]}}))
-    zoo("import", tmp_path / "hub", "-o", "ours").failed(2, "image_size [32, 48] is not supported, only squares")
-    file.write_text(json.dumps(hub))
-    body = transformers.DonutImageProcessorPil(size={"height": 32, "width": 32}).to_dict()
-    body["image_processor_type"] = "DonutImageProcessor"
-    (tmp_path / "hub" / "preprocessor_config.json").write_text(json.dumps(body))
-    zoo("import", tmp_path / "hub", "-o", "ours").failed(
-        2, "DonutImageProcessorPil prepares images in a way that zoo does not know", "preprocessor_config.json"
-    )
-    assert not Path("ours").exists()
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_generated_texts_of_a_batch_equal_those_of_transformers(tmp_path: Path, name: str) -> None:

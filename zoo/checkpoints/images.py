@@ -12,7 +12,7 @@ import numpy as np
 
 from zoo.arrays import Array
 from zoo.checkpoints.source import Checkpoint
-from zoo.classes import ImageConfig
+from zoo.classes import ImagePreparation, sides_of
 from zoo.errors import UsageError
 from zoo.images import ImageReader
 
@@ -51,7 +51,7 @@ class ProcessedImages:
     """Its result for each image, (channels, height, width)."""
 
     def suits(self, fields: Mapping[str, Any]) -> bool:
-        """Return whether zoo makes the same pixels with these fields of :class:`zoo.ImageConfig`."""
+        """Return whether zoo makes the same pixels with these fields of :class:`zoo.classes.ImagePreparation`."""
         return first_difference(self, ImageReader.of(fields.get, *self.pixels[0].shape)) is None
 
 
@@ -153,20 +153,23 @@ def _side(images: Mapping[str, Any], key: str, where: Path) -> int:
     return height
 
 
-def image_processor(c: ImageConfig, name: str) -> dict[str, Any]:
+def image_processor(c: ImagePreparation, name: str) -> dict[str, Any]:
     """Describe how images are prepared, as the file preprocessor_config.json of the hub.
 
     ``name`` is the class of a processor that stretches images, unless they are cropped.
     """
-    side, whole = c.image_size, int(c.image_size / c.image_crop + 1e-6)
-    keeps_ratio = c.image_resize == "shortest_edge"
-    crops = keeps_ratio or whole > side
+    sides = sides_of(c.image_size)
+    whole = [int(side / c.image_crop + 1e-6) for side in sides]
+    keeps_ratio, pads = c.image_resize == "shortest_edge", c.image_resize in ("pad", "turn_and_pad")
+    crops = keeps_ratio or whole != [*sides]
+    kind = "CLIP" if keeps_ratio else "Donut" if pads else "DeiT" if crops else name
     return {
         PROCESSOR: {
-            "image_processor_type": f"{'CLIP' if keeps_ratio else 'DeiT' if crops else name}ImageProcessor",
+            "image_processor_type": f"{kind}ImageProcessor",
             "do_resize": True,
-            "size": {"shortest_edge": whole} if keeps_ratio else {"height": whole, "width": whole},
-            **({"do_center_crop": True, "crop_size": {"height": side, "width": side}} if crops else {}),
+            "size": {"shortest_edge": min(whole)} if keeps_ratio else _height_and_width(whole),
+            **({"do_center_crop": True, "crop_size": _height_and_width(sides)} if crops else {}),
+            **({"do_align_long_axis": c.image_resize == "turn_and_pad"} if pads else {}),
             "resample": RESAMPLING.index(c.image_resample),
             "do_rescale": True,
             "rescale_factor": 1 / 255,
@@ -175,3 +178,7 @@ def image_processor(c: ImageConfig, name: str) -> dict[str, Any]:
             "image_std": list(c.image_std or ()),
         }
     }
+
+
+def _height_and_width(sides: Sequence[int]) -> dict[str, int]:
+    return dict(zip(("height", "width"), sides, strict=True))

@@ -50,13 +50,13 @@ class StandardFields:
     depth_resample: str | None = None
     """How depths are interpolated to the size of the original image."""
     image_mean: tuple[float, ...] | None = None
-    """The mean of each channel: see :class:`zoo.ImageConfig`, as for the following."""
+    """The mean of each channel: see :class:`zoo.classes.ImagePreparation`, as for the following."""
     image_std: tuple[float, ...] | None = None
     """The standard deviation of each channel."""
     image_resample: str | None = None
     """The filter with which images are resized."""
     image_resize: str | None = None
-    """Whether images are stretched, or keep their proportions."""
+    """Whether images are stretched, or keep their proportions and are cut or padded."""
     image_crop: float | None = None
     """The part of an image that is kept, as a fraction of its shorter side."""
     image_margin: str | None = None

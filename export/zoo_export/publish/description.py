@@ -181,13 +181,15 @@ def _image(runner: ImageRunner) -> dict[str, Any]:
     reader = runner.images
     if reader.channels not in (1, 3):
         raise UsageError(f"pages cannot read images of {reader.channels} channels", runner.session.path)
+    if reader.resize not in ("stretch", "shortest_edge"):
+        raise UsageError(f"pages cannot prepare images with image_resize {reader.resize!r}", runner.session.path)
     return {
         "width": reader.width,
         "height": reader.height,
         "channels": reader.channels,
         "resample": reader.resample.lower(),
         "crop": reader.crop,
-        "keepsRatio": reader.keeps_ratio,
+        "keepsRatio": reader.resize == "shortest_edge",
         "roundsToEven": reader.rounds_to_even,
         "mean": reader.mean.ravel().tolist(),
         "std": reader.std.ravel().tolist(),

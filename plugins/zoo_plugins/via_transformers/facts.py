@@ -96,8 +96,7 @@ def _flops(model: nn.Module, c: ClassFields, device: str, longest: int | None) -
 def _inputs(c: ClassFields, rows: int, length: int, device: str) -> dict[str, torch.Tensor]:
     """Return inputs of the model: texts of a length without padding, sound of as many positions, or images."""
     if c.task in READS_IMAGES:
-        size = c.image_size or 0
-        return {"pixel_values": torch.zeros(rows, c.num_channels or 0, size, size, device=device)}
+        return {"pixel_values": torch.zeros(rows, c.num_channels or 0, *c.image_sides, device=device)}
     if c.spectrogram is not None:
         name, sizes = spectrogram_input(c)
         return {name: torch.zeros(rows, *sizes, device=device)}

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Literal
 
-from zoo import Cost, EmbeddingConfig, ImageConfig
+from zoo import Cost, EmbeddingConfig
+from zoo.classes import ImagePreparation, sides_of
 from zoo.spectrogram import SAMPLING_RATE, SpectrogramKind
 
 IMAGE_OUTPUTS: Mapping[str, tuple[str, ...]] = {
@@ -132,18 +133,18 @@ class ClassFields(EmbeddingConfig):
     """How depths are interpolated to the size of the original image: see :func:`zoo.interpolation.interpolate`."""
     image_processor: str | None = None
     """The class in transformers that turns outputs into answers, which publishing names."""
-    image_size: int | None = None
-    """Height and width of images, in pixels; None for a class that reads texts."""
+    image_size: int | tuple[int, ...] | None = None
+    """Height and width of images, in pixels, one number for squares; None for a class that reads texts."""
     num_channels: int | None = None
     """Channels of images, 3 for RGB."""
     image_mean: tuple[float, ...] | None = None
-    """Mean that is subtracted from each channel: see :class:`zoo.ImageConfig`, as for the following."""
+    """Mean that is subtracted from each channel: see :class:`zoo.classes.ImagePreparation`, as for the following."""
     image_std: tuple[float, ...] | None = None
     """Standard deviation that each channel is divided by."""
     image_resample: Literal["nearest", "lanczos", "bilinear", "bicubic", "box", "hamming"] | None = None
     """Filter with which images are resized."""
-    image_resize: Literal["stretch", "shortest_edge"] | None = None
-    """Whether images are stretched, or keep their proportions."""
+    image_resize: Literal["stretch", "shortest_edge", "pad", "turn_and_pad"] | None = None
+    """Whether images are stretched, or keep their proportions and are cut or padded."""
     image_crop: float | None = None
     """Part of a resized image that is kept, as a fraction of its shorter side."""
     image_margin: Literal["down", "even"] | None = None
@@ -210,12 +211,17 @@ class ClassFields(EmbeddingConfig):
         """Number of layers with keys and values."""
         return (self.num_layers or 0) if self.key_layers is None else len(self.key_layers)
 
-    def images(self) -> ImageConfig:
+    def images(self) -> ImagePreparation:
         """Return how images are prepared. Raises ``ValueError`` if the fields contradict each other."""
-        names = (item.name for item in fields(ImageConfig))
-        images = ImageConfig(**{name: value for name in names if (value := getattr(self, name)) is not None})
+        names = (item.name for item in fields(ImagePreparation))
+        images = ImagePreparation(**{name: value for name in names if (value := getattr(self, name)) is not None})
         images.check_images()
         return images
+
+    @property
+    def image_sides(self) -> tuple[int, int]:
+        """Height and width of images, in pixels."""
+        return sides_of(self.image_size or 0)
 
     def cost(self) -> Cost:
         """Return what was counted when the class was inspected."""

@@ -100,8 +100,7 @@ def spectrogram_input(c: ClassFields) -> tuple[str, tuple[int, int]]:
 
 
 def _pixels(c: ClassFields) -> TensorSpec:
-    images = c.images()
-    return floats("pixel_values", "batch", images.num_channels, images.image_size, images.image_size)
+    return floats("pixel_values", "batch", c.num_channels or 0, *c.image_sides)
 
 
 def _text_outputs(c: ClassFields) -> tuple[TensorSpec, ...]:

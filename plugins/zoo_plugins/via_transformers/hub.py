@@ -72,7 +72,7 @@ class _TransformersLayout(Layout):
                 values["reads_padding"] = values["reads_padding"] or spans_sound(original)
         if values["task"] in READS_IMAGES:
             values["prompt_replaces_start"] = _has_donut(original)
-            values |= stated_sizes(read_original(ViaTransformersConfig.from_dict(values, where)), chosen, where)
+            values |= stated_sizes(read_original(ViaTransformersConfig.from_dict(values, where)), chosen)
         values |= chosen
         config = ViaTransformersConfig.from_dict(values, where)
         inspected = inspect_model(config)

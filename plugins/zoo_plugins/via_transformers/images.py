@@ -15,7 +15,7 @@ __all__ = ["read_preparation", "stated_sizes"]
 
 
 def read_preparation(folder: Path) -> dict[str, Any]:
-    """Return the fields of :class:`zoo.ImageConfig` with which zoo prepares images as a checkpoint's processor does.
+    """Return the fields with which zoo prepares images as a checkpoint's processor does.
 
     Processors resize and crop by rules of their own. Those that zoo knows are tried on a few images.
 
@@ -33,29 +33,30 @@ def read_preparation(folder: Path) -> dict[str, Any]:
     raise UsageError(f"{name} prepares images in a way that zoo does not know", folder / PROCESSOR)
 
 
-def stated_sizes(config: Any, chosen: Mapping[str, Any], where: object) -> dict[str, int]:
-    """Return the size and channels of images in a configuration of transformers, as fields of :class:`zoo.ImageConfig`.
+def stated_sizes(config: Any, chosen: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the size and channels of images in a configuration of transformers, as fields of zoo's.
 
-    Of an encoder-decoder, they are those of the encoder. Raises :class:`UsageError` for images that are not square,
-    unless another size is chosen.
+    Of an encoder-decoder, they are those of the encoder.
     """
     config = getattr(config, "vision_config", getattr(config, "encoder", config))
     size = chosen.get("image_size", getattr(config, "image_size", None))
-    height, width = size if isinstance(size, list | tuple) and len(size) == 2 else (size, size)
-    if height != width:
-        raise UsageError(f"image_size {size!r} is not supported, only squares", where)
-    stated = {"image_size": height, "num_channels": getattr(config, "num_channels", None)}
-    return {name: value for name, value in stated.items() if isinstance(value, int)}
+    if isinstance(size, list | tuple) and len(size) == 2:
+        size = size_of(*size)
+    stated = {"image_size": size, "num_channels": getattr(config, "num_channels", None)}
+    return {name: value for name, value in stated.items() if isinstance(value, int | tuple)}
+
+
+def size_of(height: int, width: int) -> int | tuple[int, int]:
+    """Return the field ``image_size``: one number for squares."""
+    return height if height == width else (height, width)
 
 
 def _candidates(processor: Any, channels: int, height: int, width: int) -> Iterator[dict[str, Any]]:
     """Yield ways to prepare images of a final size: whether they are stretched, and how much of them is kept."""
-    if height != width:
-        return
     shift = (processor.image_mean, processor.image_std) if processor.do_normalize else (0.0, 1.0)
     mean, std = (tuple(np.broadcast_to(value, channels).tolist()) for value in shift)
     fields = {
-        "image_size": height,
+        "image_size": size_of(height, width),
         "num_channels": channels,
         "image_mean": mean,
         "image_std": std,
@@ -68,3 +69,5 @@ def _candidates(processor: Any, channels: int, height: int, width: int) -> Itera
     for whole in sorted(whole for whole in wholes if whole >= height):
         for resize in ("stretch", "shortest_edge"):
             yield {**fields, "image_resize": resize, "image_crop": height / whole}
+    for resize in ("pad", "turn_and_pad"):  # as Donut does
+        yield {**fields, "image_resize": resize}

@@ -90,7 +90,7 @@ class ViaTransformers(SharedModule):
             past_states: states after earlier calls, of the layers that have any; replaced in place.
             decoder_input_ids: (B, T), the target that an encoder-decoder reads, as in training.
             decoder_attention_mask: (B, T), of the target.
-            pixel_values: (B, C, I, I), of a class that reads images.
+            pixel_values: (B, C, height, width), of a class that reads images.
             input_values: (B, samples), of a class that reads sound; (B, frames, mel bins), of AST.
             input_features: (B, mel bins, frames), of Whisper.
         """
@@ -157,7 +157,7 @@ class ViaTransformers(SharedModule):
         Args:
             input_ids: (B, S).
             attention_mask: (B, S), 1 for a token and 0 for padding.
-            pixel_values: (B, C, I, I).
+            pixel_values: (B, C, height, width).
 
         Returns:
             ``last_hidden_state``, (B, S, E), and ``cross_key_values``, its keys and values for each decoder layer.
