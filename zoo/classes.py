@@ -10,6 +10,7 @@ from zoo.config import Config
 from zoo.cost import Cost, linear
 
 __all__ = [
+    "MANY_SIZES",
     "ClassifierConfig",
     "EmbeddingConfig",
     "ImageConfig",
@@ -56,6 +57,10 @@ def class_names(labels: Sequence[str] | None, num_classes: int, problem: Problem
     return tuple(str(first + number) for number in range(num_classes))
 
 
+MANY_SIZES = ("edges", "fit", "round_down")
+"""Values of ``image_resize`` with which images keep, or nearly keep, their proportions, and have many sizes."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class ImagePreparation(Config):
     """How images of any proportions are prepared: see ``zoo.images.ImageReader``."""
@@ -70,9 +75,9 @@ class ImagePreparation(Config):
     """Standard deviation that each channel is then divided by; 0.5 by default."""
     image_resample: Literal["nearest", "lanczos", "bilinear", "bicubic", "box", "hamming"] = "bilinear"
     """Filter with which images are resized."""
-    image_resize: Literal["stretch", "shortest_edge", "pad", "turn_and_pad"] = "stretch"
-    """Whether images are stretched, or keep their proportions and lose what is outside, or are padded with black; and
-    whether they are turned before if their longer side is not that of the model."""
+    image_resize: Literal["stretch", "shortest_edge", "pad", "turn_and_pad", "edges", "fit", "round_down"] = "stretch"
+    """How images become of this size: see :class:`zoo.images.ImageReader`. With ``edges``, the numbers of
+    ``image_size`` are those of the shortest and the longest edge."""
     image_crop: float = 1.0
     """Sides of the model's image in the centre of a resized one, as a fraction of that image's shorter ones. The
     image is resized to ``image_size`` / ``image_crop`` pixels, rounded down, and its margin is cut off."""

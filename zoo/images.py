@@ -15,6 +15,7 @@ from typing import Any, Self
 import numpy as np
 
 from zoo.arrays import Array
+from zoo.classes import MANY_SIZES, sides_of
 from zoo.errors import ArtifactError, UsageError, ZooError
 from zoo.limits import IMAGE_PIXELS, IMAGE_SIDE
 from zoo.reading import check_plain
@@ -38,7 +39,7 @@ class ImageReader:
     A file, its bytes or a Pillow image is rotated by its EXIF orientation, converted to grey, RGB or RGBA according to
     the number of channels, resized and cropped. Palettes are expanded, 16-bit values reduced to 8 bits, and only the
     first frame is used. An array, (height, width) or (height, width, channels), must already have the model's size,
-    with integers in [0, 255] or floats in [0, 1].
+    with integers in [0, 255] or floats in [0, 1]; any size if images have many.
     """
 
     channels: int
@@ -51,7 +52,12 @@ class ImageReader:
     resize: str
     """``stretch``; ``shortest_edge``: keep the proportions and cut off what is outside; ``pad``: resize the shorter
     side to that of the model, shrink what is still too large, and centre it on black; ``turn_and_pad``: before that,
-    turn an image clockwise whose longer side is not that of the model."""
+    turn an image clockwise whose longer side is not that of the model. Or one of ``MANY_SIZES``: ``edges``: resize the
+    shorter side to ``height``, or the longer one to ``width`` where it would be longer, and round down to multiples;
+    ``fit``: resize by the factor nearest to 1 that makes a side that of the model, and round to multiples;
+    ``round_down``: round each side down to a multiple."""
+    multiple: int
+    """The number of which the sides of resized images are multiples, with sizes of ``MANY_SIZES``."""
     rounds_to_even: bool
     """Whether half of an odd number of pixels, of a margin, is rounded to the even number. Otherwise down."""
     mean: Array = field(repr=False)
@@ -65,21 +71,24 @@ class ImageReader:
 
         Args:
             option: returns a field of the model's configuration, None if it has none: ``image_resample``, bilinear by
-                default; ``image_crop``, 1 by default; ``image_resize``, stretch by default; ``image_margin``, down by
-                default; ``image_mean`` and ``image_std``, 0.5 by default (Dosovitskiy et al. 2021).
+                default; ``image_crop``, 1 by default; ``image_resize``, stretch by default; ``image_multiple``, 1 by
+                default; ``image_margin``, down by default; ``image_mean`` and ``image_std``, 0.5 by default
+                (Dosovitskiy et al. 2021).
             channels: number of channels.
-            height: of the model's images, in pixels.
+            height: of the model's images, in pixels; with ``MANY_SIZES``, those of ``image_size`` take its place.
             width: of the model's images, in pixels.
         """
+        resize, multiple = option("image_resize") or "stretch", option("image_multiple") or 1
+        if resize in MANY_SIZES:
+            height, width = sides_of(option("image_size"))
         mean, std = (
             np.broadcast_to(np.float32(0.5 if value is None else value), channels)[:, None, None]
             for value in (option("image_mean"), option("image_std"))
         )
         resample = str(option("image_resample") or "bilinear").upper()
-        resize = option("image_resize") or "stretch"
         rounds_to_even = option("image_margin") == "even"
         crop = option("image_crop") or 1.0
-        return cls(channels, height, width, resample, crop, resize, rounds_to_even, mean, std)
+        return cls(channels, height, width, resample, crop, resize, multiple, rounds_to_even, mean, std)
 
     def read(self, value: Any, where: str | None = None) -> Array:
         """Return an image as an array of the model's size, (height, width, channels), without normalising it.
@@ -95,7 +104,7 @@ class ImageReader:
         array, size = (value, value.shape[:2]) if isinstance(value, np.ndarray) else self._load(value, where)
         if array.ndim == 2:
             array = array[..., None]
-        expected = (self.height, self.width, self.channels)
+        expected = (*(array.shape[:2] if self.is_free else (self.height, self.width)), self.channels)
         if array.shape != expected:
             raise ArtifactError(f"expected shape {expected}, got {array.shape}", where, "resize it")
         _check_range(array, where)
@@ -105,6 +114,11 @@ class ImageReader:
         """Return what the model reads, (channels, height, width), of an array that :meth:`read` returned."""
         scale = np.float32(1 / white_of(array))
         return (array.transpose(2, 0, 1).astype(np.float32) * scale - self.mean) / self.std
+
+    @property
+    def is_free(self) -> bool:
+        """Whether the sizes of resized images depend on the image. Arrays then have any size."""
+        return self.resize in MANY_SIZES
 
     @property
     def mode(self) -> str | None:
@@ -136,8 +150,9 @@ class ImageReader:
                     sized = sized.transpose(Image.Transpose.ROTATE_270)
                 for resized in self._resized(*sized.size, where):
                     sized = sized.resize(resized, Image.Resampling[self.resample])
-                left, top = self._margin(sized.width - self.width), self._margin(sized.height - self.height)
-                sized = sized.crop((left, top, left + self.width, top + self.height))
+                if not self.is_free:
+                    left, top = self._margin(sized.width - self.width), self._margin(sized.height - self.height)
+                    sized = sized.crop((left, top, left + self.width, top + self.height))
         except ZooError:
             raise
         except Exception as error:  # Pillow raises many classes, including SyntaxError
@@ -153,6 +168,13 @@ class ImageReader:
         whole = math.floor(self.width / self.crop + _ROUNDING), math.floor(self.height / self.crop + _ROUNDING)
         if self.resize == "stretch":
             return [whole]
+        if self.is_free:
+            resized = self._proportional(width, height)
+            what = f"{width} x {height} pixels would become {resized[0]} x {resized[1]}"
+            IMAGE_PIXELS.check(math.prod(resized), what, where)
+            if not all(resized):
+                raise ArtifactError(f"an image of {what}, which is empty", where, "crop or enlarge it")
+            return [resized]
         if self.resize != "shortest_edge":
             whole = (min(whole), min(whole))
         if width <= height:
@@ -162,6 +184,24 @@ class ImageReader:
         what = f"{width} x {height} pixels would become {resized[0]} x {resized[1]}, so crop the image"
         IMAGE_PIXELS.check(math.prod(resized), what, where)
         return [resized] if self.resize == "shortest_edge" else [resized, self._shrunk(*resized)]
+
+    def _proportional(self, width: int, height: int) -> tuple[int, int]:
+        """Return width and height of a resized image of any size, with the rounding of transformers."""
+        if self.resize == "round_down":
+            return width // self.multiple * self.multiple, height // self.multiple * self.multiple
+        if self.resize == "fit":
+            factor = min(self.height / height, self.width / width, key=lambda scale: abs(1 - scale))
+            across, down = (round(factor * side / self.multiple) * self.multiple for side in (width, height))
+            return across, down
+        least, most = min(width, height), max(width, height)
+        shortest, factor = self.height, float(self.height)
+        if float(most) / least * shortest > self.width:
+            factor = self.width * float(least) / most
+            shortest = round(factor)
+        sides = (shortest, int(factor * height / width)) if width < height else (int(factor * width / height), shortest)
+        if least == shortest:
+            sides = width, height
+        return sides[0] // self.multiple * self.multiple, sides[1] // self.multiple * self.multiple
 
     def _shrunk(self, width: int, height: int) -> tuple[int, int]:
         """Return width and height of an image that is shrunk to fit in the model's: the longer side is made to fit."""

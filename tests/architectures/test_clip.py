@@ -115,7 +115,7 @@ def test_images_keep_their_proportions(
     pixels = np.random.default_rng(0).integers(0, 256, (height, width, 3), dtype=np.uint8)
     picture = image.fromarray(pixels)
     config = CLIPConfig(**SIZES)
-    reader = ImageReader.of(lambda name: getattr(config, name), 3, 8, 8)
+    reader = ImageReader.of(config.to_dict().get, 3, 8, 8)
     expected = picture.resize(resized, image.Resampling.BICUBIC).crop((*crop, crop[0] + 8, crop[1] + 8))
     assert np.array_equal(reader.read(picture), np.asarray(expected))
 
@@ -123,7 +123,7 @@ def test_images_keep_their_proportions(
 def test_a_narrow_strip_is_refused() -> None:
     image = pytest.importorskip("PIL.Image")
     config = CLIPConfig(**SIZES)
-    reader = ImageReader.of(lambda name: getattr(config, name), 3, 64, 64)
+    reader = ImageReader.of(config.to_dict().get, 3, 64, 64)
     with pytest.raises(ArtifactError, match="60000 x 1 pixels would become 3840000 x 64, so crop the image: at most"):
         reader.read(image.new("RGB", (60_000, 1)))
 

@@ -177,7 +177,7 @@ def test_objects_in_a_file(tmp_path: Path, zoo: Zoo) -> None:
 
 
 def test_processors_that_zoo_does_not_know_are_refused(tmp_path: Path, zoo: Zoo) -> None:
-    save("YolosForObjectDetection", tmp_path / "hub", size={"shortest_edge": 64, "longest_edge": 96})
+    save("YolosForObjectDetection", tmp_path / "hub", size={"max_height": 64, "max_width": 80})
     file = tmp_path / "hub" / "preprocessor_config.json"
     problem = "YolosImageProcessorPil prepares images in a way that zoo does not know"
     zoo("import", tmp_path / "hub", "-o", "ours").failed(2, problem)

@@ -147,6 +147,6 @@ def test_other_depths_than_those_of_the_pipeline_are_noticed(tmp_path: Path, zoo
     save("DPTForDepthEstimation", tmp_path / "hub")
     refused = zoo("import", tmp_path / "hub", "-o", "ours", "--set", "depth_resample=bilinear")
     refused.failed(4, "the answer to an image of 97 x 61 pixels is not that of the original")
-    save("DPTForDepthEstimation", tmp_path / "hub", keep_aspect_ratio=True)
-    zoo("import", tmp_path / "hub", "-o", "ours").failed(2, "DPTImageProcessorPil prepares images in a way")
+    save("DPTForDepthEstimation", tmp_path / "hub", keep_aspect_ratio=True, size={"height": 32, "width": 48})
+    zoo("import", tmp_path / "hub", "-o", "ours").failed(2, "DPTForDepthEstimation cannot be called with images alone")
     assert not Path("ours").exists()

@@ -18,10 +18,12 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 import zoo as library
 from tests.architectures.originals import save_random
 from tests.conftest import Result
+from tests.exported import sign_export
 from zoo.checkpoints import Exact, export_checkpoint, import_checkpoint, process_images
-from zoo.errors import ArtifactError
+from zoo.errors import ArtifactError, UsageError
 from zoo.images import ImageReader
 from zoo_export.export import export_model
+from zoo_plugins.via_transformers.images import read_preparation
 from zoo_runtime import load_session
 
 Zoo = Callable[..., Result]
@@ -56,13 +58,32 @@ MODELS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     ),
 }  # fmt: skip
 """For some classes: the image processor, the settings of a small model and those of the processor."""
+RESNET = transformers.ResNetConfig(
+    embedding_size=8, hidden_sizes=[8, 16, 24, 32], depths=[1, 1, 1, 1], out_features=["stage4"]
+)
+DETR: dict[str, Any] = {
+    "use_timm_backbone": False, "backbone": None, "use_pretrained_backbone": False, "d_model": 16, "num_queries": 5,
+    "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2, "decoder_attention_heads": 2,
+    "encoder_ffn_dim": 16, "decoder_ffn_dim": 16, "backbone_config": RESNET,
+}  # fmt: skip
+EDGES = {"size": {"shortest_edge": 64, "longest_edge": 96}}
+YOLOS = {
+    "image_size": [64, 96], "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2,
+    "intermediate_size": 16, "num_detection_tokens": 5,
+}  # fmt: skip
+FIT = {"size": {"height": 28, "width": 28}, "keep_aspect_ratio": True, "ensure_multiple_of": 7}
+MANY_SIZES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "DetrForObjectDetection": ("DetrImageProcessor", DETR, EDGES),
+    "YolosForObjectDetection": ("YolosImageProcessor", YOLOS, EDGES),
+}
+"""The same for classes whose images have many sizes."""
 SIZES = ((120, 64), (64, 64), (47, 200), (33, 251), (300, 20))
 """Widths and heights of images."""
 
 
-def save(model_class: str, folder: Path, **changes: Any) -> Any:
+def save(model_class: str, folder: Path, table: Any = None, **changes: Any) -> Any:
     """Save a random model and its image processor, and return the model."""
-    processor, sizes, preparation = MODELS[model_class]
+    processor, sizes, preparation = (table or MODELS)[model_class]
     labels = {} if "Depth" in model_class else {"id2label": {0: "cat", 1: "dog", 2: "owl"}}
     model = save_random(model_class, getattr(transformers, model_class).config_class(**sizes, **labels), folder)
     save_processor(folder, processor, **preparation, **changes)
@@ -153,6 +174,74 @@ def test_size_of_images_that_are_not_square(tmp_path: Path, zoo: Zoo) -> None:
     refused = zoo("import", tmp_path / "hub", "-o", "b", "--via", "transformers", "--set", "image_size=48,0")
     refused.failed(2, "image_size must be positive, got (48, 0)")
     assert not Path("b").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model_class", MANY_SIZES)
+def test_images_of_many_sizes_have_the_answers_of_the_pipeline(tmp_path: Path, model_class: str) -> None:
+    theirs = pipeline_of(tmp_path / "hub", save(model_class, tmp_path / "hub", MANY_SIZES))
+    imported = import_checkpoint(tmp_path / "hub", tmp_path / "ours", model_type="transformers")
+    assert imported.comparison.exact < 1e-13
+    assert imported.answers.counts["images to pixels"] == 4
+    assert imported.spec.graphs[0].input_tensors()[0].dims == ("batch", 3, "height", "width")
+    assert export_model(tmp_path / "ours").passed
+    images, options = photographs(), {"threshold": 0.0} if "Detection" in model_class else {}
+    if "Yolos" in model_class:  # whose processor refuses narrow images
+        images = [image for image in images if min(image.size) >= 40]
+    with load_session(tmp_path / "ours") as session:
+        answers = session.run([*images, *reversed(images)], **options)
+    for answer, image in zip(answers, [*images, *reversed(images)], strict=True):
+        require_equal(answer, theirs(image, **options), image)
+    export_checkpoint(tmp_path / "ours", tmp_path / "back")
+    assert read_preparation(tmp_path / "back") == read_preparation(tmp_path / "hub")
+
+
+@pytest.mark.parametrize(
+    ("processor", "settings", "rule", "multiple"),
+    [
+        ("DetrImageProcessor", {}, "edges", 1),
+        ("DetrImageProcessor", {"size": {"shortest_edge": 37, "longest_edge": 101}, "resample": 3}, "edges", 1),
+        ("YolosImageProcessor", {}, "edges", 16),
+        ("DPTImageProcessor", {**FIT, "size": {"height": 32, "width": 45}}, "fit", 7),
+        ("DPTImageProcessor", {"size": {"height": 32, "width": 45}, "keep_aspect_ratio": True}, "fit", 1),
+        ("GLPNImageProcessor", {}, "round_down", 32),
+    ],
+)
+def test_rules_for_many_sizes_are_found(
+    tmp_path: Path, processor: str, settings: dict[str, Any], rule: str, multiple: int
+) -> None:
+    save_processor(tmp_path, processor, **settings)
+    found = read_preparation(tmp_path)
+    assert (found["image_resize"], found["image_multiple"]) == (rule, multiple)
+
+
+def test_rules_for_many_sizes_that_zoo_does_not_know_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_processor(tmp_path, "DetrImageProcessor", size={"max_height": 60, "max_width": 90})
+    with pytest.raises(UsageError, match="DetrImageProcessorPil prepares images in a way that zoo does not know"):
+        read_preparation(tmp_path)
+    save_processor(tmp_path, "DetrImageProcessor")
+    monkeypatch.setattr(ImageReader, "_proportional", lambda _, width, height: (width * 800 // min(width, height), 800))
+    with pytest.raises(UsageError, match="DetrImageProcessorPil prepares images in a way that zoo does not know"):
+        read_preparation(tmp_path)
+
+
+def test_images_that_are_too_narrow_are_refused(tmp_path: Path, zoo: Zoo) -> None:
+    save("DetrForObjectDetection", tmp_path / "hub", MANY_SIZES)
+    imported = import_checkpoint(tmp_path / "hub", "ours", model_type="transformers")
+    assert (imported.spec.config.image_size, imported.spec.config.image_resize) == ((64, 96), "edges")
+    sign_export(Path("ours"))
+    for width, height, problem in (
+        (1, 500, "which is empty"),
+        (1, 150, "an image becomes 1 x 150 pixels, but its height must be from 1 to 96"),
+    ):
+        Image.new("RGB", (width, height)).save("narrow.png")
+        zoo("run", "ours", "narrow.png").failed(3, problem, "input 1")
+    photographs()[0].save("wide.png")
+    assert zoo("run", "ours", "wide.png", "--option", "threshold=0").status == 0
+    refused = zoo("import", tmp_path / "hub", "-o", "b", "--via", "transformers", "--task", "image-feature-extraction")
+    refused.failed(2, "image_resize 'edges' is for answers per object or pixel, not image-feature-extraction")
 
 
 SWIN = {"image_size": [64, 48], "patch_size": 4, "embed_dim": 8, "depths": [1, 2], "num_heads": [2, 2]}

@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 
 from zoo.arrays import Array
-from zoo.contract import Graph
-from zoo.errors import UsageError
+from zoo.classes import MANY_SIZES
+from zoo.contract import Graph, dim_size
+from zoo.errors import ArtifactError, UsageError
 from zoo.images import ImageReader
 from zoo.plots import Distribution
 from zoo_runtime.running.context import Context
@@ -57,11 +58,21 @@ def image_input(session: Context) -> tuple[Graph, ImageReader]:
     if not graphs:
         raise UsageError("the model has no graph with a single image input", session.path)
     (image,) = graphs[0].input_tensors()
+    if session.option("image_resize") in MANY_SIZES:
+        return graphs[0], ImageReader.of(session.option, dim_size(image.dims[1], {}), 0, 0)
     size = session.option("image_size")
     sizes = {dim: 1 if dim in graphs[0].rows else size for dim in image.dims if isinstance(dim, str)}
     if None in sizes.values():
         raise UsageError("the model has no image_size", session.path, "set it when building the model")
     return graphs[0], ImageReader.of(session.option, *image.shape(sizes)[1:])
+
+
+def require_allowed(graph: Graph, array: Array, where: str) -> None:
+    """Raise :class:`zoo.ArtifactError` unless an image, (height, width, channels), has sizes that a graph allows."""
+    for name, side in zip(("height", "width"), array.shape, strict=False):
+        if name in graph.sizes and not graph.sizes[name].allows(side):
+            problem = f"an image becomes {array.shape[1]} x {array.shape[0]} pixels, but its {name} must be"
+            raise ArtifactError(f"{problem} {graph.sizes[name]}", where, "choose another image")
 
 
 def sample_images(reader: ImageReader) -> Sequence[Any]:
@@ -98,10 +109,18 @@ class ImageRunner(Runner[Pixels]):
 
     def read(self, value: Any, number: int) -> Pixels:
         array, size = self.images.read_sized(value, f"input {number}")
+        require_allowed(self.graph, array, f"input {number}")
         return Pixels(number, self.images.normalize(array), size)
 
     def samples(self) -> Sequence[Any]:
         return sample_images(self.images)
+
+    def size(self, item: Pixels) -> int:
+        height, width = item.values.shape[1:]
+        return int(height) << 32 | int(width)
+
+    def fits(self, longest: int, size: int) -> bool:
+        return size == longest
 
     def feed(self, items: Sequence[Pixels]) -> dict[str, Array]:
         """Build the graph's input for a batch."""

@@ -29,6 +29,7 @@ from zoo_plugins.via_transformers.fields import (
     SOUND_TASKS,
     ClassFields,
 )
+from zoo_plugins.via_transformers.free import free_sizes
 from zoo_plugins.via_transformers.graphs import spectrogram_input
 from zoo_plugins.via_transformers.model import ViaTransformers
 from zoo_plugins.via_transformers.sounds import sound_facts
@@ -183,7 +184,7 @@ def _inspect(c: ClassFields, device: str) -> dict[str, Any]:
     found["num_parameters"] = sum(parameter.numel() for parameter in model.parameters())
     found["flops_per_token"] = _flops(model, c, device, c.max_seq_len)
     found["computed"] = tuple(dict.fromkeys(re.sub(r"\.\d+(?=\.)", ".*", name) for name in names))
-    return {**found, **_sizes(c, outputs), **_past_sizes(c, cache, states), **_recorded(c, scores)}
+    return {**found, **_sizes(c, model, outputs, device), **_past_sizes(c, cache, states), **_recorded(c, scores)}
 
 
 def _text_facts(c: ClassFields, original: Any) -> dict[str, Any]:
@@ -275,7 +276,7 @@ def _past_sizes(c: ClassFields, cache: Cache, states: Sequence[LayerStates]) -> 
     }
 
 
-def _sizes(c: ClassFields, outputs: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+def _sizes(c: ClassFields, model: nn.Module, outputs: Mapping[str, torch.Tensor], device: str) -> dict[str, Any]:
     """Return the sizes of outputs, after a check."""
     if c.task in GENERATION_TASKS:
         width = outputs["logits"].shape[-1]
@@ -286,6 +287,8 @@ def _sizes(c: ClassFields, outputs: Mapping[str, torch.Tensor]) -> dict[str, Any
         required = [name for name in IMAGE_OUTPUTS[c.task] if name != "pooler_output"]
         if missing := [name for name in required if name not in outputs]:
             raise UsageError(f"{c.model_class} returns no {' and no '.join(missing)}")
+        if c.has_free_images:
+            return free_sizes(c, model, device)
         return {"output_sizes": {name: list(value.shape[1:]) for name, value in outputs.items()}}
     if "last_hidden_state" in outputs:
         width = outputs["last_hidden_state"].shape[-1]

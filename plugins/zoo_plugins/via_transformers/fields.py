@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Literal
 
 from zoo import Cost, EmbeddingConfig
-from zoo.classes import ImagePreparation, sides_of
+from zoo.classes import MANY_SIZES, ImagePreparation, sides_of
 from zoo.spectrogram import SAMPLING_RATE, SpectrogramKind
 
 IMAGE_OUTPUTS: Mapping[str, tuple[str, ...]] = {
@@ -52,8 +52,8 @@ class ClassFields(EmbeddingConfig):
     head_fields: ClassVar[tuple[str, ...]] = (
         *EmbeddingConfig.head_fields, "model_class", "attention", "type_vocab_size", "counts_positions", "computed",
         "num_kv_heads", "head_dim", "value_head_dim", "key_layers", "state_layers", "state_sizes", "num_parameters",
-        "flops_per_token", "attention_layers", "num_heads", "num_patches", "output_sizes", "max_detections",
-        "depth_resample", "image_processor", "min_samples", "min_positions", "samples_per_position",
+        "flops_per_token", "attention_layers", "num_heads", "num_patches", "output_sizes", "min_image_size",
+        "max_detections", "depth_resample", "image_processor", "min_samples", "min_positions", "samples_per_position",
         "prompt_replaces_start",
     )  # fmt: skip
     task: Literal[
@@ -126,7 +126,8 @@ class ClassFields(EmbeddingConfig):
     num_patches: int | None = None
     """Positions of an image in these layers, or in the states of an encoder, with those of special tokens."""
     output_sizes: dict[str, Any] = field(default_factory=dict, hash=False)
-    """The outputs for images but those of a classifier, each with its sizes after the batch."""
+    """The outputs for images but those of a classifier, each with its sizes after the batch; ``height`` and ``width``
+    are those of the image."""
     max_detections: int | None = None
     """Objects that a detector finds: see :func:`zoo.detection.find_objects`, also for its ``problem_type``."""
     depth_resample: Literal["bilinear", "bicubic", "bilinear_corners"] | None = None
@@ -143,8 +144,12 @@ class ClassFields(EmbeddingConfig):
     """Standard deviation that each channel is divided by."""
     image_resample: Literal["nearest", "lanczos", "bilinear", "bicubic", "box", "hamming"] | None = None
     """Filter with which images are resized."""
-    image_resize: Literal["stretch", "shortest_edge", "pad", "turn_and_pad"] | None = None
-    """Whether images are stretched, or keep their proportions and are cut or padded."""
+    image_resize: Literal["stretch", "shortest_edge", "pad", "turn_and_pad", "edges", "fit", "round_down"] | None = None
+    """Whether images are stretched, or keep their proportions and are cut or padded, or have many sizes."""
+    image_multiple: int | None = None
+    """The number of which the sides of images are multiples that have many sizes."""
+    min_image_size: int = 1
+    """Sides of the smallest image that a class reads, in pixels, if images have many sizes."""
     image_crop: float | None = None
     """Part of a resized image that is kept, as a fraction of its shorter side."""
     image_margin: Literal["down", "even"] | None = None
@@ -189,6 +194,8 @@ class ClassFields(EmbeddingConfig):
             self.default("problem_type", "single_label_classification")
         if self.task in GENERATION_TASKS and self.num_key_layers and not (self.num_kv_heads and self.head_dim):
             raise ValueError(f"{self.task} needs num_kv_heads and head_dim")
+        if self.has_free_images and self.task not in DENSE_TASKS:
+            raise ValueError(f"image_resize {self.image_resize!r} is for answers per object or pixel, not {self.task}")
         if self.task in READS_IMAGES:
             for name, value in self.images().to_dict().items():
                 self.default(name, value)
@@ -219,8 +226,13 @@ class ClassFields(EmbeddingConfig):
         return images
 
     @property
+    def has_free_images(self) -> bool:
+        """Whether images have many sizes."""
+        return self.image_resize in MANY_SIZES
+
+    @property
     def image_sides(self) -> tuple[int, int]:
-        """Height and width of images, in pixels."""
+        """Height and width of images, in pixels; of one that is as large as the preparation allows if any may be."""
         return sides_of(self.image_size or 0)
 
     def cost(self) -> Cost:

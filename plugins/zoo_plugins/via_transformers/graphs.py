@@ -11,7 +11,7 @@ from zoo_plugins.via_transformers.fields import (
     ClassFields,
 )
 
-__all__ = ["graphs_of", "spectrogram_input"]
+__all__ = ["graphs_of", "size_of_sides", "spectrogram_input"]
 
 
 def graphs_of(c: ClassFields) -> tuple[Graph, ...]:
@@ -66,7 +66,14 @@ def _image_graph(c: ClassFields) -> Graph:
         inputs=(_pixels(c),),
         outputs=tuple(outputs),
         attentions=attentions(c.attention_layers, c.num_heads, queries=count, keys=count),
+        sizes=dict.fromkeys(("height", "width"), size_of_sides(c)) if c.has_free_images else {},
     )
+
+
+def size_of_sides(c: ClassFields) -> Size:
+    """Return the sizes that the sides of images may have if they have many."""
+    most = c.image_sides[1] if c.image_resize == "edges" else None
+    return Size(min=c.min_image_size, max=most, multiple_of=c.image_multiple or 1)
 
 
 def _sound_graph(c: ClassFields) -> Graph:
@@ -100,7 +107,8 @@ def spectrogram_input(c: ClassFields) -> tuple[str, tuple[int, int]]:
 
 
 def _pixels(c: ClassFields) -> TensorSpec:
-    return floats("pixel_values", "batch", c.num_channels or 0, *c.image_sides)
+    sides = ("height", "width") if c.has_free_images else c.image_sides
+    return floats("pixel_values", "batch", c.num_channels or 0, *sides)
 
 
 def _text_outputs(c: ClassFields) -> tuple[TensorSpec, ...]:

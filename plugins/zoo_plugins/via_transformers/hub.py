@@ -77,7 +77,9 @@ class _TransformersLayout(Layout):
         config = ViaTransformersConfig.from_dict(values, where)
         inspected = inspect_model(config)
         if config.task in DENSE_TASKS:
-            values |= answer_rule(checkpoint.path, config.task, inspected["output_sizes"], config.num_classes)
+            sides = dict(zip(("height", "width"), config.image_sides, strict=True))
+            sizes = {name: [sides.get(d, d) for d in dims] for name, dims in inspected["output_sizes"].items()}
+            values |= answer_rule(checkpoint.path, config.task, sizes, config.num_classes)
         return {**values, **inspected, **chosen}
 
     def read_images(self, checkpoint: Checkpoint) -> dict[str, Any]:
@@ -176,6 +178,7 @@ def _files(config: ViaTransformersConfig) -> Mapping[str, Any]:
     """Return the files that say how the model is used: of a sentence encoder, and how images or sound are prepared."""
     if config.task in READS_IMAGES:
         files = image_processor(config.images(), "ViT")
+        files[PROCESSOR] |= _rule(config)
         if config.image_processor is not None:
             files[PROCESSOR]["image_processor_type"] = config.image_processor
         return files
@@ -204,6 +207,18 @@ def _extractor(config: ViaTransformersConfig) -> dict[str, Any]:
         "do_normalize": config.normalize_sound,
         "return_attention_mask": not config.reads_padding,
     }
+
+
+def _rule(config: ViaTransformersConfig) -> dict[str, Any]:
+    """Return how images of many sizes are resized, in the words of the image processors."""
+    match config.image_resize:
+        case "edges":
+            return {"size": dict(zip(("shortest_edge", "longest_edge"), config.image_sides, strict=True))}
+        case "fit":
+            return {"keep_aspect_ratio": True, "ensure_multiple_of": config.image_multiple}
+        case "round_down":
+            return {"size_divisor": config.image_multiple}
+    return {}
 
 
 def _notes(config: ViaTransformersConfig) -> Sequence[str]:

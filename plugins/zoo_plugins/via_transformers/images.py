@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from PIL import Image
 
-from zoo import UsageError
+from zoo import ArtifactError, UsageError
 from zoo.checkpoints import PROCESSOR, RESAMPLING, process_images
+from zoo.images import ImageReader
 
 __all__ = ["read_preparation", "stated_sizes"]
+
+_SHAPES = (
+    (1, 1), (1, 1000), (1000, 1), (3000, 20), (20, 3000), (15, 16), (31, 33), (517, 388), (800, 801), (1333, 799),
+)  # fmt: skip
+"""Widths and heights of images with which preparations to many sizes are compared."""
+_CLOSE = 1e-5
+"""Maximum difference of normalised pixels."""
 
 
 def read_preparation(folder: Path) -> dict[str, Any]:
@@ -25,7 +36,11 @@ def read_preparation(folder: Path) -> dict[str, Any]:
     """
     processed = process_images(folder)
     shapes = {pixels.shape for pixels in processed.pixels}
-    if len(shapes) == 1 and len(shape := shapes.pop()) == 3:
+    if len(shapes) > 1:
+        for fields in _free_candidates(processed.processor):
+            if processed.suits(fields) and _suits_all_shapes(processed.processor, fields):
+                return fields
+    elif len(shape := shapes.pop()) == 3:
         for fields in _candidates(processed.processor, *shape):
             if processed.suits(fields):
                 return fields
@@ -51,17 +66,51 @@ def size_of(height: int, width: int) -> int | tuple[int, int]:
     return height if height == width else (height, width)
 
 
-def _candidates(processor: Any, channels: int, height: int, width: int) -> Iterator[dict[str, Any]]:
-    """Yield ways to prepare images of a final size: whether they are stretched, and how much of them is kept."""
+def _free_candidates(processor: Any) -> Iterator[dict[str, Any]]:
+    """Yield ways to prepare images whose final sizes depend on the image."""
+    size, fields = processor.size or {}, _pixel_fields(processor, 3)
+    edges = tuple(size.get(key) for key in ("shortest_edge", "longest_edge"))
+    height, width = (size.get(key) for key in ("height", "width"))
+    if all(edges):
+        for multiple in (1, 16):  # the latter is YOLOS's
+            yield {**fields, "image_size": edges, "image_resize": "edges", "image_multiple": multiple}
+    elif height and width:
+        multiple = getattr(processor, "ensure_multiple_of", None) or 1
+        yield {**fields, "image_size": size_of(height, width), "image_resize": "fit", "image_multiple": multiple}
+    if divisor := getattr(processor, "size_divisor", None):
+        yield {**fields, "image_size": 10 * divisor, "image_resize": "round_down", "image_multiple": divisor}
+
+
+def _suits_all_shapes(processor: Any, fields: Mapping[str, Any]) -> bool:
+    """Return whether zoo makes the processor's pixels of images of many shapes, and refuses those that it refuses."""
+    reader, random = ImageReader.of(fields.get, 3, 0, 0), np.random.default_rng(1)
+    for size in _SHAPES:
+        image = Image.frombytes("RGB", size, random.bytes(3 * math.prod(size)))
+        wanted, found = np.empty(0), np.empty(0)  # of an image that is refused
+        with suppress(Exception):  # another library may raise anything
+            wanted = np.asarray(processor(image, return_tensors="np")["pixel_values"][0])
+        with suppress(ArtifactError):
+            found = reader.normalize(reader.read(image))
+        if found.shape != wanted.shape or not np.allclose(found, wanted, rtol=0, atol=_CLOSE):
+            return False
+    return True
+
+
+def _pixel_fields(processor: Any, channels: int) -> dict[str, Any]:
+    """Return the filter and the normalisation of a processor, as fields of zoo's."""
     shift = (processor.image_mean, processor.image_std) if processor.do_normalize else (0.0, 1.0)
     mean, std = (tuple(np.broadcast_to(value, channels).tolist()) for value in shift)
-    fields = {
-        "image_size": size_of(height, width),
+    return {
         "num_channels": channels,
         "image_mean": mean,
         "image_std": std,
         "image_resample": RESAMPLING[int(processor.resample or 0)],
     }
+
+
+def _candidates(processor: Any, channels: int, height: int, width: int) -> Iterator[dict[str, Any]]:
+    """Yield ways to prepare images of a final size: whether they are stretched, and how much of them is kept."""
+    fields = {"image_size": size_of(height, width), **_pixel_fields(processor, channels)}
     size = processor.size or {}
     stated = {int(number) for key in ("shortest_edge", "height") if (number := size.get(key))}
     portions = [getattr(processor, "crop_pct", None) or 1.0, 224 / 256]  # the latter is LeViT's

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, Self
 
 import numpy as np
@@ -76,8 +76,8 @@ class ImageComparison:
 
     @cached_property
     def _reader(self) -> ImageReader:
-        _, *shape = self.image.shape(row_sizes(self.spec.graphs, 1))
-        return ImageReader.of(partial(getattr, standard_fields(self.spec.config)), *shape)
+        _, *shape = self.image.shape({"height": 0, "width": 0, **row_sizes(self.spec.graphs, 1)})
+        return ImageReader.of(lambda name: getattr(self.spec.config, name, None), *shape)
 
     def compare_pixels(self) -> int:
         """Return the number of images compared. Raises :class:`ParityError` for a difference."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,6 @@ from torch.nn import functional as F
 
 from zoo.arrays import Array
 from zoo.classes import ClassifierConfig
-from zoo.contract import standard_fields
 from zoo.errors import ArtifactError
 from zoo.images import ImageReader, white_of
 from zoo.training.criterion import Batch, Criterion, Loss, Row
@@ -48,7 +46,7 @@ class ImageClassification(Criterion):
         _, *shape = tensor.shape({"batch": 1})
         if len(shape) != 3:
             raise ValueError(f"the model reads {tensor.name!r} with {len(shape) + 1} dimensions, not images")
-        self._reader = ImageReader.of(partial(getattr, standard_fields(self.config)), *shape)
+        self._reader = ImageReader.of(lambda name: getattr(self.config, name, None), *shape)
 
     def encode(self, row: Row) -> Example:
         labels = label_array(self.config, row["label"])
