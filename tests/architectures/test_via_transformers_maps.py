@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import transformers
 from numpy.testing import assert_allclose
+from PIL import Image
 
 from tests.architectures.originals import save_random
 from tests.architectures.test_via_transformers_detection import photographs
@@ -126,6 +127,19 @@ def test_segments_of_a_file(tmp_path: Path, zoo: Zoo) -> None:
     best = max(answer["segments"], key=lambda row: row["pixels"])
     shown = zoo("run", "ours", "picture.png").out
     assert shown.startswith(f"'picture.png': {best['label']}: {best['pixels'] / (251 * 333):.4f}")
+    result = zoo("run", "ours", "picture.png", "picture.png", "--maps", "maps", "--json")
+    assert "maps: 2 maps written" in result.err
+    assert [row["file"] for row in result.json["results"]] == ["1-picture.png", "2-picture.png"]
+    classes = np.asarray(Image.open("maps/1-picture.png"))
+    assert (classes.dtype, classes.shape) == (np.uint8, (251, 333))
+    assert np.array_equal(classes, class_map(answer))
+    assert {row["class"]: row["label"] for row in answer["segments"]} == {
+        number: ("cat", "dog", "owl")[number] for number in np.unique(classes).tolist()
+    }
+    zoo("run", "ours", "picture.png", "--maps", "maps").failed(2, "is not empty", "--maps maps", "--force")
+    zoo("run", "ours", "picture.png", "--maps", "picture.png").failed(6, "picture.png")
+    assert zoo("run", "ours", "picture.png", "--maps", "maps", "--force").status == 0
+    assert {path.name for path in Path("maps").iterdir()} == {"1-picture.png", "2-picture.png"}
 
 
 def test_depths_of_a_file_and_of_published_files(tmp_path: Path, zoo: Zoo) -> None:
@@ -137,7 +151,8 @@ def test_depths_of_a_file_and_of_published_files(tmp_path: Path, zoo: Zoo) -> No
     depth = theirs(photographs()[0])["predicted_depth"].numpy()
     (answer,) = zoo("run", "ours", "picture.png", "--json").json["results"]
     assert_allclose(answer["predicted_depth"], depth, rtol=0, atol=1e-4 * max(1, np.abs(depth).max()))
-    assert "'picture.png': 120 x 64 pixels, depths from" in zoo("run", "ours", "picture.png").out
+    assert "'picture.png': 120 x 64 pixels, depths from" in zoo("run", "ours", "picture.png", "--maps", "maps").out
+    assert_allclose(np.load("maps/1-picture.npy"), answer["predicted_depth"], rtol=1e-6)
     export_checkpoint("ours", tmp_path / "back")
     again = pipeline_of(tmp_path / "back", getattr(transformers, model_class).from_pretrained(tmp_path / "back"))
     assert_allclose(again(photographs()[0])["predicted_depth"].numpy(), depth, rtol=0, atol=1e-5 * np.abs(depth).max())

@@ -45,6 +45,7 @@ class OutputFlags:
     output_name: str | None
     training_data: Path | None
     figure: Path | None
+    maps: Path | None
     resume: bool
     force: bool
     stream: bool | None

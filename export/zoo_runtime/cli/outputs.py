@@ -27,7 +27,7 @@ def check_outputs(flags: OutputFlags, input_file: str | None) -> None:
     if rows is not None and (output is not None or flags.as_json or flags.resume):
         raise UsageError("gives the only output", "--training-data", "leave out --output, --json and --resume")
     target = rows or output
-    if (flags.resume and target is None) or (flags.force and target is flags.figure is None):
+    if (flags.resume and target is None) or (flags.force and target is flags.figure is flags.maps is None):
         raise UsageError("nothing to continue or replace", "--resume, --force", "name a file with --output")
     if output is not None and flags.as_json:
         raise UsageError("cannot write results to both a file and stdout", f"--output {output}", "leave out --json")

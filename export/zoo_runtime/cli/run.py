@@ -20,6 +20,7 @@ from zoo_runtime.cli.answers import AnswerCounts, described, open_stream, print_
 from zoo_runtime.cli.figures import AnswerFigure
 from zoo_runtime.cli.flags import BatchFlags, InputFlags, OutputFlags, TaskFlags, take
 from zoo_runtime.cli.inputs import count_inputs, parse_inputs, read_inputs, with_adapters
+from zoo_runtime.cli.maps import AnswerMaps
 from zoo_runtime.cli.outputs import check_outputs, open_results, show_summary, write_answers
 from zoo_runtime.cli.run_batch import check_batch, run_batches
 
@@ -71,6 +72,8 @@ def generation_options(command: Any) -> Any:
               help="For augment: write rows of inputs and variants to a .jsonl, .csv or .parquet file.")  # fmt: skip
 @click.option("--figure", type=PATH, metavar="FILE",
               help="Plot the probabilities in the answers, as those of --task next-token: .svg or .png.")  # fmt: skip
+@click.option("--maps", type=PATH, metavar="FOLDER",
+              help="Write the class of each pixel to .png files, or its depth to .npy files.")  # fmt: skip
 @click.option("--resume", is_flag=True, help="Continue an interrupted run with the same output, .jsonl or a folder.")
 @click.option("--force", is_flag=True, help="Replace an existing output once the new one is complete.")
 @click.option("--pair", "pairs", nargs=2, metavar="TEXT TEXT", multiple=True, help="An input of two texts.")
@@ -160,8 +163,9 @@ def _run_batch(
     """Run many files. ``session`` are arguments of :func:`zoo_runtime.load_session`."""
     single = {
         "TEXT": inputs.texts, "--pair": inputs.pairs, "--ids": inputs.id_lists,
-        "--training-data": outputs.training_data, "--figure": outputs.figure, "--force": outputs.force,
-        "--json": outputs.as_json, "--stream": outputs.stream, "a second --adapter": inputs.adapters[1:],
+        "--training-data": outputs.training_data, "--figure": outputs.figure, "--maps": outputs.maps,
+        "--force": outputs.force, "--json": outputs.as_json, "--stream": outputs.stream,
+        "a second --adapter": inputs.adapters[1:],
     }  # fmt: skip
     check_batch(inputs.input_file, outputs.output_name, [name for name, value in single.items() if value])
     run_batches(
@@ -177,12 +181,13 @@ def _run_inputs(
 ) -> None:
     """Run the inputs of the command line, one file or stdin."""
     from zoo_runtime import load_session
-    from zoo_runtime.running.runner import GathersTexts
+    from zoo_runtime.running.runner import GathersTexts, WritesMaps
 
     check_outputs(outputs, inputs.input_file)
     results = open_results(outputs, inputs)
     values = parse_inputs(inputs)
     figure = None if outputs.figure is None else AnswerFigure(outputs.figure, len(values), force=outputs.force)
+    maps = None if outputs.maps is None else AnswerMaps(outputs.maps, force=outputs.force or outputs.resume)
     keep = _keeps_columns(outputs, task)
     rows = read_inputs(values, inputs, keep=keep)
     with load_session(directory, task=task.task, chat=inputs.chat, **session_options) as session:
@@ -204,6 +209,8 @@ def _run_inputs(
             answers = report.watch(session.answer(runner, pending, task.batch_size))
             if figure is not None:
                 answers = figure.watch(answers)
+            if maps is not None and isinstance(runner, WritesMaps):
+                answers = maps.watch(runner, answers)
             if results is not None or not sys.stdout.isatty():  # on a terminal, results show the progress
                 answers = show_counts(answers, earlier, count_inputs(values, inputs.input_file))
             if results is not None:
@@ -235,7 +242,7 @@ def _open_runner(
     """Open the runner of a task, which must be able to give the outputs."""
     from zoo_runtime.onnx_runtime.adapters import number_of
     from zoo_runtime.plots import check_plottable
-    from zoo_runtime.running.runner import MakesVariants
+    from zoo_runtime.running.runner import MakesVariants, WritesMaps
 
     for name in inputs.adapters:
         number_of(name, session.adapters, directory)
@@ -246,6 +253,8 @@ def _open_runner(
     task = flags.task or session.task
     if outputs.training_data is not None and not isinstance(runner, MakesVariants):
         raise UsageError(f"the task {task} makes no variants", "--training-data", "--task augment")
+    if outputs.maps is not None and not isinstance(runner, WritesMaps):
+        raise UsageError(f"the task {task} gives no maps of pixels", "--maps", "leave it out")
     if outputs.figure is not None:
         check_plottable(runner, task)
     return runner

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from zoo.plots import Distribution
     from zoo.plugins import Plugin
 
-__all__ = ["GathersTexts", "MakesVariants", "Runner", "finite", "require_outputs"]
+__all__ = ["GathersTexts", "MakesVariants", "Runner", "WritesMaps", "finite", "require_outputs"]
 
 Item = TypeVar("Item")
 
@@ -120,6 +121,18 @@ class MakesVariants(Protocol):
     """A task whose results have ``variants``, each with a ``text`` that may replace the input, or None without one."""
 
     makes_variants: bool
+
+
+@runtime_checkable
+class WritesMaps(Protocol):
+    """A task with an answer for each pixel of an image, which it can write to a file."""
+
+    map_suffix: str
+    """The ending of the file's name."""
+
+    def write_map(self, result: Mapping[str, Any], target: Path) -> None:
+        """Write the map of a result."""
+        ...
 
 
 def require_outputs(graph: Graph, names: Sequence[str], where: object) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,11 +23,12 @@ __all__ = ["DepthEstimation", "SemanticSegmentation"]
 class SemanticSegmentation(ImageRunner):
     """The class of each pixel of an image at its original size.
 
-    ``segments`` are the classes in the image, with their number of ``pixels``. ``map`` has the numbers of the
-    classes row by row, in runs: ``classes`` and ``lengths``.
+    ``segments`` are the classes in the image, each with its ``label``, its number (``class``) and its number of
+    ``pixels``. ``map`` has the numbers of the classes row by row, in runs: ``classes`` and ``lengths``.
     """
 
     needs = ("logits",)
+    map_suffix = ".png"
 
     def __init__(self, session: Context, chosen: Any) -> None:
         super().__init__(session, chosen)
@@ -40,7 +42,20 @@ class SemanticSegmentation(ImageRunner):
     def _segments(self, classes: Array) -> dict[str, Any]:
         numbers, counts = np.unique(classes, return_counts=True)
         pairs = zip(numbers.tolist(), counts.tolist(), strict=True)
-        return {"segments": [{"label": self.names[n], "pixels": count} for n, count in pairs], "map": _runs(classes)}
+        return {
+            "segments": [{"label": self.names[n], "class": n, "pixels": count} for n, count in pairs],
+            "map": _runs(classes),
+        }
+
+    def write_map(self, result: Mapping[str, Any], target: Path) -> None:
+        """Write the number of each pixel's class as a grey PNG of 8 bits, or 16 bits for more than 256 classes."""
+        try:
+            from PIL import Image
+        except ImportError as error:
+            raise UsageError("PNG files need Pillow", None, "pip install attention-zoo[images]") from error
+        runs, kind = result["map"], np.uint8 if len(self.names) <= 256 else np.uint16
+        classes = np.repeat(np.array(runs["classes"], kind), runs["lengths"])
+        Image.fromarray(classes.reshape(runs["height"], runs["width"])).save(target, format="PNG")
 
     def show(self, answers: Sequence[Answer]) -> Iterator[str]:
         for answer in answers:
@@ -54,6 +69,7 @@ class DepthEstimation(ImageRunner):
     """``predicted_depth`` of each pixel, (height, width) of the original image."""
 
     needs = ("predicted_depth",)
+    map_suffix = ".npy"
 
     def __init__(self, session: Context, chosen: Any) -> None:
         super().__init__(session, chosen)
@@ -68,6 +84,10 @@ class DepthEstimation(ImageRunner):
             for row, item in zip(depths, items, strict=True)
         ]
         return finite(items, depths, results)
+
+    def write_map(self, result: Mapping[str, Any], target: Path) -> None:
+        """Write the depths, (height, width) in float32, as a file of NumPy."""
+        np.save(target, result["predicted_depth"])
 
     def show(self, answers: Sequence[Answer]) -> Iterator[str]:
         for answer in answers:
