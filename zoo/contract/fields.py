@@ -33,6 +33,8 @@ class StandardFields:
     """The token or tokens that end a text."""
     mask_token_id: int | None = None
     """The token in the place of those to predict, in masked language modelling."""
+    image_token_id: int | None = None
+    """The token in the place of each position of an image in a text."""
     decoder_start_token_id: int | None = None
     """The first token that a decoder reads."""
     tie_embeddings: bool | None = None

@@ -16,6 +16,7 @@ TASKS = (
     "text-generation",
     "text2text-generation",
     "image-to-text",
+    "image-text-to-text",
     "image-classification",
     "image-feature-extraction",
     "object-detection",

@@ -31,6 +31,7 @@ from zoo_plugins.via_transformers.fields import (
 )
 from zoo_plugins.via_transformers.free import free_sizes
 from zoo_plugins.via_transformers.graphs import spectrogram_input
+from zoo_plugins.via_transformers.image_texts import image_token, require_image_texts
 from zoo_plugins.via_transformers.model import ViaTransformers
 from zoo_plugins.via_transformers.sounds import sound_facts
 
@@ -55,6 +56,8 @@ def inspect_model(c: ClassFields) -> dict[str, Any]:
     _require_fixed_rotation(c.original)
     if c.task == "image-to-text":
         _require_cross_attention(cls)
+    if c.task == "image-text-to-text":
+        require_image_texts(cls)
     kinds = ("zoo", "eager") if getattr(cls, "_supports_attention_backend", False) else ("eager",)
     failures: list[Exception] = []
     for kind in kinds:
@@ -72,6 +75,7 @@ def inspect_model(c: ClassFields) -> dict[str, Any]:
     needs_padding = c.task == "text-classification" and c.pad_token_id is None
     remedy = "set pad_token_id, by which decoders find the end of a text" if needs_padding else None
     read = "images" if c.task in READS_IMAGES else "sound" if c.task in SOUND_TASKS else "texts"
+    read = "texts and images" if c.task == "image-text-to-text" else read
     raise UsageError(f"{c.model_class} cannot be called with {read} alone: {said}", None, remedy)
 
 
@@ -96,8 +100,11 @@ def _flops(model: nn.Module, c: ClassFields, device: str, longest: int | None) -
 
 def _inputs(c: ClassFields, rows: int, length: int, device: str) -> dict[str, torch.Tensor]:
     """Return inputs of the model: texts of a length without padding, sound of as many positions, or images."""
+    images: dict[str, torch.Tensor] = {}
     if c.task in READS_IMAGES:
-        return {"pixel_values": torch.zeros(rows, c.num_channels or 0, *c.image_sides, device=device)}
+        images = {"pixel_values": torch.zeros(rows, c.num_channels or 0, *c.image_sides, device=device)}
+        if c.task != "image-text-to-text":
+            return images
     if c.spectrogram is not None:
         name, sizes = spectrogram_input(c)
         return {name: torch.zeros(rows, *sizes, device=device)}
@@ -105,7 +112,7 @@ def _inputs(c: ClassFields, rows: int, length: int, device: str) -> dict[str, to
         samples = (c.min_samples or 0) + (length - c.min_positions) * (c.samples_per_position or 0)
         return {"input_values": torch.zeros(rows, samples, device=device)}
     ids = _tokens(rows, length, device)
-    return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    return {"input_ids": ids, "attention_mask": torch.ones_like(ids), **images}
 
 
 def _tokens(rows: int, length: int, device: str) -> torch.Tensor:
@@ -173,9 +180,11 @@ def _inspect(c: ClassFields, device: str) -> dict[str, Any]:
             outputs["logits"] = model.decode(_tokens(_ROWS, _LENGTH, device), cross, past_key_values=cache)
             if _shapes(cross) != _shapes(cache):
                 raise UsageError(f"{c.model_class} keeps other keys and values of the source than of the target")
-        elif c.task == "text-generation":
+        elif c.task in GENERATION_TASKS:
+            if c.task == "image-text-to-text":
+                found["num_patches"] = _count_features(c, model.encode_image(inputs["pixel_values"]))
             every = tuple(range(len(cache)))
-            model.config = _with(c, key_layers=every, state_layers=every)
+            model.config = _with(c, **found, key_layers=every, state_layers=every)
             outputs = model(**inputs, past_key_values=cache, past_states=states)
         else:
             outputs = model(**inputs)
@@ -187,12 +196,20 @@ def _inspect(c: ClassFields, device: str) -> dict[str, Any]:
     return {**found, **_sizes(c, model, outputs, device), **_past_sizes(c, cache, states), **_recorded(c, scores)}
 
 
+def _count_features(c: ClassFields, features: torch.Tensor) -> int:
+    """Return the number of features of an image, which have the width of an embedding."""
+    _, count, width = features.shape
+    if width != c.hidden_size:
+        raise UsageError(f"{c.model_class} makes features of width {width} for embeddings of width {c.hidden_size}")
+    return count
+
+
 def _text_facts(c: ClassFields, original: Any) -> dict[str, Any]:
     """Return the sizes that a class for texts states in its configuration and has in its modules."""
     described = original.config.get_text_config(decoder=c.task in GENERATION_TASKS)
     writer = getattr(original, "decoder", original) if c.task == "image-to-text" else original
     parameters = signature(writer.forward).parameters
-    counts = c.task in ("text-generation", "image-to-text") and "position_ids" in parameters
+    counts = c.task in ("text-generation", "image-to-text", "image-text-to-text") and "position_ids" in parameters
     types = getattr(described, "type_vocab_size", 0) if "token_type_ids" in parameters else 0
     longest, unused = getattr(described, "max_position_embeddings", None), _unused_positions(writer)
     if counts and unused:
@@ -206,6 +223,7 @@ def _text_facts(c: ClassFields, original: Any) -> dict[str, Any]:
         "num_layers": _count_layers(c, original.config, described),
         **({} if c.task in GENERATION_TASKS else dict.fromkeys(("num_kv_heads", "head_dim", "value_head_dim"))),
         "counts_positions": counts,
+        **({"image_token_id": image_token(original.config)} if c.task == "image-text-to-text" else {}),
     }
 
 
@@ -282,6 +300,8 @@ def _sizes(c: ClassFields, model: nn.Module, outputs: Mapping[str, torch.Tensor]
         width = outputs["logits"].shape[-1]
         if width > (c.vocab_size or 0):
             raise UsageError(f"{c.model_class} predicts {width} tokens, but reads {c.vocab_size}")
+        if c.task == "image-text-to-text" and not 0 <= (-1 if c.image_token_id is None else c.image_token_id) < width:
+            raise UsageError(f"the image_token_id of {c.model_class} must be one of {width} tokens: {c.image_token_id}")
         return {"vocab_size": width}  # some embed more, such as prompts
     if c.task in IMAGE_TASKS and c.task != "image-classification":
         required = [name for name in IMAGE_OUTPUTS[c.task] if name != "pooler_output"]
@@ -324,7 +344,7 @@ def _recorded(c: ClassFields, scores: Any) -> dict[str, int]:
     """
     shapes = {tuple(score.weights.shape) for score in scores}
     rows, heads, *lengths = shapes.pop() if len(shapes) == 1 else (0, 0)
-    if rows != _ROWS or c.task in (*ENCODER_DECODER_TASKS, *DENSE_TASKS):
+    if rows != _ROWS or c.task in (*ENCODER_DECODER_TASKS, *DENSE_TASKS, "image-text-to-text"):
         return {"attention_layers": 0}
     found = {"attention_layers": len(scores), "num_heads": heads}
     return {**found, "num_patches": lengths[0]} if c.task in IMAGE_TASKS else found

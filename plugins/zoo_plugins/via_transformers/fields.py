@@ -22,13 +22,13 @@ IMAGE_OUTPUTS: Mapping[str, tuple[str, ...]] = {
 IMAGE_TASKS = tuple(IMAGE_OUTPUTS)
 DENSE_TASKS = ("object-detection", "semantic-segmentation", "depth-estimation")
 """Tasks whose answers image processors compute from the outputs."""
-READS_IMAGES = (*IMAGE_TASKS, "image-to-text")
-"""Tasks of classes that read images."""
+READS_IMAGES = (*IMAGE_TASKS, "image-to-text", "image-text-to-text")
+"""Tasks of classes that read images, the last with a text."""
 SOUND_TASKS = ("ctc-speech-recognition", "audio-classification")
 """Tasks of classes that read sound. The others read texts."""
 ENCODER_DECODER_TASKS = ("text2text-generation", "image-to-text")
 """Tasks of classes with an encoder, and a decoder that writes texts."""
-GENERATION_TASKS = ("text-generation", *ENCODER_DECODER_TASKS)
+GENERATION_TASKS = ("text-generation", *ENCODER_DECODER_TASKS, "image-text-to-text")
 """Tasks of classes that keep keys and values of earlier tokens."""
 _CLASSIFIED = (
     "text-classification", "token-classification", "image-classification", "semantic-segmentation",
@@ -53,7 +53,8 @@ class ClassFields(EmbeddingConfig):
         *EmbeddingConfig.head_fields, "model_class", "attention", "type_vocab_size", "counts_positions", "computed",
         "num_kv_heads", "head_dim", "value_head_dim", "key_layers", "state_layers", "state_sizes", "num_parameters",
         "flops_per_token", "attention_layers", "num_heads", "num_patches", "output_sizes", "min_image_size",
-        "max_detections", "depth_resample", "image_processor", "min_samples", "min_positions", "samples_per_position",
+        "max_detections", "depth_resample", "image_processor", "image_token_id", "min_samples", "min_positions",
+        "samples_per_position",
         "prompt_replaces_start",
     )  # fmt: skip
     task: Literal[
@@ -67,6 +68,7 @@ class ClassFields(EmbeddingConfig):
         "text-generation",
         "text2text-generation",
         "image-to-text",
+        "image-text-to-text",
         "image-classification",
         "image-feature-extraction",
         "object-detection",
@@ -124,7 +126,10 @@ class ClassFields(EmbeddingConfig):
     num_heads: int = 4
     """Heads of these layers."""
     num_patches: int | None = None
-    """Positions of an image in these layers, or in the states of an encoder, with those of special tokens."""
+    """Positions of an image in these layers, or in the states of an encoder, with those of special tokens. In a text,
+    the number of its tokens."""
+    image_token_id: int | None = None
+    """Token in the place of each position of an image in a text."""
     output_sizes: dict[str, Any] = field(default_factory=dict, hash=False)
     """The outputs for images but those of a classifier, each with its sizes after the batch; ``height`` and ``width``
     are those of the image."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from zoo import Graph, KeyValues, Size, States, TensorSpec, attentions, floats, mask, token_ids
 from zoo_plugins.via_transformers.fields import (
     ENCODER_DECODER_TASKS,
@@ -24,6 +26,8 @@ def graphs_of(c: ClassFields) -> tuple[Graph, ...]:
         return _encoder_and_decoder(c)
     if c.task == "text-generation":
         return (_decoder(c),)
+    if c.task == "image-text-to-text":
+        return _image_and_text(c)
     inputs = [token_ids("input_ids", c.vocab_size or 0)]
     if not c.reads_padding:
         inputs.append(mask("attention_mask", padding="right"))
@@ -162,6 +166,23 @@ def _encoder_and_decoder(c: ClassFields) -> tuple[Graph, ...]:
         past=_key_values(c, "past_key_values", "past_sequence"),
     )
     return encoder, decoder
+
+
+def _image_and_text(c: ClassFields) -> tuple[Graph, ...]:
+    """Declare a graph for an image, one for the embeddings of a text with it, and a decoder that reads these.
+
+    The embeddings are a graph of their own, so that the decoder may read a text with an image in any number of calls.
+    """
+    count, width = c.num_patches or 1, c.hidden_size or 0
+    features = floats("image_features", "batch", count, width)
+    embeddings = floats("inputs_embeds", "batch", "sequence", width)
+    image = Graph(name="encoder", method="encode_image", inputs=(_pixels(c),), outputs=(features,))
+    ids = token_ids("input_ids", c.vocab_size or 0), token_ids("image_indices", count + 1)
+    inputs = *ids, features, mask("attention_mask")
+    embedder = Graph(name="embedder", method="embed", inputs=inputs, outputs=(embeddings,))
+    decoder = _decoder(c)
+    reads = embeddings, *decoder.inputs[1:]
+    return image, embedder, replace(decoder, name="decoder", method="decode_embeddings", inputs=reads)
 
 
 def _key_values(c: ClassFields, name: str, length: str | int) -> KeyValues:

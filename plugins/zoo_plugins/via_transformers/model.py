@@ -16,6 +16,7 @@ from zoo.modules import SharedModule, store_buffers
 from zoo.nn import Cache, EmbeddingHead, LayerStates, positions_of
 from zoo_plugins.via_transformers.cache import PastCache, cache_argument
 from zoo_plugins.via_transformers.fields import ENCODER_DECODER_TASKS, IMAGE_OUTPUTS, ClassFields
+from zoo_plugins.via_transformers.image_texts import decode_embeddings, embed, encode_image
 from zoo_plugins.via_transformers.originals import build_original, computed_names
 from zoo_plugins.via_transformers.replaced import (
     Lengths,
@@ -102,6 +103,10 @@ class ViaTransformers(SharedModule):
                 return {"last_hidden_state": encoded["last_hidden_state"]}
             cross = encoded["cross_key_values"]
             return {"logits": self.decode(decoder_input_ids, cross, decoder_attention_mask, attention_mask)}
+        if c.task == "image-text-to-text":
+            assert input_ids is not None
+            embeddings = self._embed_with_image(input_ids, attention_mask, pixel_values)
+            return {"logits": self.decode_embeddings(embeddings, attention_mask, past_key_values, past_states)}
         if pixel_values is not None:
             self._forget()
             with whole_images(self.original):
@@ -204,6 +209,59 @@ class ViaTransformers(SharedModule):
             options = self._without_padding(input_values, mask) if has_mask else {"input_values": input_values}
         logits: Tensor = self.original(**options, return_dict=True)["logits"]
         return logits
+
+    def encode_image(self, pixel_values: Tensor) -> Tensor:
+        """Return the features of images, (B, N, E), of which a text has N tokens.
+
+        Args:
+            pixel_values: (B, C, height, width).
+        """
+        return encode_image(self.original, pixel_values)
+
+    def embed(
+        self, input_ids: Tensor, image_indices: Tensor, image_features: Tensor, attention_mask: Tensor | None = None
+    ) -> Tensor:
+        """Return the embeddings of a text with an image, (B, T, E), zeros for padding.
+
+        Args:
+            input_ids: (B, T).
+            image_indices: (B, T), 0 for a token of the text, n for the n-th feature of the row's image.
+            image_features: (B, N, E), from :meth:`encode_image`; without effect where all indices are 0.
+            attention_mask: (B, T), 1 for a token and 0 for padding.
+        """
+        mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
+        return embed(self.original, input_ids, image_indices, image_features, mask)
+
+    def decode_embeddings(
+        self,
+        inputs_embeds: Tensor,
+        attention_mask: Tensor | None = None,
+        past_key_values: Cache | None = None,
+        past_states: list[LayerStates] | None = None,
+    ) -> Tensor:
+        """Return the logits of the next token, (B, T, V).
+
+        Args:
+            inputs_embeds: (B, T, E), from :meth:`embed`.
+            attention_mask: (B, S), 1 for a token and 0 for padding, the past included.
+            past_key_values: keys and values of earlier calls; extended in place.
+            past_states: states after earlier calls, of the layers that have any; replaced in place.
+        """
+        pasts = past_key_values, past_states
+        return decode_embeddings(self.original, self.config, inputs_embeds, attention_mask, *pasts)
+
+    def _embed_with_image(
+        self, input_ids: Tensor, attention_mask: Tensor | None, pixel_values: Tensor | None
+    ) -> Tensor:
+        """Return the embeddings of a text, whose tokens of an image have the features of the row's image in turn."""
+        mask = None if attention_mask is None else attention_mask[:, -input_ids.shape[1] :]
+        if pixel_values is None:
+            none = torch.zeros_like(input_ids)
+            return self.embed(input_ids, none, none.new_zeros(len(none), 1, self.config.hidden_size or 0), mask)
+        features = self.encode_image(pixel_values)
+        is_image = (input_ids == self.config.image_token_id).long()
+        indices = (is_image.cumsum(1) * is_image).clamp(max=features.shape[1])
+        return self.embed(input_ids, indices, features, mask)
 
     def _without_padding(self, samples: Tensor, mask: Tensor | None) -> dict[str, Tensor]:
         """Return sound with silence for padding, and its mask, in which no row is too short for a position."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
+from inspect import signature
 from typing import Any
 
 import torch
@@ -37,8 +38,10 @@ _MAPPINGS = {
     "multiple-choice": "MODEL_FOR_MULTIPLE_CHOICE_MAPPING_NAMES",
     "text-generation": "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES",
     "image-to-text": "MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES",
+    "image-text-to-text": "MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES",
 }
-"""For each task, transformers' table of classes by model type. A class has the first task in whose table it is."""
+"""For each task, transformers' table of classes by model type. A class has the first task in whose table it is, and for
+which it has the inputs: see :func:`_reads`."""
 
 _CALLED = {"return_dict": True, "output_attentions": False, "output_hidden_states": False, "torchscript": False}
 """Settings of calls, not of the model, that a configuration may have."""
@@ -48,9 +51,22 @@ def class_for(original: Mapping[str, Any], task: str) -> str:
     """Return the class of a task for the model type of a configuration."""
     model_type = original["model_type"]
     found = getattr(modeling_auto, _MAPPINGS[task]).get(model_type)
-    if found is None:
+    name = found if found is None or isinstance(found, str) else found[0]
+    if name is None or not _reads(name, task):
         raise UsageError(f"transformers {transformers.__version__} has no class of {model_type} for {task}")
-    return str(found if isinstance(found, str) else found[0])
+    return str(name)
+
+
+def _reads(model_class: str, task: str) -> bool:
+    """Return whether a class has the inputs of a task, of two with the same table.
+
+    Of those that write about images, the ones without a target of a decoder read a text with the image.
+    """
+    if task not in ("image-to-text", "image-text-to-text"):
+        return True
+    forward = getattr(getattr(transformers, model_class, None), "forward", None)
+    inputs = signature(forward).parameters if forward is not None else {}
+    return ("input_ids" in inputs and "decoder_input_ids" not in inputs) == (task == "image-text-to-text")
 
 
 def task_of(model_class: str, model_type: str) -> str | None:
@@ -62,7 +78,9 @@ def _tasks_of(model_class: str, model_type: str) -> list[str]:
     """Return the tasks in whose tables a class is."""
     tables = {task: getattr(modeling_auto, table).get(model_type, ()) for task, table in _MAPPINGS.items()}
     return [
-        task for task, classes in tables.items() if model_class in ((classes,) if isinstance(classes, str) else classes)
+        task
+        for task, classes in tables.items()
+        if model_class in ((classes,) if isinstance(classes, str) else classes) and _reads(model_class, task)
     ]
 
 

@@ -1,6 +1,7 @@
 """Replacements for functions and methods of transformers, with the same values, which can be traced for all inputs."""
 
 from zoo_plugins.via_transformers.replaced.functions import without_branches
+from zoo_plugins.via_transformers.replaced.globals import replaced
 from zoo_plugins.via_transformers.replaced.images import whole_images
 from zoo_plugins.via_transformers.replaced.methods import Lengths, replace_methods
 from zoo_plugins.via_transformers.replaced.positions import count_positions, given_positions
@@ -11,6 +12,7 @@ __all__ = [
     "count_positions",
     "given_positions",
     "replace_methods",
+    "replaced",
     "use_real_rotations",
     "whole_images",
     "without_branches",

@@ -1,0 +1,126 @@
+"""Classes of transformers that read a text with an image, as graphs for the image, the embeddings and the decoder.
+
+B batch, N positions of an image, T tokens of this call, S tokens including those before, E hidden size, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from inspect import Parameter, signature
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from zoo import UsageError
+from zoo.nn import Cache, LayerStates, positions_of
+from zoo_plugins.via_transformers.cache import PastCache, cache_argument
+from zoo_plugins.via_transformers.fields import ClassFields
+from zoo_plugins.via_transformers.replaced import given_positions, replaced, whole_images, without_branches
+
+__all__ = ["decode_embeddings", "embed", "encode_image", "image_token", "require_image_texts"]
+
+_OPTIONAL = frozenset({
+    "attention_mask", "cache_position", "image_sizes", "input_ids", "inputs_embeds", "labels", "logits_to_keep",
+    "mm_encoder_outputs", "output_attentions", "output_hidden_states", "output_router_logits", "past_key_values",
+    "pixel_values", "pixel_values_videos", "position_ids", "return_dict", "self", "use_cache", "vision_feature_layer",
+    "vision_feature_select_strategy",
+})  # fmt: skip
+"""Arguments of a class that have inputs of graphs, or are left out without another answer: ``image_sizes`` are those of
+padded images. Others describe tiles, grids or masks of images."""
+_REMEDY = "of models that read a text with an image, those with one square image, a causal mask and rows of its features"
+
+
+def require_image_texts(cls: Any) -> None:
+    """Raise :class:`UsageError` unless a class reads token ids, whole images of one size and nothing else."""
+    taken = signature(cls.forward).parameters
+    features = getattr(cls, "get_image_features", None)
+    needed = {} if features is None else signature(features).parameters
+    others = [name for name, item in taken.items() if name not in _OPTIONAL and item.kind != Parameter.VAR_KEYWORD]
+    others += [
+        name
+        for name, item in needed.items()
+        if item.default is Parameter.empty
+        and item.kind not in (Parameter.VAR_KEYWORD, Parameter.VAR_POSITIONAL)
+        and name not in ("self", "pixel_values", *others)
+    ]
+    if "pixel_values" not in taken or others:
+        what = f"reads {', '.join(others)} beside pixel_values" if "pixel_values" in taken else "takes no pixel_values"
+        raise UsageError(f"{cls.__name__} {what}", None, f"{_REMEDY} are supported")
+
+
+def image_token(config: Any) -> int | None:
+    """Return the token in the place of each position of an image, which a configuration states."""
+    names = ("image_token_id", "image_token_index")
+    return next((value for name in names if isinstance(value := getattr(config, name, None), int)), None)
+
+
+def encode_image(original: Any, pixel_values: Tensor) -> Tensor:
+    """(B, C, I, I) -> the features of the images, (B, N, E). Raises :class:`UsageError` for a class without any."""
+    owner = next((item for item in (original, original.base_model) if hasattr(item, "get_image_features")), None)
+    if owner is None:
+        raise UsageError(f"{type(original).__name__} has no get_image_features", None, f"{_REMEDY} are supported")
+    module = sys.modules[type(original).__module__]
+    # list() of a tensor would cut it into rows, whose number a trace fixes.
+    with whole_images(original), replaced([(module, "list", lambda _: _parts)]):
+        found = owner.get_image_features(pixel_values=pixel_values, return_dict=True)
+    found = getattr(found, "pooler_output", found)
+    features: Tensor = torch.cat([*found]) if isinstance(found, list | tuple) else found
+    return features.reshape(pixel_values.shape[0], -1, features.shape[-1])
+
+
+def _parts(value: Any) -> Any:
+    return [value] if isinstance(value, Tensor) else [*value]
+
+
+def embed(
+    original: Any, input_ids: Tensor, image_indices: Tensor, image_features: Tensor, attention_mask: Tensor
+) -> Tensor:
+    """Return the embeddings of tokens, (B, T, E), zeros for padding.
+
+    Args:
+        original: the class.
+        input_ids: (B, T).
+        image_indices: (B, T), 0 for a token of the text, n for the n-th feature of the row's image.
+        image_features: (B, N, E).
+        attention_mask: (B, T), 1 for a token and 0 for padding.
+    """
+    x: Tensor = original.get_input_embeddings()(input_ids)
+    places = (image_indices - 1).clamp(min=0)[..., None].expand(x.shape)
+    x = torch.where(image_indices[..., None] > 0, image_features.gather(1, places).to(x.dtype), x)
+    return x.masked_fill(attention_mask[..., None] == 0, 0)
+
+
+def decode_embeddings(
+    original: Any,
+    c: ClassFields,
+    inputs_embeds: Tensor,
+    attention_mask: Tensor | None,
+    past: Cache | None,
+    states: Sequence[LayerStates] | None,
+) -> Tensor:
+    """Return the logits of the tokens that follow, (B, T, V).
+
+    Args:
+        original: the class.
+        c: its configuration.
+        inputs_embeds: (B, T, E).
+        attention_mask: (B, S), 1 for a token and 0 for padding, the past included.
+        past: keys and values of earlier calls; extended in place.
+        states: states after earlier calls, of the layers that have any; replaced in place.
+    """
+    rows, length, _ = inputs_embeds.shape
+    total = length + (past.length if past is not None else 0)
+    if attention_mask is None:
+        attention_mask = torch.ones(rows, total, dtype=torch.long, device=inputs_embeds.device)
+    positions = positions_of(length, total, padding=attention_mask, device=inputs_embeds.device)
+    has_past = past is not None or states is not None
+    kept = PastCache(past or Cache.empty(0), states or (), c.key_layers, c.state_layers) if has_past else None
+    options: dict[str, Any] = {"use_cache": has_past, cache_argument(original): kept}
+    if c.counts_positions:
+        options["position_ids"] = positions
+    with given_positions(original, positions), without_branches(original):
+        found = original(inputs_embeds=inputs_embeds, attention_mask=attention_mask, return_dict=True, **options)
+    logits: Tensor = found["logits"]
+    return logits
