@@ -54,6 +54,7 @@ SMALL: Mapping[str, int] = {
     "moe_topk": 2, "num_experts_per_token": 2, "linear_num_heads": 4, "linear_head_dim": 8, "router_hidden_size": 16,
 }  # fmt: skip
 """Values of a small model, of which each configuration takes those that it has."""
+IMAGE_TOKENS = ("image_token_id", "image_token_index")
 TOKENS = ("pad_token_id", "bos_token_id", "eos_token_id", "sep_token_id", "cls_token_id", "mask_token_id")
 _SOUND: Mapping[str, Any] = {
     "feat_extract_norm": "layer",
@@ -160,8 +161,8 @@ def classes() -> Iterator[tuple[str, str, str]]:
                 found[task] = class_for({"model_type": model_type}, task)
         found = {task: name for task, name in found.items() if not _reads_part(name, config)}
         found.pop("sentence-embedding", None)  # the class of feature-extraction
-        if found.get("image-to-text") == found.get("text-generation"):  # such as Gemma 3, which also reads texts alone
-            found.pop("image-to-text", None)
+        if found.get("image-text-to-text") == found.get("text-generation"):  # such as Gemma 3, which reads texts alone
+            found.pop("image-text-to-text", None)
         if not found.keys() - {"feature-extraction", *READS_IMAGES, *SOUND_TASKS}:  # others need not read texts
             found.pop("feature-extraction", None)
         named = sorted(found.items(), key=lambda item: _PREFERRED.get(item[0], 2))
@@ -199,6 +200,7 @@ def _small(default: Any) -> dict[str, Any]:
         values["head_dim"] = SMALL["qk_nope_head_dim"] + SMALL["qk_rope_head_dim"]
     values |= {name: number for number, name in enumerate(TOKENS) if isinstance(getattr(default, name, None), int)}
     values["pad_token_id"] = 0  # classifiers of whole texts look for it
+    values |= {key: SMALL["vocab_size"] - 1 for key in IMAGE_TOKENS if isinstance(stated.get(key), int)}
     for key, value in stated.items():
         if isinstance(value, list) and len(value) == stated.get("num_hidden_layers", 0) and len(value) > 2:
             values[key] = (list(dict.fromkeys(value)) + value)[:2]  # layers of different kinds

@@ -67,6 +67,11 @@ def zoo_tasks() -> Sequence[zoo.Task]:
         zoo.Task(
             name="image-feature-extraction", run=f"{home}.images:ImageFeatures", formula=f"{formulas}:image_features"
         ),
+        zoo.Task(
+            name="image-text-to-text",
+            run=f"{home}.generate.image_texts:ImageTextToText",
+            formula=f"{formulas}:greedy",
+        ),
         zoo.Task(name="image-to-text", run=f"{home}.generate.pictures:ImageToText", formula=f"{formulas}:greedy"),
         zoo.Task(
             name="multiple-choice", run=f"{home}.candidates:MultipleChoice", formula=f"{formulas}:multiple_choice"

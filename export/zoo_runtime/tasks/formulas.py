@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,6 @@ from zoo.arrays import Array
 from zoo.classes import problem_of
 from zoo.probe.pipeline import decoder_inputs
 from zoo_runtime.formula import Choice, Model, Numbers, Same
-from zoo_runtime.running.text_runner import Tokens
 
 __all__ = [
     "classes",
@@ -291,8 +291,8 @@ def greedy(runner: Any, item: Any, result: Result, model: Model) -> Expected:
     prompt = runner.prompt(item)
     ids = result["generated_ids"]
     whole = [*prompt, *ids[:-1]]
-    if len(runner.session.graphs) == 1:
-        feeds = runner.feed([Tokens(item.number, whole)])
+    if runner.causal:
+        feeds = runner.feed([replace(item, ids=whole, types=())])
     else:
         feeds = _with_target(runner, item, whole)
     return _continued(runner, prompt, model(feeds)["logits"][0], result)

@@ -53,8 +53,8 @@ class ClassFields(EmbeddingConfig):
         *EmbeddingConfig.head_fields, "model_class", "attention", "type_vocab_size", "counts_positions", "computed",
         "num_kv_heads", "head_dim", "value_head_dim", "key_layers", "state_layers", "state_sizes", "num_parameters",
         "flops_per_token", "attention_layers", "num_heads", "num_patches", "output_sizes", "min_image_size",
-        "max_detections", "depth_resample", "image_processor", "image_token_id", "min_samples", "min_positions",
-        "samples_per_position",
+        "max_detections", "depth_resample", "image_processor", "image_token_id", "image_prompt_id", "image_before",
+        "image_after", "min_samples", "min_positions", "samples_per_position",
         "prompt_replaces_start",
     )  # fmt: skip
     task: Literal[
@@ -130,6 +130,12 @@ class ClassFields(EmbeddingConfig):
     the number of its tokens."""
     image_token_id: int | None = None
     """Token in the place of each position of an image in a text."""
+    image_prompt_id: int | None = None
+    """Token of a prompt in whose place those of the image are; ``image_token_id`` by default."""
+    image_before: tuple[int, ...] = ()
+    """Tokens before those of an image."""
+    image_after: tuple[int, ...] = ()
+    """Tokens after those of an image."""
     output_sizes: dict[str, Any] = field(default_factory=dict, hash=False)
     """The outputs for images but those of a classifier, each with its sizes after the batch; ``height`` and ``width``
     are those of the image."""

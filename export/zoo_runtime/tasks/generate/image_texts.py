@@ -1,0 +1,211 @@
+"""Text after a prompt with an image: answers to questions about it, captions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+import numpy as np
+
+from zoo.arrays import Array
+from zoo.contract import Graph
+from zoo.errors import ArtifactError, UsageError
+from zoo.tokenizers.image_places import ImagePlaces
+from zoo.tokenizers.inputs import TextInputs, padded
+from zoo_runtime.generation.options import Generation
+from zoo_runtime.generation.stepper import Stepper, check_tokens
+from zoo_runtime.onnx_runtime.values import run_session
+from zoo_runtime.running.context import Context, internals
+from zoo_runtime.running.inputs import are_ids
+from zoo_runtime.running.text_runner import Tokens, chosen_adapters
+from zoo_runtime.tasks.generate.tasks import Continue
+from zoo_runtime.tasks.images import image_input, sample_images
+
+__all__ = ["ImageTextToText"]
+
+
+@dataclass(frozen=True)
+class ImagePrompt(Tokens):
+    """A prompt and its image, if it has one."""
+
+    pixels: Array | None = field(kw_only=True, repr=False, compare=False)
+    """(channels, height, width)"""
+    indices: list[int] = field(kw_only=True, repr=False)
+    """For each token, the number of the image's feature in its place, from 1, or 0."""
+
+
+class ImageTextToText(Continue):
+    """Continues a prompt with an image.
+
+    An input is a :class:`zoo_runtime.Pair` of an image, as :class:`zoo.images.ImageReader` reads it, and a prompt; or
+    a prompt alone. A prompt is a text or token ids, and has the model's token for an image once.
+    """
+
+    chats = False
+
+    def __init__(self, session: Context, chosen: Generation) -> None:
+        super().__init__(session, chosen)
+        image, self.images = image_input(session)
+        self.encoder, self.embedder, _ = self._graphs(session, image)
+        self.inputs = TextInputs([self.embedder], session.config, session.path)
+        self.places = ImagePlaces.of(session.config, session.graphs, session.path)
+        if chosen.draft is not None:
+            raise UsageError("no model drafts texts about images", session.path, "leave out draft")
+
+    @staticmethod
+    def _graphs(session: Context, image: Graph) -> tuple[Graph, Graph, Graph]:
+        """Return the graphs of the image, the embeddings and the decoder."""
+        if len(session.graphs) != 3 or session.graphs[0] is not image:
+            raise UsageError("the model has no graphs for an image, embeddings and a decoder of these", session.path)
+        encoder, embedder, decoder = session.graphs
+        return encoder, embedder, decoder
+
+    @property
+    def graph(self) -> Graph:
+        """The graph that reads tokens."""
+        return self.session.graphs[1]
+
+    def samples(self) -> Sequence[Any]:
+        """Return prompts of token ids, each with an image but the last."""
+        random = np.random.default_rng(0)
+        image_tokens = self.places.token, self.places.prompt_token
+        free = [token for token in range(self.ids_input.upper or 1) if token not in image_tokens]
+        texts = [random.choice(free, size=size).tolist() for size in (1, 6, 4, 9, 5)]
+        prompts = [[*ids[:1], self.places.prompt_token, *ids[1:]] for ids in texts[:-1]]
+        return [*zip(sample_images(self.images), prompts, strict=False), texts[-1]]
+
+    def read(self, value: Any, number: int) -> ImagePrompt:
+        where, pixels = f"input {number}", None
+        if isinstance(value, list | tuple) and len(value) == 2 and not are_ids(value):
+            image, value = value
+            pixels = self.images.normalize(self.images.read(image, where))
+        if isinstance(value, str):
+            ids = self.encode(number, value).ids
+        elif are_ids(value):
+            ids = [int(token) for token in value]
+        else:
+            what = f"expected a prompt, or a pair of an image and a prompt, got {type(value).__name__}"
+            raise ArtifactError(what, where)
+        ids, indices = self.places.expand(ids, has_image=pixels is not None, where=where)
+        item = ImagePrompt(number, ids, pixels=pixels, indices=indices)
+        self._check(item)
+        return item
+
+    def feed(self, items: Sequence[Tokens], *, left: bool = False) -> dict[str, Array]:
+        """Return the inputs of the graphs before the decoder; without images, their features are zeros."""
+        prompts = [item for item in items if isinstance(item, ImagePrompt)]
+        side = "left" if left else "right"
+        rows = [(item.ids, [*item.indices, *[0] * (len(item.ids) - len(item.indices))]) for item in prompts]
+        feeds = {
+            "input_ids": padded([ids for ids, _ in rows], side, self.inputs.pad_id),
+            "image_indices": padded([indices for _, indices in rows], side),
+            "attention_mask": padded([[1] * len(ids) for ids, _ in rows], side),
+        }
+        shape = next((item.pixels.shape for item in prompts if item.pixels is not None), None)
+        if shape is None:
+            feeds["image_features"] = self._no_features(len(items))
+        else:
+            pixels = [np.zeros(shape, np.float32) if item.pixels is None else item.pixels for item in prompts]
+            feeds[self.encoder.input_tensors()[0].name] = np.stack(pixels).astype(self.session.dtype)
+        return feeds | chosen_adapters(self.session, items)
+
+    def start(self, items: Sequence[Tokens]) -> tuple[Sequence[Tokens], Stepper, Array, Array]:
+        feeds = self.feed(items, left=True)
+        if "image_features" not in feeds:
+            image = {tensor.name: feeds[tensor.name] for tensor in self.encoder.input_tensors()}
+            feeds |= self.session.execute(self.encoder, image)
+        first = self._embed(feeds)
+        stepper = self.session.stepper({"image_features": feeds["image_features"], "inputs_embeds": first})
+        return items, _Embedding(self, stepper, first), feeds["input_ids"], feeds["attention_mask"]
+
+    def embed(self, ids: Array) -> Array:
+        """Return the embeddings of token ids, (B, T), none of which stands for an image: (B, T, H)."""
+        rows = len(ids)
+        zeros = self._no_features(rows)
+        return self._embed(
+            {
+                "input_ids": ids.astype(np.int64),
+                "image_indices": np.zeros(ids.shape, np.int64),
+                "image_features": zeros,
+                "attention_mask": np.ones(ids.shape, np.int64),
+            }
+        )
+
+    def _no_features(self, rows: int) -> Array:
+        tensor = self.encoder.output_tensors()[0]
+        return np.zeros(tensor.shape({"batch": rows}), self.session.dtype)
+
+    def _embed(self, feeds: dict[str, Array]) -> Array:
+        graph = self.embedder
+        inputs = {tensor.name: feeds[tensor.name] for tensor in graph.input_tensors()}
+        opened = internals(self.session).sessions[graph.name]
+        inputs["image_features"] = inputs["image_features"].astype(self.session.dtype, copy=False)
+        return run_session(opened, [graph.output_tensors()[0].name], inputs)[0]
+
+
+class _Embedding:
+    """A stepper on token ids, whose embeddings a stepper of the decoder reads.
+
+    Args:
+        task: computes embeddings.
+        stepper: on the decoder.
+        first: the embeddings of the first step, (B, T, H), which may have an image.
+    """
+
+    def __init__(self, task: ImageTextToText, stepper: Stepper, first: Array) -> None:
+        self._task, self._stepper = task, stepper
+        self._first: Array | None = first
+
+    @property
+    def rows(self) -> int:
+        """B."""
+        return self._stepper.rows
+
+    @property
+    def length(self) -> int:
+        """Number of positions in the past."""
+        return self._stepper.length
+
+    @property
+    def room(self) -> int | None:
+        """Number of positions that still fit."""
+        return self._stepper.room
+
+    @property
+    def can_roll_back(self) -> bool:
+        """Whether the past can be shortened."""
+        return self._stepper.can_roll_back
+
+    def step(self, tokens: Array, mask: Array | None = None, *, every: bool = False) -> Array:
+        """Read tokens, (B, T), and return logits: see :meth:`zoo_runtime.Stepper.step`."""
+        spec, where = self._task.ids_input, f"graph {self._task.graph.name}"
+        tokens = check_tokens(tokens, self.rows, name=spec.name, width=None, upper=spec.upper, where=where)
+        first, self._first = self._first, None
+        return self._stepper.step(self._task.embed(tokens) if first is None else first, mask, every=every)
+
+    def take(self, rows: Array) -> None:
+        """Continue with the given rows."""
+        self._stepper.take(rows)
+
+    def roll_back(self, count: int) -> None:
+        """Forget the last positions."""
+        self._stepper.roll_back(count)
+
+    def save(self) -> Any:
+        """Return the past."""
+        return self._stepper.save()
+
+    def restore(self, saved: Any) -> None:
+        """Return to a past."""
+        self._stepper.restore(saved)
+
+    def close(self) -> None:
+        """Release the past."""
+        self._stepper.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
