@@ -111,6 +111,7 @@ SPECIAL: Mapping[str, Mapping[str, Any]] = {
     "whisper": {"begin_suppress_tokens": None, "suppress_tokens": None, "max_source_positions": 50},
     "audio-spectrogram-transformer": {"max_length": 96, "num_mel_bins": 32},
     "youtu": {"pad_token_id": None},  # transformers sets the embedding of padding to zero when it reads a checkpoint
+    "vipllava": {"vision_feature_layers": [-2, -1]},
     "splinter": {"question_token_id": 9}, "lilt": {"hidden_size": 48},
     "layoutlmv3": {"hidden_size": 48, "coordinate_size": 8, "shape_size": 8},
     "reformer": {"axial_pos_embds": False},

@@ -3,6 +3,7 @@
 from zoo.checkpoints.exact import Exact
 from zoo.checkpoints.exporting import Exported, export_checkpoint
 from zoo.checkpoints.image_rules import answer_rule
+from zoo.checkpoints.image_texts import read_image_prompt
 from zoo.checkpoints.images import (
     PROCESSOR,
     RESAMPLING,
@@ -46,5 +47,6 @@ __all__ = [
     "import_checkpoint",
     "process_images",
     "process_sounds",
+    "read_image_prompt",
     "sample_images",
 ]

@@ -24,6 +24,7 @@ __all__ = [
     "image_processor",
     "process_images",
     "read_preparation",
+    "same_pixels",
     "sample_images",
 ]
 
@@ -59,9 +60,14 @@ def first_difference(processed: ProcessedImages, reader: ImageReader) -> int | N
     """Return the number of the first image of which a reader makes other pixels; None if it makes the same."""
     for number, (image, expected) in enumerate(zip(processed.images, processed.pixels, strict=True)):
         found = reader.normalize(reader.read(image))
-        if found.shape != expected.shape or not np.allclose(found, expected, rtol=0, atol=_CLOSE):
+        if not same_pixels(found, expected):
             return number
     return None
+
+
+def same_pixels(found: Array, expected: Array) -> bool:
+    """Return whether normalised pixels are equal up to rounding."""
+    return found.shape == expected.shape and np.allclose(found, expected, rtol=0, atol=_CLOSE)
 
 
 def process_images(folder: Path) -> ProcessedImages:

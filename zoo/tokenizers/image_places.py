@@ -51,7 +51,9 @@ class ImagePlaces:
         if has_image and found != self.count:
             if len(places) != 1:
                 what = f"the prompt has {len(places)} places for its image"
-                raise ArtifactError(what, where, f"write the token {self.prompt_token} once, as the model's examples do")
+                raise ArtifactError(
+                    what, where, f"write the token {self.prompt_token} once, as the model's examples do"
+                )
             tokens = [*self.before, *[self.token] * self.count, *self.after]
             whole = [*ids[: places[0]], *tokens, *ids[places[0] + 1 :]]
         elif not has_image and places:

@@ -18,6 +18,7 @@ from zoo.checkpoints import (
     TensorPlace,
     answer_rule,
     image_processor,
+    read_image_prompt,
 )
 from zoo.spectrogram import HOP, SAMPLING_RATE
 from zoo_plugins.bert.sentence import PROJECTIONS, sentence_encoder, sentence_files
@@ -49,6 +50,7 @@ class _TransformersLayout(Layout):
         Raises :class:`UsageError` for remote code, and for classes and model types that are not known.
         """
         from zoo_plugins.via_transformers.facts import inspect_model
+        from zoo_plugins.via_transformers.image_texts import image_token
         from zoo_plugins.via_transformers.images import stated_sizes
         from zoo_plugins.via_transformers.originals import read_original
         from zoo_plugins.via_transformers.sounds import read_sounds, spans_sound
@@ -72,7 +74,11 @@ class _TransformersLayout(Layout):
                 values["reads_padding"] = values["reads_padding"] or spans_sound(original)
         if values["task"] in READS_IMAGES:
             values["prompt_replaces_start"] = _has_donut(original)
-            values |= stated_sizes(read_original(ViaTransformersConfig.from_dict(values, where)), chosen)
+            described = read_original(ViaTransformersConfig.from_dict(values, where))
+            values |= stated_sizes(described, chosen)
+            token = image_token(described) if values["task"] == "image-text-to-text" else None
+            if token is not None and checkpoint.image_processor and checkpoint.json("tokenizer_config.json"):
+                values |= read_image_prompt(checkpoint.path, token)
         values |= chosen
         config = ViaTransformersConfig.from_dict(values, where)
         inspected = inspect_model(config)

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from zoo.artifact import TARGET_TOKENIZER, TOKENIZER, ModelDirectory
 from zoo.artifact.prefixes import read_prefixes
 from zoo.checkpoints.answers.found import ComparedAnswers
+from zoo.checkpoints.answers.image_texts import compare_prompts
 from zoo.checkpoints.answers.images import DENSE, ImageComparison
 from zoo.checkpoints.answers.pipelines import FUNCTIONS, REMEDY, Answers, ask_exactly, close, scores_of, shown
 from zoo.checkpoints.answers.sounds import SoundComparison
@@ -47,7 +48,7 @@ _CHOICES = (
     ("a", ("A b C, D.", "tea")),
 )
 _PAIR_TASKS = ("text-classification", "question-answering", "multiple-choice", "pretraining")
-_DECODED = ("text-generation", "text2text-generation", "image-to-text", "speech-recognition")
+_DECODED = ("text-generation", "text2text-generation", "image-to-text", "image-text-to-text", "speech-recognition")
 
 
 class AnswerComparison:
@@ -171,6 +172,10 @@ class AnswerComparison:
             self._attempt("token lists to texts", self._tokens.compare_decoding)
         if self._original.chat_template:
             self._attempt("chats to prompts", lambda: self._tokens.compare_chats(self.stored.path))
+        images = self._images if self.spec.task == "image-text-to-text" else None
+        if images is not None and "images to pixels" in self.found.counts:
+            found = self.spec, self.checkpoint, images.reader, self._tokenizer
+            self._attempt("images and prompts to inputs", lambda: compare_prompts(*found))
 
     def _compare_sounds(self, sounds: SoundComparison) -> None:
         if not sounds.is_described:

@@ -62,7 +62,7 @@ class ImageComparison:
         """Why there is no comparison whatever is installed; None if there is one."""
         if self.layout.process_images is None and not self.checkpoint.image_processor:
             return f"the checkpoint has no {PROCESSOR}"
-        return None if self._reader.mode is not None else f"image files cannot have {self._reader.channels} channels"
+        return None if self.reader.mode is not None else f"image files cannot have {self.reader.channels} channels"
 
     @cached_property
     def processed(self) -> ProcessedImages:
@@ -75,13 +75,14 @@ class ImageComparison:
             raise Unavailable(str(error)) from error
 
     @cached_property
-    def _reader(self) -> ImageReader:
+    def reader(self) -> ImageReader:
+        """What reads images for the model."""
         _, *shape = self.image.shape({"height": 0, "width": 0, **row_sizes(self.spec.graphs, 1)})
         return ImageReader.of(lambda name: getattr(self.spec.config, name, None), *shape)
 
     def compare_pixels(self) -> int:
         """Return the number of images compared. Raises :class:`ParityError` for a difference."""
-        number = first_difference(self.processed, self._reader)
+        number = first_difference(self.processed, self.reader)
         if number is not None:
             width, height = self.processed.images[number].size
             problem = f"an image of {width} x {height} pixels becomes other pixels than by the original"
@@ -153,7 +154,7 @@ class ImageComparison:
 
     def _outputs(self, model: nn.Module, image: Any) -> dict[str, Tensor]:
         """Return the outputs of zoo's model in float64 for one image."""
-        feeds = {self.image.name: torch.from_numpy(self._reader.normalize(self._reader.read(image)))[None]}
+        feeds = {self.image.name: torch.from_numpy(self.reader.normalize(self.reader.read(image)))[None]}
         with torch.no_grad():
             return call(self.spec.config, model, feeds, torch.float64)
 

@@ -1,0 +1,90 @@
+"""How a checkpoint's processor makes the inputs of a model that reads a text with an image."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from zoo.arrays import Array
+from zoo.checkpoints.images import PROCESSOR, sample_images
+from zoo.errors import UsageError
+
+__all__ = ["ProcessedPrompt", "open_processor", "process_prompt", "read_image_prompt"]
+
+_INPUTS = {"attention_mask", "input_ids", "mm_token_type_ids", "pixel_values", "token_type_ids"}
+"""What a processor may make. The last ones are inputs of no model that is imported: the mask of each is causal."""
+
+
+@dataclass(frozen=True)
+class ProcessedPrompt:
+    """A prompt with an image, as a processor prepares it."""
+
+    ids: list[int]
+    pixels: Array
+    """(channels, height, width)"""
+
+
+def open_processor(folder: Path) -> Any:
+    """Return the processor of a checkpoint, which prepares images with Pillow.
+
+    Raises:
+        ImportError: transformers is not installed.
+        UsageError: the processor cannot be read, or is not one of images and texts.
+    """
+    import transformers
+
+    load: Any = transformers.AutoImageProcessor.from_pretrained
+    try:
+        processor = transformers.AutoProcessor.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        processor.image_processor = load(folder, backend="pil", local_files_only=True, trust_remote_code=False)
+        assert isinstance(processor.image_token, str)
+    except Exception as error:  # another library may raise anything
+        said = " ".join(str(error).split())[:200]
+        raise UsageError(f"the processor cannot be used: {said}", folder) from error
+    return processor
+
+
+def process_prompt(processor: Any, image: Any, text: str, where: Path, **options: Any) -> ProcessedPrompt:
+    """Apply a processor to an image of Pillow and a prompt.
+
+    Raises :class:`UsageError` if that fails, or gives other inputs than token ids and the pixels of one image.
+    """
+    try:
+        found = dict(processor(images=[image], text=[text], **options))
+        (ids,), pixels = found["input_ids"], np.asarray(found["pixel_values"])
+        others = sorted(found.keys() - _INPUTS)
+    except Exception as error:  # another library may raise anything
+        said = " ".join(str(error).split())[:200]
+        raise UsageError(f"the processor cannot be used: {said}", where) from error
+    name = type(processor).__name__
+    if others:
+        raise UsageError(f"{name} makes {', '.join(others)} beside ids and pixels, which is not supported", where)
+    if pixels.ndim != 4 or len(pixels) != 1:
+        raise UsageError(f"{name} makes several images of one, {pixels.shape}, which is not supported", where)
+    return ProcessedPrompt([int(token) for token in ids], pixels[0])
+
+
+def read_image_prompt(folder: Path, token: int) -> dict[str, Any]:
+    """Return the fields of a configuration that say which tokens are in the place of an image in a prompt.
+
+    Args:
+        folder: the checkpoint.
+        token: the token of each feature of an image.
+
+    Raises:
+        ImportError: Pillow or transformers is not installed.
+        UsageError: the processor cannot be used, or puts other tokens among those of an image.
+    """
+    processor, where = open_processor(folder), folder / PROCESSOR
+    name, text = type(processor).__name__, processor.image_token
+    (prompt_id, *more) = processor.tokenizer.encode(text, add_special_tokens=False)
+    ids = process_prompt(processor, sample_images()[0], text, where, add_special_tokens=False).ids
+    if more or token not in ids:
+        raise UsageError(f"{name} puts no token {token} in the place of {text!r}", where)
+    first, last = ids.index(token), len(ids) - ids[::-1].index(token)
+    if set(ids[first:last]) != {token}:
+        raise UsageError(f"{name} puts other tokens among those of an image, which is not supported", where)
+    return {"image_prompt_id": prompt_id, "image_before": tuple(ids[:first]), "image_after": tuple(ids[last:])}
