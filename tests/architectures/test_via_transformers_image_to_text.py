@@ -168,16 +168,21 @@ def test_image_processor_that_is_part_of_another_file(tmp_path: Path) -> None:
     assert imported.answers.counts["images to pixels"] == 4
 
 
-def test_class_that_reads_a_text_beside_the_image_is_refused(tmp_path: Path, zoo: Zoo) -> None:
-    text = {"vocab_size": 61, "hidden_size": 24, "num_hidden_layers": 1, "num_attention_heads": 4}
-    config = transformers.BlipConfig(
-        text_config={**text, "encoder_hidden_size": 16}, vision_config={**VIT, "num_hidden_layers": 1}
-    )
-    save_random("BlipForConditionalGeneration", config, tmp_path / "hub")
-    zoo("import", tmp_path / "hub", "-o", "ours").failed(
-        2, "BlipForConditionalGeneration takes no decoder_input_ids and no encoder_outputs", "an encoder of images"
-    )
-    assert not Path("ours").exists()
+@pytest.mark.parametrize(
+    ("model_class", "model_type", "said"),
+    [
+        ("Pix2StructForConditionalGeneration", "pix2struct", "takes no pixel_values"),
+        ("Blip2ForConditionalGeneration", "blip-2", "takes no encoder_outputs"),
+        ("Florence2ForConditionalGeneration", "florence2", "reads input_ids beside images"),
+    ],
+)
+def test_classes_with_other_inputs_are_refused(model_class: str, model_type: str, said: str) -> None:
+    from zoo_plugins.via_transformers.config import ViaTransformersConfig
+    from zoo_plugins.via_transformers.facts import inspect_model
+
+    values = {"task": "image-to-text", "model_class": model_class, "original": {"model_type": model_type}}
+    with pytest.raises(library.UsageError, match=f"{model_class} {said}: .*an encoder of images alone"):
+        inspect_model(ViaTransformersConfig.from_dict(values))
 
 
 def test_decoder_that_skips_padding_when_it_counts_is_refused(

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from zoo.arrays import Array
 from zoo.checkpoints.images import PROCESSOR, sample_images
+from zoo.contract import Graph
 from zoo.errors import UsageError
+from zoo.tokenizers.image_places import count_features
 
-__all__ = ["ProcessedPrompt", "open_processor", "process_prompt", "read_image_prompt"]
+__all__ = ["ProcessedPrompt", "open_processor", "process_prompt", "read_image_prompt", "with_image"]
 
 _INPUTS = {"attention_mask", "input_ids", "mm_token_type_ids", "pixel_values", "token_type_ids"}
 """What a processor may make. The last ones are inputs of no model that is imported: the mask of each is causal."""
@@ -36,10 +41,11 @@ def open_processor(folder: Path) -> Any:
     """
     import transformers
 
-    load: Any = transformers.AutoImageProcessor.from_pretrained
+    load_all: Any = transformers.AutoProcessor.from_pretrained
+    load_images: Any = transformers.AutoImageProcessor.from_pretrained
     try:
-        processor = transformers.AutoProcessor.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-        processor.image_processor = load(folder, backend="pil", local_files_only=True, trust_remote_code=False)
+        processor: Any = load_all(folder, local_files_only=True, trust_remote_code=False)
+        processor.image_processor = load_images(folder, backend="pil", local_files_only=True, trust_remote_code=False)
         assert isinstance(processor.image_token, str)
     except Exception as error:  # another library may raise anything
         said = " ".join(str(error).split())[:200]
@@ -88,3 +94,31 @@ def read_image_prompt(folder: Path, token: int) -> dict[str, Any]:
     if set(ids[first:last]) != {token}:
         raise UsageError(f"{name} puts other tokens among those of an image, which is not supported", where)
     return {"image_prompt_id": prompt_id, "image_before": tuple(ids[:first]), "image_after": tuple(ids[last:])}
+
+
+def with_image(
+    inputs: Mapping[str, Tensor], token: int, graphs: Sequence[Graph], longest: int | None
+) -> dict[str, Tensor]:
+    """Return texts with the tokens of an image after their first token, and no others of these.
+
+    Args:
+        inputs: ``input_ids`` and ``attention_mask``, each (B, T), and others, which are kept.
+        token: the token of each feature of an image.
+        graphs: the graphs, of which one returns the features.
+        longest: the largest number of tokens, None for no limit.
+
+    Raises:
+        UsageError: an image leaves no room for a text.
+    """
+    count = count_features(graphs) or 0
+    room = None if longest is None else longest - count
+    if room is not None and room < 1:
+        raise UsageError(f"an image of {count} tokens leaves no room in {longest} positions")
+    ids, mask = (inputs[name][:, :room] for name in ("input_ids", "attention_mask"))
+    ids = ids.masked_fill(ids == token, int(token == 0))
+    places = ids.new_full((len(ids), count), token)
+    return {
+        **inputs,
+        "input_ids": torch.cat((ids[:, :1], places, ids[:, 1:]), dim=1),
+        "attention_mask": torch.cat((mask[:, :1], torch.ones_like(places), mask[:, 1:]), dim=1),
+    }

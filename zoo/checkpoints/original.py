@@ -15,10 +15,11 @@ from torch import Tensor, nn
 
 from zoo.artifact.weights import dtype_name
 from zoo.checkpoints.exact import Exact
+from zoo.checkpoints.image_texts import with_image
 from zoo.checkpoints.layout import Layout
 from zoo.checkpoints.source import Checkpoint
 from zoo.config import Config
-from zoo.contract import Graph, TensorSpec, dim_names, dim_size, is_quotient, sizes_of, standard_fields
+from zoo.contract import TensorSpec, dim_names, dim_size, is_quotient, sizes_of, standard_fields
 from zoo.errors import ParityError, UsageError
 from zoo.models import create, persist
 from zoo.registry import ModelSpec
@@ -341,31 +342,7 @@ def _batches(config: Config, model: nn.Module, layout: Layout) -> Iterator[dict[
             if end != pad:  # no text ends with its padding
                 ids[range(len(ids)), tokens.sum(1) - 1] = end
         image = standard_fields(config).image_token_id
-        yield inputs if image is None else _with_image(inputs, image, _image_positions(graphs), longest)
-
-
-def _image_positions(graphs: Sequence[Graph]) -> int:
-    """Return the number of features of an image, which the graph for images declares."""
-    tensors = (tensor for graph in graphs for tensor in graph.output_tensors())
-    return next(int(tensor.dims[1]) for tensor in tensors if tensor.name == "image_features")
-
-
-def _with_image(inputs: Mapping[str, Tensor], token: int, count: int, longest: int | None) -> dict[str, Tensor]:
-    """Return texts with the tokens of an image after their first token, and no others of these.
-
-    Raises :class:`Unavailable` if they do not fit.
-    """
-    room = None if longest is None else longest - count
-    if room is not None and room < 1:
-        raise Unavailable(f"an image of {count} tokens does not fit in {longest} positions")
-    ids, mask = (inputs[name][:, :room] for name in ("input_ids", "attention_mask"))
-    ids = ids.masked_fill(ids == token, int(token == 0))
-    places = ids.new_full((len(ids), count), token)
-    return {
-        **inputs,
-        "input_ids": torch.cat((ids[:, :1], places, ids[:, 1:]), dim=1),
-        "attention_mask": torch.cat((mask[:, :1], torch.ones_like(places), mask[:, 1:]), dim=1),
-    }
+        yield inputs if image is None else with_image(inputs, image, graphs, longest)
 
 
 def call(config: Config, model: nn.Module, feeds: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:

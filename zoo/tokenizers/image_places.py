@@ -9,7 +9,14 @@ from typing import Any, Self
 from zoo.contract import Graph
 from zoo.errors import ArtifactError, UsageError
 
-__all__ = ["ImagePlaces"]
+__all__ = ["ImagePlaces", "count_features"]
+
+
+def count_features(graphs: Sequence[Graph]) -> int | None:
+    """Return the number of features of an image, which stand in texts as tokens; None for a model without any."""
+    tensors = (tensor for graph in graphs for tensor in graph.output_tensors())
+    counts = (tensor.dims[1] for tensor in tensors if tensor.name == "image_features")
+    return next((count for count in counts if isinstance(count, int)), None)
 
 
 @dataclass(frozen=True)
@@ -30,9 +37,8 @@ class ImagePlaces:
     @classmethod
     def of(cls, config: Any, graphs: Sequence[Graph], where: object) -> Self:
         """Return those of a model. Raises :class:`UsageError` for a model that has no images in texts."""
-        features = [tensor for graph in graphs for tensor in graph.output_tensors() if tensor.name == "image_features"]
-        token = getattr(config, "image_token_id", None)
-        if not features or not isinstance(count := features[0].dims[1], int) or token is None:
+        token, count = getattr(config, "image_token_id", None), count_features(graphs)
+        if token is None or count is None:
             raise UsageError("the model has no images in texts", where)
         prompt_token = getattr(config, "image_prompt_id", None)
         before, after = (tuple(getattr(config, name, ())) for name in ("image_before", "image_after"))

@@ -291,10 +291,8 @@ def greedy(runner: Any, item: Any, result: Result, model: Model) -> Expected:
     prompt = runner.prompt(item)
     ids = result["generated_ids"]
     whole = [*prompt, *ids[:-1]]
-    if runner.causal:
-        feeds = runner.feed([replace(item, ids=whole, types=())])
-    else:
-        feeds = _with_target(runner, item, whole)
+    text = replace(item, ids=whole, types=())
+    feeds = runner.feed([text]) if runner.causal else _with_target(runner, item, whole)
     return _continued(runner, prompt, model(feeds)["logits"][0], result)
 
 

@@ -98,11 +98,8 @@ class ViaTransformers(SharedModule):
         c = self.config
         options: dict[str, Any]
         if c.task in ENCODER_DECODER_TASKS:
-            encoded = self.encode(input_ids, attention_mask, pixel_values=pixel_values)
-            if decoder_input_ids is None:
-                return {"last_hidden_state": encoded["last_hidden_state"]}
-            cross = encoded["cross_key_values"]
-            return {"logits": self.decode(decoder_input_ids, cross, decoder_attention_mask, attention_mask)}
+            source = {"input_ids": input_ids, "attention_mask": attention_mask, "pixel_values": pixel_values}
+            return self._translate(source, decoder_input_ids, decoder_attention_mask)
         if c.task == "image-text-to-text":
             assert input_ids is not None
             embeddings = self._embed_with_image(input_ids, attention_mask, pixel_values)
@@ -149,6 +146,16 @@ class ViaTransformers(SharedModule):
             case "question-answering":
                 return {name: found[name] for name in ("start_logits", "end_logits")}
         return {"logits": found["logits"]}
+
+    def _translate(
+        self, source: dict[str, Tensor | None], decoder_input_ids: Tensor | None, decoder_attention_mask: Tensor | None
+    ) -> dict[str, Tensor]:
+        """Return the logits of a target, or the states of its source without one."""
+        encoded = self.encode(**source)
+        if decoder_input_ids is None:
+            return {"last_hidden_state": encoded["last_hidden_state"]}
+        masks = decoder_attention_mask, source["attention_mask"]
+        return {"logits": self.decode(decoder_input_ids, encoded["cross_key_values"], *masks)}
 
     def encode(
         self,
@@ -259,7 +266,7 @@ class ViaTransformers(SharedModule):
             none = torch.zeros_like(input_ids)
             return self.embed(input_ids, none, none.new_zeros(len(none), 1, self.config.hidden_size or 0), mask)
         features = self.encode_image(pixel_values)
-        is_image = (input_ids == self.config.image_token_id).long()
+        is_image = input_ids.eq(self.config.image_token_id or 0).long()
         indices = (is_image.cumsum(1) * is_image).clamp(max=features.shape[1])
         return self.embed(input_ids, indices, features, mask)
 

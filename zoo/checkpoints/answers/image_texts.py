@@ -15,7 +15,7 @@ from zoo.tokenizers.tokenizer import Tokenizer
 __all__ = ["compare_prompts"]
 
 _PROMPTS = (
-    "{}", "{} ", " {}", "USER: {}\nWhat is this?  ASSISTANT:", "{}\n\nTea?", "a{}b", "The rain has stopped. {} caption en",
+    "{}", "{} ", " {}", "USER: {}\nWhat is this?  ASSISTANT:", "{}\n\nTea?", "a{}b", "The rain has stopped. {} caption",
     "🙂{}Où est-il ?",
 )  # fmt: skip
 """Prompts, with braces in the place of the image."""

@@ -12,7 +12,7 @@ from zoo.arrays import Array
 from zoo.contract import Graph
 from zoo.errors import ArtifactError, UsageError
 from zoo.tokenizers.image_places import ImagePlaces
-from zoo.tokenizers.inputs import TextInputs, padded
+from zoo.tokenizers.inputs import Side, TextInputs, padded
 from zoo_runtime.generation.options import Generation
 from zoo_runtime.generation.stepper import Stepper, check_tokens
 from zoo_runtime.onnx_runtime.values import run_session
@@ -47,19 +47,13 @@ class ImageTextToText(Continue):
     def __init__(self, session: Context, chosen: Generation) -> None:
         super().__init__(session, chosen)
         image, self.images = image_input(session)
-        self.encoder, self.embedder, _ = self._graphs(session, image)
+        if len(session.graphs) != 3 or session.graphs[0] is not image:
+            raise UsageError("the model has no graphs for an image, embeddings and a decoder of these", session.path)
+        self.encoder, self.embedder, _ = session.graphs
         self.inputs = TextInputs([self.embedder], session.config, session.path)
         self.places = ImagePlaces.of(session.config, session.graphs, session.path)
         if chosen.draft is not None:
             raise UsageError("no model drafts texts about images", session.path, "leave out draft")
-
-    @staticmethod
-    def _graphs(session: Context, image: Graph) -> tuple[Graph, Graph, Graph]:
-        """Return the graphs of the image, the embeddings and the decoder."""
-        if len(session.graphs) != 3 or session.graphs[0] is not image:
-            raise UsageError("the model has no graphs for an image, embeddings and a decoder of these", session.path)
-        encoder, embedder, decoder = session.graphs
-        return encoder, embedder, decoder
 
     @property
     def graph(self) -> Graph:
@@ -95,7 +89,7 @@ class ImageTextToText(Continue):
     def feed(self, items: Sequence[Tokens], *, left: bool = False) -> dict[str, Array]:
         """Return the inputs of the graphs before the decoder; without images, their features are zeros."""
         prompts = [item for item in items if isinstance(item, ImagePrompt)]
-        side = "left" if left else "right"
+        side: Side = "left" if left else "right"
         rows = [(item.ids, [*item.indices, *[0] * (len(item.ids) - len(item.indices))]) for item in prompts]
         feeds = {
             "input_ids": padded([ids for ids, _ in rows], side, self.inputs.pad_id),
@@ -121,16 +115,13 @@ class ImageTextToText(Continue):
 
     def embed(self, ids: Array) -> Array:
         """Return the embeddings of token ids, (B, T), none of which stands for an image: (B, T, H)."""
-        rows = len(ids)
-        zeros = self._no_features(rows)
-        return self._embed(
-            {
-                "input_ids": ids.astype(np.int64),
-                "image_indices": np.zeros(ids.shape, np.int64),
-                "image_features": zeros,
-                "attention_mask": np.ones(ids.shape, np.int64),
-            }
-        )
+        feeds = {
+            "input_ids": ids.astype(np.int64),
+            "image_indices": np.zeros(ids.shape, np.int64),
+            "image_features": self._no_features(len(ids)),
+            "attention_mask": np.ones(ids.shape, np.int64),
+        }
+        return self._embed(feeds)
 
     def _no_features(self, rows: int) -> Array:
         tensor = self.encoder.output_tensors()[0]
