@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 import torch
 import transformers
 from PIL import Image
+from safetensors.torch import save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 import zoo as library
@@ -156,7 +158,8 @@ def test_processor_with_another_number_of_tokens_is_refused(tmp_path: Path, zoo:
 @pytest.mark.parametrize(
     ("model_class", "said"),
     [
-        ("PaliGemmaForConditionalGeneration", "reads token_type_ids beside pixel_values"),
+        ("PaliGemmaForConditionalGeneration", "makes masks that are not causal"),
+        ("Gemma3ForConditionalGeneration", "makes masks that are not causal"),
         ("Qwen2VLForConditionalGeneration", "reads image_grid_thw, video_grid_thw, mm_token_type_ids beside pixel_val"),
         ("LlavaNextForConditionalGeneration", "reads image_sizes beside pixel_values"),
         ("MllamaForConditionalGeneration", "reads aspect_ratio_mask, aspect_ratio_ids, cross_attention_mask"),
@@ -169,6 +172,14 @@ def test_classes_with_other_inputs_are_refused(model_class: str, said: str) -> N
     with pytest.raises(UsageError, match=f"^{model_class} {said}") as refused:
         require_image_texts(getattr(transformers, model_class))
     assert "one square image, a causal mask" in str(refused.value)
+
+
+def test_class_whose_image_has_other_tokens_too_is_refused(tmp_path: Path, zoo: Zoo) -> None:
+    (tmp_path / "hub").mkdir()
+    hub = {"model_type": "ovis2", "architectures": ["Ovis2ForConditionalGeneration"]}
+    (tmp_path / "hub" / "config.json").write_text(json.dumps(hub))
+    save_file({"weight": torch.zeros(1)}, tmp_path / "hub" / "model.safetensors")
+    zoo("import", tmp_path / "hub", "-o", "ours").failed(2, "ovis2 is not supported: features of the image are also")
 
 
 def test_class_with_cross_attention_to_images_is_refused(tmp_path: Path, zoo: Zoo) -> None:

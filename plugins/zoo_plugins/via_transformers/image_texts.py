@@ -35,7 +35,12 @@ _REMEDY = (
 
 
 def require_image_texts(cls: Any) -> None:
-    """Raise :class:`UsageError` unless a class reads token ids, whole images of one size and nothing else."""
+    """Raise :class:`UsageError` unless a class reads token ids, whole images of one size and nothing else.
+
+    Those that make masks of their own let tokens of an image see later ones, also where they can do without such masks.
+    """
+    if hasattr(cls, "create_masks_for_generate"):
+        raise UsageError(f"{cls.__name__} makes masks that are not causal", None, f"{_REMEDY} are supported")
     taken = signature(cls.forward).parameters
     features = getattr(cls, "get_image_features", None)
     needed = {} if features is None else signature(features).parameters
