@@ -20,7 +20,7 @@ from zoo.tokenizers.image_places import count_features
 __all__ = ["ProcessedPrompt", "open_processor", "process_prompt", "read_image_prompt", "with_image"]
 
 _INPUTS = {"attention_mask", "input_ids", "mm_token_type_ids", "pixel_values", "token_type_ids"}
-"""What a processor may make. The last ones are inputs of no model that is imported: the mask of each is causal."""
+"""What a processor may make. Types of tokens are inputs of no model that is imported."""
 
 
 @dataclass(frozen=True)
@@ -82,12 +82,17 @@ def read_image_prompt(folder: Path, token: int) -> dict[str, Any]:
 
     Raises:
         ImportError: Pillow or transformers is not installed.
-        UsageError: the processor cannot be used, or puts other tokens among those of an image.
+        UsageError: the processor cannot be used, or puts other tokens among those of an image, or as many of them as
+            its size requires.
     """
     processor, where = open_processor(folder), folder / PROCESSOR
     name, text = type(processor).__name__, processor.image_token
     (prompt_id, *more) = processor.tokenizer.encode(text, add_special_tokens=False)
-    ids = process_prompt(processor, sample_images()[0], text, where, add_special_tokens=False).ids
+    ids, *others = (
+        process_prompt(processor, image, text, where, add_special_tokens=False).ids for image in sample_images()
+    )
+    if any(other != ids for other in others):
+        raise UsageError(f"{name} makes other tokens of images of other sizes, which is not supported", where)
     if more or token not in ids:
         raise UsageError(f"{name} puts no token {token} in the place of {text!r}", where)
     first, last = ids.index(token), len(ids) - ids[::-1].index(token)

@@ -51,18 +51,19 @@ class ImagePlaces:
 
         Raises :class:`ArtifactError` unless a prompt with an image has one place for it, and another has none.
         """
-        places = [place for place, token in enumerate(ids) if token == self.prompt_token]
-        found = ids.count(self.token) if has_image else 0
         whole = [*ids]
-        if has_image and found != self.count:
+        if has_image and whole.count(self.token) != self.count:
+            places = [place for place, token in enumerate(ids) if token == self.prompt_token]
             if len(places) != 1:
                 what = f"the prompt has {len(places)} places for its image"
                 raise ArtifactError(
                     what, where, f"write the token {self.prompt_token} once, as the model's examples do"
                 )
             tokens = [*self.before, *[self.token] * self.count, *self.after]
-            whole = [*ids[: places[0]], *tokens, *ids[places[0] + 1 :]]
-        elif not has_image and places:
+            whole[places[0] : places[0] + 1] = tokens
+            if whole.count(self.token) != self.count:
+                raise ArtifactError(f"the prompt has the token {self.token} beside those of its image", where)
+        elif not has_image and self.prompt_token in ids:
             raise ArtifactError("the prompt has a place for an image, but there is none", where, "give both")
         indices, number = [0] * len(whole), 0
         for place, token in enumerate(whole if has_image else ()):

@@ -77,7 +77,7 @@ class _TransformersLayout(Layout):
             described = read_original(ViaTransformersConfig.from_dict(values, where))
             values |= stated_sizes(described, chosen)
             token = image_token(described) if values["task"] == "image-text-to-text" else None
-            if token is not None and checkpoint.image_processor and checkpoint.json("tokenizer_config.json"):
+            if token is not None and checkpoint.image_processor and _has_tokenizer(checkpoint):
                 values |= read_image_prompt(checkpoint.path, token)
         values |= chosen
         config = ViaTransformersConfig.from_dict(values, where)
@@ -167,6 +167,11 @@ class _TransformersLayout(Layout):
 def _has_donut(original: Mapping[str, Any]) -> bool:
     """Return whether the images of an encoder-decoder are read by Donut, whose prompts begin texts."""
     return "donut" in str(original.get("encoder", {}).get("model_type"))
+
+
+def _has_tokenizer(checkpoint: Checkpoint) -> bool:
+    """Return whether a checkpoint has a tokenizer, and so a processor of images and texts."""
+    return any((checkpoint.path / name).exists() for name in ("tokenizer.json", "tokenizer_config.json"))
 
 
 def _is_no_token(key: str, value: Any) -> bool:

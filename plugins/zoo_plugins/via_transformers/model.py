@@ -267,6 +267,7 @@ class ViaTransformers(SharedModule):
             return self.embed(input_ids, none, none.new_zeros(len(none), 1, self.config.hidden_size or 0), mask)
         features = self.encode_image(pixel_values)
         is_image = input_ids.eq(self.config.image_token_id or 0).long()
+        is_image = is_image if mask is None else is_image * mask
         indices = (is_image.cumsum(1) * is_image).clamp(max=features.shape[1])
         return self.embed(input_ids, indices, features, mask)
 

@@ -173,9 +173,9 @@ class AnswerComparison:
         if self._original.chat_template:
             self._attempt("chats to prompts", lambda: self._tokens.compare_chats(self.stored.path))
         images = self._images if self.spec.task == "image-text-to-text" else None
-        if images is not None and "images to pixels" in self.found.counts:
-            found = self.spec, self.checkpoint, images.reader, self._tokenizer
-            self._attempt("images and prompts to inputs", lambda: compare_prompts(*found))
+        if images is not None and "images to pixels" in self.found.counts:  # not without transformers' processors
+            parts = self.spec, self.checkpoint, images.reader, self._tokenizer
+            self._attempt("images and prompts to inputs", lambda: compare_prompts(*parts))
 
     def _compare_sounds(self, sounds: SoundComparison) -> None:
         if not sounds.is_described:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from zoo.checkpoints.image_texts import open_processor, process_prompt
 from zoo.checkpoints.images import same_pixels, sample_images
-from zoo.checkpoints.original import Unavailable
 from zoo.checkpoints.source import Checkpoint
-from zoo.errors import ArtifactError, ParityError, UsageError
+from zoo.errors import ArtifactError, ParityError
 from zoo.images import ImageReader
 from zoo.registry import ModelSpec
 from zoo.tokenizers.image_places import ImagePlaces
@@ -27,30 +26,22 @@ def compare_prompts(spec: ModelSpec, checkpoint: Checkpoint, reader: ImageReader
 
     Raises:
         ParityError: some differ.
-        Unavailable: the processor cannot be used.
+        UsageError: the processor cannot be used, or makes several images of one.
     """
     places = ImagePlaces.of(spec.config, spec.graphs, checkpoint.where)
-    images = sample_images()
-    try:
-        processor = open_processor(checkpoint.path)
-        for image in images:
-            pixels = reader.normalize(reader.read(image))
-            for text in (prompt.format(processor.image_token) for prompt in _PROMPTS):
-                expected = process_prompt(processor, image, text, checkpoint.path)
-                try:
-                    ids, _ = places.expand(tokenizer.encode(text).ids, has_image=True)
-                except ArtifactError as error:
-                    raise ParityError(
-                        f"zoo refuses the prompt {text!r} ({error})", checkpoint.where, _REMEDY
-                    ) from error
-                if ids != expected.ids:
-                    counts = f"{len(ids)}, by the original {len(expected.ids)}"
-                    raise ParityError(f"the prompt {text!r} becomes other tokens ({counts})", checkpoint.where, _REMEDY)
-                if not same_pixels(pixels, expected.pixels):
-                    what = (
-                        f"an image of {image.width} x {image.height} pixels becomes other pixels than by the original"
-                    )
-                    raise ParityError(what, checkpoint.where, _REMEDY)
-    except UsageError as error:
-        raise Unavailable(str(error)) from error
+    images, processor = sample_images(), open_processor(checkpoint.path)
+    for image in images:
+        pixels = reader.normalize(reader.read(image))
+        for text in (prompt.format(processor.image_token) for prompt in _PROMPTS):
+            expected = process_prompt(processor, image, text, checkpoint.path)
+            try:
+                ids, _ = places.expand(tokenizer.encode(text).ids, has_image=True)
+            except ArtifactError as error:
+                raise ParityError(f"zoo refuses the prompt {text!r} ({error})", checkpoint.where, _REMEDY) from error
+            if ids != expected.ids:
+                counts = f"{len(ids)}, by the original {len(expected.ids)}"
+                raise ParityError(f"the prompt {text!r} becomes other tokens ({counts})", checkpoint.where, _REMEDY)
+            if not same_pixels(pixels, expected.pixels):
+                what = f"an image of {image.width} x {image.height} pixels becomes other pixels than by the original"
+                raise ParityError(what, checkpoint.where, _REMEDY)
     return len(images) * len(_PROMPTS)
