@@ -21,6 +21,8 @@ from tests.conftest import Result
 from tests.exported import sign_export
 from zoo import UsageError
 from zoo.checkpoints import Exact, export_checkpoint, import_checkpoint
+from zoo.nn import Cache
+from zoo.probe.widened import KeptWide
 from zoo_export.export import export_model
 from zoo_runtime import Pair, load_session
 
@@ -138,6 +140,21 @@ def test_imported_model_equals_the_original_and_is_published_as_it_was(tmp_path:
         assert torch.equal(back(input_ids=ids, pixel_values=pixels).logits, wanted)
         plain = library.load(tmp_path / "ours")(input_ids=ids[:, -3:])["logits"]
     torch.testing.assert_close(plain, theirs(input_ids=ids[:, -3:]).logits, atol=1e-5, rtol=1e-5)
+
+
+def test_reference_computes_a_step_after_an_image_as_in_one_call(tmp_path: Path) -> None:
+    """Embeddings of the table alone are exact in float32, those beside features are not."""
+    save("llava", tmp_path / "hub")
+    import_checkpoint(tmp_path / "hub", tmp_path / "ours", verify=False)
+    model = library.load(tmp_path / "ours").double()
+    with torch.inference_mode(), KeptWide():
+        features = model.encode_image(torch.randn(1, 3, 32, 32).double())
+        embeddings = model.embed(torch.tensor([[7, 4, 4, 8]]), torch.tensor([[0, 1, 2, 0]]), features)
+        whole = model.decode_embeddings(embeddings)
+        past = Cache.empty(2)
+        model.decode_embeddings(embeddings[:, :3], past_key_values=past)
+        step = model.decode_embeddings(embeddings[:, 3:], past_key_values=past)
+    torch.testing.assert_close(step[:, 0], whole[:, -1], atol=1e-12, rtol=1e-12)
 
 
 def test_prompts_with_an_image_are_prepared_as_by_the_processor(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from zoo import UsageError
+from zoo.checkpoints import Exact
 from zoo.nn import Cache, LayerStates, positions_of
 from zoo_plugins.via_transformers.cache import PastCache, cache_argument
 from zoo_plugins.via_transformers.fields import ClassFields
@@ -127,7 +128,8 @@ def decode_embeddings(
     options: dict[str, Any] = {"use_cache": has_past, cache_argument(original): kept}
     if c.counts_positions:
         options["position_ids"] = positions
-    with given_positions(original, positions), without_branches(original):
+    # Embeddings of the table alone are exact in float32, in which a reference in float64 would compute the first norm.
+    with given_positions(original, positions), without_branches(original), Exact(original):
         found = original(inputs_embeds=inputs_embeds, attention_mask=attention_mask, return_dict=True, **options)
     logits: Tensor = found["logits"]
     return logits
