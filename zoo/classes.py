@@ -84,6 +84,9 @@ class ImagePreparation(Config):
     image_margin: Literal["down", "even"] = "down"
     """How half of a margin with an odd number of pixels is rounded: down, as in transformers, or to the even number, as
     in torchvision."""
+    image_transparency: Literal["ignored", "white"] = "ignored"
+    """What becomes of a colour that an image declares transparent, as palettes do: it stays, or becomes white, as with
+    ``do_convert_rgb`` of transformers. An opacity per pixel is ignored."""
 
     def check_images(self) -> None:
         """Set the defaults of mean and deviation, and raise ``ValueError`` if the fields contradict each other."""

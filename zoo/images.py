@@ -38,8 +38,8 @@ class ImageReader:
 
     A file, its bytes or a Pillow image is rotated by its EXIF orientation, converted to grey, RGB or RGBA according to
     the number of channels, resized and cropped. Palettes are expanded, 16-bit values reduced to 8 bits, and only the
-    first frame is used. An array, (height, width) or (height, width, channels), must already have the model's size,
-    with integers in [0, 255] or floats in [0, 1]; any size if images have many.
+    first frame is used. An opacity per pixel is ignored. An array, (height, width) or (height, width, channels), must
+    already have the model's size, with integers in [0, 255] or floats in [0, 1]; any size if images have many.
     """
 
     channels: int
@@ -60,6 +60,8 @@ class ImageReader:
     """The number of which the sides of resized images are multiples, with sizes of ``MANY_SIZES``."""
     rounds_to_even: bool
     """Whether half of an odd number of pixels, of a margin, is rounded to the even number. Otherwise down."""
+    whitens: bool
+    """Whether a colour that an image declares transparent becomes white. Otherwise it stays."""
     mean: Array = field(repr=False)
     """Subtracted from each channel, (channels, 1, 1), for pixels in [0, 1]."""
     std: Array = field(repr=False)
@@ -72,8 +74,8 @@ class ImageReader:
         Args:
             option: returns a field of the model's configuration, None if it has none: ``image_resample``, bilinear by
                 default; ``image_crop``, 1 by default; ``image_resize``, stretch by default; ``image_multiple``, 1 by
-                default; ``image_margin``, down by default; ``image_mean`` and ``image_std``, 0.5 by default
-                (Dosovitskiy et al. 2021).
+                default; ``image_margin``, down by default; ``image_transparency``, ignored by default; ``image_mean``
+                and ``image_std``, 0.5 by default (Dosovitskiy et al. 2021).
             channels: number of channels.
             height: of the model's images, in pixels; with ``MANY_SIZES``, those of ``image_size`` take its place.
             width: of the model's images, in pixels.
@@ -86,9 +88,9 @@ class ImageReader:
             for value in (option("image_mean"), option("image_std"))
         )
         resample = str(option("image_resample") or "bilinear").upper()
-        rounds_to_even = option("image_margin") == "even"
+        rounds_to_even, whitens = option("image_margin") == "even", option("image_transparency") == "white"
         crop = option("image_crop") or 1.0
-        return cls(channels, height, width, resample, crop, resize, multiple, rounds_to_even, mean, std)
+        return cls(channels, height, width, resample, crop, resize, multiple, rounds_to_even, whitens, mean, std)
 
     def read(self, value: Any, where: str | None = None) -> Array:
         """Return an image as an array of the model's size, (height, width, channels), without normalising it.
@@ -145,6 +147,9 @@ class ImageReader:
                 IMAGE_SIDE.check(max(image.size), f"a side of {max(image.size)} pixels", where)
                 upright = ImageOps.exif_transpose(_eight_bits(image))
                 sized = upright.convert(self.mode)
+                if self.whitens and sized.info.get("transparency") is not None:
+                    white = Image.new("RGBA", sized.size, "white")
+                    sized = Image.alpha_composite(white, sized.convert("RGBA")).convert(self.mode)
                 across = (sized.width - sized.height) * (self.width - self.height) < 0
                 if self.resize == "turn_and_pad" and across:
                     sized = sized.transpose(Image.Transpose.ROTATE_270)

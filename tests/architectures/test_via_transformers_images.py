@@ -134,6 +134,38 @@ def test_published_files_prepare_images_alike(tmp_path: Path, model_class: str) 
     assert torch.equal(before, after)
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"do_rescale": False, "image_mean": [127.5, 120, 110], "image_std": [127.5, 100, 90]},
+        {"rescale_factor": 1 / 127.5, "image_mean": [1, 1, 1], "image_std": [1, 0.9, 0.8]},
+        {"rescale_factor": 1 / 127.5, "do_normalize": False},
+        {"do_convert_rgb": True},
+        {"do_convert_rgb": False},
+    ],
+)
+def test_scales_and_transparency_of_processors(tmp_path: Path, changes: dict[str, Any]) -> None:
+    """Also of the processor that is written back."""
+    config = transformers.IJepaConfig(**SMALL_VIT)
+    transformers.IJepaForImageClassification(config).save_pretrained(tmp_path / "hub")
+    body = {"image_processor_type": "ViTImageProcessor", "size": {"height": 32, "width": 32}, **changes}
+    (tmp_path / "hub" / "preprocessor_config.json").write_text(json.dumps(body))
+    imported = import_checkpoint(tmp_path / "hub", tmp_path / "ours", verify=True)
+    assert imported.answers.counts["images to classes"] == 4
+    assert imported.spec.config.image_transparency == ("white" if changes.get("do_convert_rgb") else "ignored")
+    export_checkpoint(tmp_path / "ours", tmp_path / "back")
+    again = import_checkpoint(tmp_path / "back", tmp_path / "again", verify=True).spec.config
+    assert again.images() == imported.spec.config.images()
+
+
+def test_huge_sizes_of_a_processor_are_refused_at_once(tmp_path: Path, zoo: Zoo) -> None:
+    save("ResNetForImageClassification", tmp_path / "hub")
+    file = tmp_path / "hub" / "preprocessor_config.json"
+    for size in ({"shortest_edge": 10**7}, {"height": 10**7, "width": 32}):
+        file.write_text(json.dumps({**json.loads(file.read_text()), "size": size}))
+        zoo("import", tmp_path / "hub", "-o", "ours").failed(3, "pixels: at most 67,108,864 are allowed")
+
+
 def test_preparation_that_zoo_does_not_know_is_refused(tmp_path: Path, zoo: Zoo) -> None:
     """MobileViT's channels are in the order blue, green, red."""
     sizes = {"hidden_sizes": [8, 12, 16], "neck_hidden_sizes": [4, 8, 8, 8, 8, 8, 16], "image_size": 64}

@@ -250,10 +250,11 @@ def test_images_are_prepared_as_in_transformers(tmp_path: Path, kind: str, proce
     other = {"CLIP": CLIPImageProcessorPil, "Siglip": SiglipImageProcessorPil, "ViT": SiglipImageProcessorPil}[
         written["image_processor_type"].removesuffix("ImageProcessor")
     ].from_pretrained(tmp_path / "back")
-    reader = ImageReader.of(lambda name: getattr(config, name), 3, 14, 14)
+    reader = ImageReader.of(config.to_dict().get, 3, 14, 14)
     rng = np.random.default_rng(0)
     for width, height in SIZES:
         image = Image.fromarray(rng.integers(0, 256, (height, width, 3), dtype=np.uint8))
+        image.info["transparency"] = image.getpixel((width // 2, height // 2))
         ours = reader.normalize(reader.read(image))
         for theirs in (processor, other):
             assert_close(ours, theirs(image)["pixel_values"][0].astype(np.float32), rtol=1e-5, atol=1e-5)

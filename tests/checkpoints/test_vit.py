@@ -68,6 +68,7 @@ OURS: dict[str, Any] = {
     "image_resize": "stretch",
     "image_crop": 1.0,
     "image_margin": "down",
+    "image_transparency": "ignored",
     "gated": False,
     "layer_scale": None,
     "classify_patches": False,

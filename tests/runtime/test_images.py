@@ -194,6 +194,55 @@ def test_transparency_is_ignored(session: Session) -> None:
     )
 
 
+def encodings() -> dict[str, bytes]:
+    """Return images with a transparent colour, and with an opacity per pixel."""
+    image, alpha = picture(60, 40), Image.fromarray(np.arange(2400, dtype=np.uint8).reshape(40, 60))
+    image.paste((250, 20, 90), (20, 10, 40, 30))
+    palette, grey = image.quantize(12), image.convert("L")
+    place = palette.getpixel((25, 15))
+    seen = image.copy()
+    seen.putalpha(alpha)
+    values: dict[str, tuple[Image.Image, str, dict[str, Any]]] = {
+        "palette": (palette, "PNG", {"transparency": place}),
+        "palette with opacities": (palette, "PNG", {"transparency": bytes([0, 9, 200])}),
+        "gif": (palette, "GIF", {"transparency": place}),
+        "grey": (grey, "PNG", {"transparency": grey.getpixel((25, 15))}),
+        "colour": (image, "PNG", {"transparency": (250, 20, 90)}),
+        "opacity": (seen, "PNG", {}),
+        "opacity of grey": (seen.convert("LA"), "PNG", {}),
+        "webp": (seen, "WEBP", {"lossless": True}),
+    }
+    files = {}
+    for name, (item, kind, options) in values.items():
+        file = io.BytesIO()
+        item.save(file, kind, **options)
+        files[name] = file.getvalue()
+    return files
+
+
+@pytest.mark.parametrize("name", encodings())
+@pytest.mark.parametrize("transparency", ["ignored", "white"])
+@pytest.mark.filterwarnings("ignore:Palette images with Transparency")
+def test_transparent_colours_are_those_of_the_pipelines(transparency: str, name: str) -> None:
+    transformers: Any = pytest.importorskip("transformers")
+    file = encodings()[name]
+    processor = transformers.ViTImageProcessorPil(
+        size={"height": 16, "width": 16}, do_convert_rgb=transparency == "white"
+    )
+    loaded = transformers.image_utils.load_image(Image.open(io.BytesIO(file)))
+    expected = np.asarray(processor(loaded, return_tensors="np")["pixel_values"][0])
+    reader = ImageReader.of({"image_transparency": transparency}.get, 3, 16, 16)
+    np.testing.assert_allclose(reader.normalize(reader.read(file)), expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:Palette images with Transparency")
+def test_transparent_colour_becomes_white() -> None:
+    """An opacity per pixel is ignored."""
+    readers = [ImageReader.of({"image_transparency": kind}.get, 3, 16, 16) for kind in ("ignored", "white")]
+    changed = {name for name, file in encodings().items() if len({each.read(file).tobytes() for each in readers}) > 1}
+    assert changed == {"palette", "gif", "grey", "colour"}
+
+
 def test_command_accepts_files(session: Session, tmp_path: Path, zoo: Callable[..., Any]) -> None:
     for number in range(2):
         picture(20 + number, 9).save(tmp_path / f"{number}.png")

@@ -13,8 +13,9 @@ import numpy as np
 from zoo.arrays import Array
 from zoo.checkpoints.source import Checkpoint
 from zoo.classes import ImagePreparation, sides_of
-from zoo.errors import UsageError
+from zoo.errors import UsageError, ZooError
 from zoo.images import ImageReader
+from zoo.limits import IMAGE_PIXELS
 
 __all__ = [
     "PROCESSOR",
@@ -34,6 +35,10 @@ RESAMPLING = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")
 _IMAGES = ("image_mean", "image_std")
 _SIZES = ((97, 61), (64, 64), (53, 148), (640, 427))
 """Widths and heights of the images that are compared."""
+_TRANSPARENT = (20, 90, 50)
+"""A colour in the middle of the first of them, which is declared transparent."""
+_WHITENING = ("BitImage", "CLIPImage", "CLIPFeature", "SiglipImage")
+"""Processors that convert images to RGB by default, and make transparent colours white."""
 _CLOSE = 1e-5
 """Maximum difference of normalised pixels. A pixel that differs by one of 255 steps is off by more than 1e-3."""
 
@@ -83,11 +88,23 @@ def process_images(folder: Path) -> ProcessedImages:
     load: Any = transformers.AutoImageProcessor.from_pretrained
     try:
         processor = load(folder, backend="pil", local_files_only=True, trust_remote_code=False)
+        _check_sizes(processor, folder / PROCESSOR)
         pixels = [np.asarray(processor(image, return_tensors="np")["pixel_values"][0]) for image in images]
+    except ZooError:
+        raise
     except Exception as error:  # another library may raise anything
         said = " ".join(str(error).split())[:200]
         raise UsageError(f"the image processor cannot be used: {said}", folder / PROCESSOR) from error
     return ProcessedImages(transformers, processor, images, pixels)
+
+
+def _check_sizes(processor: Any, where: Path) -> None:
+    """Raise :class:`ArtifactError` for images that are too large to be tried."""
+    for sizes in (processor.size, getattr(processor, "crop_size", None), getattr(processor, "pad_size", None)):
+        sides = dict(sizes or {})
+        shortest = sides.get("shortest_edge") or 0
+        height, width = (sides.get(side) or shortest for side in ("height", "width"))
+        IMAGE_PIXELS.check(height * width, f"images of {width} x {height} pixels", where)
 
 
 def sample_images() -> list[Any]:
@@ -95,7 +112,11 @@ def sample_images() -> list[Any]:
     from PIL import Image
 
     random = np.random.default_rng(0)
-    return [Image.frombytes("RGB", size, random.bytes(3 * math.prod(size))) for size in _SIZES]
+    images = [Image.frombytes("RGB", size, random.bytes(3 * math.prod(size))) for size in _SIZES]
+    width, height = _SIZES[0]
+    images[0].paste(_TRANSPARENT, (width // 3, height // 3, 2 * width // 3, 2 * height // 3))
+    images[0].info["transparency"] = _TRANSPARENT
+    return images
 
 
 def read_preparation(checkpoint: Checkpoint) -> dict[str, Any]:
@@ -116,6 +137,8 @@ def read_preparation(checkpoint: Checkpoint) -> dict[str, Any]:
         if type(resample) is not int or resample not in range(len(RESAMPLING)):
             raise UsageError(f"resample {resample!r} is not supported", where, "known: the filters of Pillow, 0 to 5")
         values["image_resample"] = RESAMPLING[resample]
+    if images.get("do_convert_rgb", _kind(images).startswith(_WHITENING)):
+        values["image_transparency"] = "white"
     size, resize = _size(images, where)
     if resize is not None:
         values["image_resize"] = resize
@@ -140,14 +163,17 @@ def _size(images: Mapping[str, Any], where: Path) -> tuple[int, str | None]:
     value = images.get("size")
     if value is None:
         return 0, None
-    kind = str(images.get("image_processor_type") or images.get("feature_extractor_type"))
     if isinstance(value, dict) and value.keys() == {"shortest_edge"}:
         value = value["shortest_edge"]
-    elif not (isinstance(value, int) and kind.startswith("CLIP")):
+    elif not (isinstance(value, int) and _kind(images).startswith("CLIP")):
         return _side(images, "size", where), "stretch"
     if type(value) is not int or value < 1:
         raise UsageError(f"size {images['size']!r} is not supported", where, "the shortest edge must be a number")
     return value, "shortest_edge"
+
+
+def _kind(images: Mapping[str, Any]) -> str:
+    return str(images.get("image_processor_type") or images.get("feature_extractor_type"))
 
 
 def _side(images: Mapping[str, Any], key: str, where: Path) -> int:
@@ -168,10 +194,12 @@ def image_processor(c: ImagePreparation, name: str) -> dict[str, Any]:
     whole = [int(side / c.image_crop + 1e-6) for side in sides]
     keeps_ratio, pads = c.image_resize == "shortest_edge", c.image_resize in ("pad", "turn_and_pad")
     crops = keeps_ratio or whole != [*sides]
-    kind = "CLIP" if keeps_ratio else "Donut" if pads else "DeiT" if crops else name
+    kind = f"{'CLIP' if keeps_ratio else 'Donut' if pads else 'DeiT' if crops else name}ImageProcessor"
+    whitens = c.image_transparency == "white"
     return {
         PROCESSOR: {
-            "image_processor_type": f"{kind}ImageProcessor",
+            "image_processor_type": kind,
+            **({"do_convert_rgb": whitens} if whitens != kind.startswith(_WHITENING) else {}),
             "do_resize": True,
             "size": {"shortest_edge": min(whole)} if keeps_ratio else _height_and_width(whole),
             **({"do_center_crop": True, "crop_size": _height_and_width(sides)} if crops else {}),

@@ -63,6 +63,8 @@ class StandardFields:
     """The part of an image that is kept, as a fraction of its shorter side."""
     image_margin: str | None = None
     """How half of a margin with an odd number of pixels is rounded."""
+    image_transparency: str | None = None
+    """What becomes of a colour that an image declares transparent."""
 
 
 _NAMES = tuple(field.name for field in fields(StandardFields))

@@ -191,6 +191,7 @@ def _image(runner: ImageRunner) -> dict[str, Any]:
         "crop": reader.crop,
         "keepsRatio": reader.resize == "shortest_edge",
         "roundsToEven": reader.rounds_to_even,
+        "whitens": reader.whitens,
         "mean": reader.mean.ravel().tolist(),
         "std": reader.std.ravel().tolist(),
     }

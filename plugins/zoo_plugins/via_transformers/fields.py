@@ -165,6 +165,8 @@ class ClassFields(EmbeddingConfig):
     """Part of a resized image that is kept, as a fraction of its shorter side."""
     image_margin: Literal["down", "even"] | None = None
     """How half of a margin with an odd number of pixels is rounded."""
+    image_transparency: Literal["ignored", "white"] | None = None
+    """What becomes of a colour that an image declares transparent."""
     spectrogram: SpectrogramKind | None = None
     """The spectrogram that a class for sound reads: see ``zoo.audio.Spectrogram``; None for one that reads samples."""
     num_mel_bins: int | None = None

@@ -189,7 +189,7 @@ def _files(config: ViaTransformersConfig) -> Mapping[str, Any]:
     """Return the files that say how the model is used: of a sentence encoder, and how images or sound are prepared."""
     if config.task in READS_IMAGES:
         files = image_processor(config.images(), "ViT")
-        files[PROCESSOR] |= _rule(config)
+        files[PROCESSOR] |= {**_rule(config), "do_convert_rgb": config.image_transparency == "white"}
         if config.image_processor is not None:
             files[PROCESSOR]["image_processor_type"] = config.image_processor
         return files

@@ -98,13 +98,15 @@ def _suits_all_shapes(processor: Any, fields: Mapping[str, Any]) -> bool:
 
 def _pixel_fields(processor: Any, channels: int) -> dict[str, Any]:
     """Return the filter and the normalisation of a processor, as fields of zoo's."""
+    scale = 255 * (processor.rescale_factor if processor.do_rescale else 1)  # zoo's pixels lie in [0, 1]
     shift = (processor.image_mean, processor.image_std) if processor.do_normalize else (0.0, 1.0)
-    mean, std = (tuple(np.broadcast_to(value, channels).tolist()) for value in shift)
+    mean, std = (tuple((np.broadcast_to(value, channels) / scale).tolist()) for value in shift)
     return {
         "num_channels": channels,
         "image_mean": mean,
         "image_std": std,
         "image_resample": RESAMPLING[int(processor.resample or 0)],
+        "image_transparency": "white" if getattr(processor, "do_convert_rgb", None) else "ignored",
     }
 
 

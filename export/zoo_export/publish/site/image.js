@@ -24,8 +24,8 @@ const cubic = (/** @type {number} */ x, /** @type {number} */ a) =>
  * Return the normalised pixels, (channels, height, width).
  * @param {Blob | ImageData} image @param {NonNullable<Manifest["image"]>} settings
  */
-export async function pixels(image, { width, height, channels, resample, crop, keepsRatio, roundsToEven, mean, std }) {
-  const source = image instanceof ImageData ? image : await decode(image);
+export async function pixels(image, { width, height, channels, resample, crop, keepsRatio, roundsToEven, whitens, mean, std }) {
+  const source = image instanceof ImageData ? image : await decode(image, whitens);
   const bytes = planes(source, channels);
   let size = [Math.floor(width / crop + 1e-6), Math.floor(height / crop + 1e-6)];
   if (keepsRatio) size = source.width <= source.height ? [size[0], Math.max(size[1], Math.floor(size[0] * source.height / source.width))]
@@ -44,14 +44,19 @@ export async function pixels(image, { width, height, channels, resample, crop, k
   return values;
 }
 
-/** Return the pixels of a file, transparent ones in their stored colours. @param {Blob} file */
-async function decode(file) {
+/**
+ * Return the pixels of a file, transparent ones in their stored colours.
+ * @param {Blob} file @param {boolean} whitens whether a colour that a PNG declares transparent becomes white
+ */
+async function decode(file, whitens) {
   const bitmap = await open(file), { width, height } = bitmap;
   const context = new OffscreenCanvas(width, height).getContext("2d", { willReadFrequently: true });
   if (!context) refuse("The browser cannot draw images.");
   context.drawImage(bitmap, 0, 0);
   const image = context.getImageData(0, 0, width, height);
   if (image.data.every((byte, place) => place % 4 !== 3 || byte === 255)) return image;
+  const head = new Uint8Array(await file.slice(0, 26).arrayBuffer()), isPng = head[1] === 0x50 && head[2] === 0x4e;
+  if (whitens && isPng && head[25] !== 4 && head[25] !== 6) refuse("Pages do not make a transparent colour white: save the image without transparency.");
   const isGif = (await file.slice(0, 3).text()) === "GIF"; // browsers forget the colours of its transparent pixels
   const probe = isGif ? null : stored(await open(new Blob([Uint8Array.from(atob(PROBE), (byte) => byte.charCodeAt(0))])));
   if (probe?.join() !== "200,100,50,0") refuse("The browser loses the colours of transparent pixels: save the image without transparency" + (isGif ? ", or as PNG." : "."));

@@ -158,6 +158,7 @@ export interface Manifest {
     crop: number;
     keepsRatio: boolean;
     roundsToEven: boolean;
+    whitens: boolean;
     mean: number[];
     std: number[];
   };
