@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from inspect import getmodule, signature
 from typing import Any
@@ -120,15 +120,31 @@ def _tokens(rows: int, length: int, device: str) -> torch.Tensor:
 
 
 class _ReadTensors(TorchFunctionMode):
-    """Collects the tensors that operations read."""
+    """Collects the tensors that operations read, and follows some of them from result to result.
 
-    def __init__(self) -> None:
+    Args:
+        followed: tensors, such as positions, of which a class may take a part and then make no use of it.
+    """
+
+    def __init__(self, followed: Sequence[torch.Tensor]) -> None:
         super().__init__()
         self.ids: set[int] = set()
+        self._sources = {id(tensor): {id(tensor)} for tensor in followed}
+        self._results: list[torch.Tensor] = []  # kept, since the id of a tensor that is gone may be used again
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.ids |= {id(item) for item in pytree.tree_leaves((args, kwargs)) if isinstance(item, torch.Tensor)}
-        return func(*args, **(kwargs or {}))
+        read = {id(item) for item in pytree.tree_leaves((args, kwargs)) if isinstance(item, torch.Tensor)}
+        self.ids |= read
+        found = func(*args, **(kwargs or {}))
+        if sources := self.sources(read):
+            results = [item for item in pytree.tree_leaves(found) if isinstance(item, torch.Tensor)]
+            self._results += results
+            self._sources |= {id(item): self.sources({id(item)}) | sources for item in results}
+        return found
+
+    def sources(self, ids: Iterable[int]) -> set[int]:
+        """Return the ids of the followed tensors from which tensors, by id, follow."""
+        return {source for number in ids for source in self._sources.get(number, ())}
 
 
 def _require_fixed_rotation(values: Mapping[str, Any]) -> None:
@@ -170,7 +186,9 @@ def _inspect(c: ClassFields, device: str) -> dict[str, Any]:
     c = model.config = _with(c, **found)
     cache, states = Cache.empty(c.num_layers or 0), LayerStates.empty(c.num_layers or 0)
     inputs = _inputs(c, _ROWS, _LENGTH, device)
-    with torch.no_grad(), recorded_scores() as scores, _ReadTensors() as read:
+    buffers = dict(model.named_buffers())
+    integers = [value for value in buffers.values() if not value.is_floating_point()]
+    with torch.no_grad(), recorded_scores() as scores, _ReadTensors(integers) as read:
         if c.task in ENCODER_DECODER_TASKS:
             outputs = model.encode(**inputs)
             _, positions, found["hidden_size"] = outputs["last_hidden_state"].shape
@@ -188,8 +206,10 @@ def _inspect(c: ClassFields, device: str) -> dict[str, Any]:
             outputs = model(**inputs, past_key_values=cache, past_states=states)
         else:
             outputs = model(**inputs)
-    buffers = dict(model.named_buffers())
-    names = [name for name in model.fixed_tensors if id(buffers[name]) in read.ids]
+    kept = [(layer.key, layer.value) for layer in cache.layers], [dict(layer) for layer in states]
+    used = read.sources({id(value) for value in pytree.tree_leaves((outputs, kept))})
+    unused = {id(value) for value in integers} - used
+    names = [name for name in model.fixed_tensors if id(buffers[name]) in read.ids - unused]
     found["num_parameters"] = sum(parameter.numel() for parameter in model.parameters())
     found["flops_per_token"] = _flops(model, c, device, c.max_seq_len)
     found["computed"] = tuple(dict.fromkeys(re.sub(r"\.\d+(?=\.)", ".*", name) for name in names))

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import Module
 
 from zoo.modules import SharedModule, store_buffers
 from zoo.nn import Cache, EmbeddingHead, LayerStates, positions_of
@@ -46,8 +47,7 @@ class ViaTransformers(SharedModule):
         self.fixed_tensors = computed_names(original, c.computed)
         for name in computed_names(original, ("*",)):
             if name not in self.fixed_tensors:
-                path, _, short = name.rpartition(".")
-                delattr(original.get_submodule(path), short)  # no graph reads it
+                _leave_out(original, name)
         store_buffers(original)
         count_positions(original)
         use_real_rotations(original)
@@ -286,3 +286,16 @@ class ViaTransformers(SharedModule):
     def _image_outputs(self) -> Iterable[str]:
         """Return the names of the outputs for images; before the class is inspected, those that it may have."""
         return self.config.output_sizes or IMAGE_OUTPUTS[self.config.task]
+
+
+def _leave_out(original: Module, name: str) -> None:
+    """Remove a buffer that no output depends on.
+
+    Integers stay as zeros outside the state, since classes take positions that they do not use.
+    """
+    path, _, short = name.rpartition(".")
+    module = original.get_submodule(path)
+    buffer = module.get_buffer(short)
+    delattr(module, short)
+    if not buffer.is_floating_point():
+        object.__setattr__(module, short, torch.zeros(buffer.shape, dtype=buffer.dtype, device="cpu"))
