@@ -276,3 +276,5 @@ def test_files_prompts_and_errors(tmp_path: Path, zoo: Zoo) -> None:
         result = zoo("run", tmp_path / "ours", *pair)
         assert (result.status, result.out) == (3, "")
         assert said in result.err
+    truncated = zoo("run", tmp_path / "ours", "--pair", files[0], PROMPTS[0], "--truncate")
+    truncated.failed(2, "prompts with images are not truncated", "leave out --truncate")

@@ -10,7 +10,7 @@ import numpy as np
 
 from zoo.arrays import Array
 from zoo.contract import Graph
-from zoo.errors import ArtifactError, UsageError
+from zoo.errors import ArtifactError, UsageError, Wording
 from zoo.tokenizers.image_places import ImagePlaces
 from zoo.tokenizers.inputs import Side, TextInputs, padded
 from zoo_runtime.generation.options import Generation
@@ -43,6 +43,7 @@ class ImageTextToText(Continue):
     """
 
     chats = False
+    can_truncate = False
 
     def __init__(self, session: Context, chosen: Generation) -> None:
         super().__init__(session, chosen)
@@ -52,6 +53,9 @@ class ImageTextToText(Continue):
         self.encoder, self.embedder, _ = session.graphs
         self.inputs = TextInputs([self.embedder], session.config, session.path)
         self.places = ImagePlaces.of(session.config, session.graphs, session.path)
+        if self.text_limit() is not None:  # which would count an image as one token, and might cut it off
+            remedy = Wording("leave out truncate=True", "leave out --truncate")
+            raise UsageError("prompts with images are not truncated", session.path, remedy)
         if chosen.draft is not None:
             raise UsageError("no model drafts texts about images", session.path, "leave out draft")
 
