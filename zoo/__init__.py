@@ -9,7 +9,7 @@ from zoo.version import __version__ as __version__
 if TYPE_CHECKING:
     from zoo import cost
     from zoo.checkpoints.published import create_model
-    from zoo.classes import ClassifierConfig, EmbeddingConfig, ImageConfig, ProblemType
+    from zoo.classes import ClassifierConfig, EmbeddingConfig, ImageConfig, ImagePreparation, ProblemType
     from zoo.config import Activation, Config, Initializer, Norm, Settings, shortest_period
     from zoo.contract import (
         Architecture,
@@ -65,6 +65,7 @@ __all__ = [
     "Exporter",
     "Graph",
     "ImageConfig",
+    "ImagePreparation",
     "Importer",
     "Initializer",
     "KeyValues",
@@ -104,7 +105,7 @@ __all__ = [
 
 _NAMES = {
     "zoo.checkpoints.published": ("create_model",),
-    "zoo.classes": ("ClassifierConfig", "EmbeddingConfig", "ImageConfig", "ProblemType"),
+    "zoo.classes": ("ClassifierConfig", "EmbeddingConfig", "ImageConfig", "ImagePreparation", "ProblemType"),
     "zoo.config": ("Activation", "Config", "Initializer", "Norm", "Settings", "shortest_period"),
     "zoo.contract": (
         "Architecture", "Command", "Dataset", "Engine", "Exporter", "Graph", "Importer", "KeyValues", "Objective",

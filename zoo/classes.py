@@ -76,7 +76,7 @@ class ImagePreparation(Config):
     image_resample: Literal["nearest", "lanczos", "bilinear", "bicubic", "box", "hamming"] = "bilinear"
     """Filter with which images are resized."""
     image_resize: Literal["stretch", "shortest_edge", "pad", "turn_and_pad", "edges", "fit", "round_down"] = "stretch"
-    """How images become of this size: see :class:`zoo.images.ImageReader`. With ``edges``, the numbers of
+    """How images become of this size: see ``zoo.images.ImageReader``. With ``edges``, the numbers of
     ``image_size`` are those of the shortest and the longest edge."""
     image_crop: float = 1.0
     """Sides of the model's image in the centre of a resized one, as a fraction of that image's shorter ones. The
@@ -87,6 +87,16 @@ class ImagePreparation(Config):
     image_transparency: Literal["ignored", "white"] = "ignored"
     """What becomes of a colour that an image declares transparent, as palettes do: it stays, or becomes white, as with
     ``do_convert_rgb`` of transformers. An opacity per pixel is ignored."""
+
+    @property
+    def sides(self) -> tuple[int, int]:
+        """Height and width; with ``edges``, the shortest and the longest edge."""
+        return sides_of(self.image_size)
+
+    @property
+    def has_many_sizes(self) -> bool:
+        """Whether images keep their proportions, or nearly, and have many sizes."""
+        return self.image_resize in MANY_SIZES
 
     def check_images(self) -> None:
         """Set the defaults of mean and deviation, and raise ``ValueError`` if the fields contradict each other."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,8 @@ import numpy as np
 
 from zoo.arrays import Array
 from zoo.checkpoints.source import Checkpoint
-from zoo.classes import ImagePreparation, sides_of
-from zoo.errors import UsageError, ZooError
+from zoo.classes import ImagePreparation
+from zoo.errors import ArtifactError, UsageError, ZooError
 from zoo.images import ImageReader
 from zoo.limits import IMAGE_PIXELS
 
@@ -35,6 +36,10 @@ RESAMPLING = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")
 _IMAGES = ("image_mean", "image_std")
 _SIZES = ((97, 61), (64, 64), (53, 148), (640, 427))
 """Widths and heights of the images that are compared."""
+_SHAPES = (
+    (1, 1), (1, 1000), (1000, 1), (3000, 20), (20, 3000), (15, 16), (31, 33), (517, 388), (800, 801), (1333, 799),
+)  # fmt: skip
+"""Widths and heights of images with which preparations to many sizes are compared."""
 _TRANSPARENT = (20, 90, 50)
 """A colour in the middle of the first of them, which is declared transparent."""
 _WHITENING = ("BitImage", "CLIPImage", "CLIPFeature", "SiglipImage")
@@ -57,8 +62,24 @@ class ProcessedImages:
     """Its result for each image, (channels, height, width)."""
 
     def suits(self, fields: Mapping[str, Any]) -> bool:
-        """Return whether zoo makes the same pixels with these fields of :class:`zoo.classes.ImagePreparation`."""
+        """Return whether zoo makes the same pixels with these fields of :class:`zoo.ImagePreparation`."""
         return first_difference(self, ImageReader.of(fields.get, *self.pixels[0].shape)) is None
+
+    def suits_all_shapes(self, fields: Mapping[str, Any]) -> bool:
+        """Return whether zoo makes the same pixels of images of extreme shapes, and refuses those that are refused."""
+        from PIL import Image
+
+        reader, random = ImageReader.of(fields.get, 3, 0, 0), np.random.default_rng(1)
+        for size in _SHAPES:
+            image = Image.frombytes("RGB", size, random.bytes(3 * math.prod(size)))
+            wanted, found = np.empty(0), np.empty(0)  # of an image that is refused
+            with suppress(Exception):  # another library may raise anything
+                wanted = np.asarray(self.processor(image, return_tensors="np")["pixel_values"][0])
+            with suppress(ArtifactError):
+                found = reader.normalize(reader.read(image))
+            if not same_pixels(found, wanted):
+                return False
+        return True
 
 
 def first_difference(processed: ProcessedImages, reader: ImageReader) -> int | None:
@@ -190,7 +211,7 @@ def image_processor(c: ImagePreparation, name: str) -> dict[str, Any]:
 
     ``name`` is the class of a processor that stretches images, unless they are cropped.
     """
-    sides = sides_of(c.image_size)
+    sides = c.sides
     whole = [int(side / c.image_crop + 1e-6) for side in sides]
     keeps_ratio, pads = c.image_resize == "shortest_edge", c.image_resize in ("pad", "turn_and_pad")
     crops = keeps_ratio or whole != [*sides]

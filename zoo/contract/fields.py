@@ -52,7 +52,7 @@ class StandardFields:
     depth_resample: str | None = None
     """How depths are interpolated to the size of the original image."""
     image_mean: tuple[float, ...] | None = None
-    """The mean of each channel: see :class:`zoo.classes.ImagePreparation`, as for the following."""
+    """The mean of each channel: see :class:`zoo.ImagePreparation`, as for the following."""
     image_std: tuple[float, ...] | None = None
     """The standard deviation of each channel."""
     image_resample: str | None = None

@@ -7,8 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Literal
 
-from zoo import Cost, EmbeddingConfig
-from zoo.classes import MANY_SIZES, ImagePreparation, sides_of
+from zoo import Cost, EmbeddingConfig, ImagePreparation
 from zoo.spectrogram import SAMPLING_RATE, SpectrogramKind
 
 IMAGE_OUTPUTS: Mapping[str, tuple[str, ...]] = {
@@ -150,7 +149,7 @@ class ClassFields(EmbeddingConfig):
     num_channels: int | None = None
     """Channels of images, 3 for RGB."""
     image_mean: tuple[float, ...] | None = None
-    """Mean that is subtracted from each channel: see :class:`zoo.classes.ImagePreparation`, as for the following."""
+    """Mean that is subtracted from each channel: see :class:`zoo.ImagePreparation`, as for the following."""
     image_std: tuple[float, ...] | None = None
     """Standard deviation that each channel is divided by."""
     image_resample: Literal["nearest", "lanczos", "bilinear", "bicubic", "box", "hamming"] | None = None
@@ -241,12 +240,12 @@ class ClassFields(EmbeddingConfig):
     @property
     def has_free_images(self) -> bool:
         """Whether images have many sizes."""
-        return self.image_resize in MANY_SIZES
+        return self.images().has_many_sizes
 
     @property
     def image_sides(self) -> tuple[int, int]:
         """Height and width of images, in pixels; of one that is as large as the preparation allows if any may be."""
-        return sides_of(self.image_size or 0)
+        return (0, 0) if self.image_size is None else self.images().sides
 
     def cost(self) -> Cost:
         """Return what was counted when the class was inspected."""

@@ -2,27 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image
 
-from zoo import ArtifactError, UsageError
+from zoo import UsageError
 from zoo.checkpoints import PROCESSOR, RESAMPLING, process_images
-from zoo.images import ImageReader
 
 __all__ = ["read_preparation", "stated_sizes"]
-
-_SHAPES = (
-    (1, 1), (1, 1000), (1000, 1), (3000, 20), (20, 3000), (15, 16), (31, 33), (517, 388), (800, 801), (1333, 799),
-)  # fmt: skip
-"""Widths and heights of images with which preparations to many sizes are compared."""
-_CLOSE = 1e-5
-"""Maximum difference of normalised pixels."""
 
 
 def read_preparation(folder: Path) -> dict[str, Any]:
@@ -38,7 +27,7 @@ def read_preparation(folder: Path) -> dict[str, Any]:
     shapes = {pixels.shape for pixels in processed.pixels}
     if len(shapes) > 1:
         for fields in _free_candidates(processed.processor):
-            if processed.suits(fields) and _suits_all_shapes(processed.processor, fields):
+            if processed.suits(fields) and processed.suits_all_shapes(fields):
                 return fields
     elif len(shape := shapes.pop()) == 3:
         for fields in _candidates(processed.processor, *shape):
@@ -79,21 +68,6 @@ def _free_candidates(processor: Any) -> Iterator[dict[str, Any]]:
         yield {**fields, "image_size": size_of(height, width), "image_resize": "fit", "image_multiple": multiple}
     if divisor := getattr(processor, "size_divisor", None):
         yield {**fields, "image_size": 10 * divisor, "image_resize": "round_down", "image_multiple": divisor}
-
-
-def _suits_all_shapes(processor: Any, fields: Mapping[str, Any]) -> bool:
-    """Return whether zoo makes the processor's pixels of images of many shapes, and refuses those that it refuses."""
-    reader, random = ImageReader.of(fields.get, 3, 0, 0), np.random.default_rng(1)
-    for size in _SHAPES:
-        image = Image.frombytes("RGB", size, random.bytes(3 * math.prod(size)))
-        wanted, found = np.empty(0), np.empty(0)  # of an image that is refused
-        with suppress(Exception):  # another library may raise anything
-            wanted = np.asarray(processor(image, return_tensors="np")["pixel_values"][0])
-        with suppress(ArtifactError):
-            found = reader.normalize(reader.read(image))
-        if found.shape != wanted.shape or not np.allclose(found, wanted, rtol=0, atol=_CLOSE):
-            return False
-    return True
 
 
 def _pixel_fields(processor: Any, channels: int) -> dict[str, Any]:
