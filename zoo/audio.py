@@ -44,7 +44,7 @@ _LOUDEST = 2.0
 _VARIANCE = 1e-7
 """Added to the variance of samples, so that silence stays silence."""
 _FFT, _LOWEST, _PREEMPHASIS, _KALDI_FLOOR = 512, 20.0, 0.97, 2.0**-23
-"""Of Kaldi's filter banks: points of a transform, the lowest frequency in Hz, and the smallest power."""
+"""Constants of Kaldi's filter banks: FFT size, lowest frequency in Hz, pre-emphasis coefficient, smallest power."""
 _EXTRA = "pip install attention-zoo[audio]"
 
 

@@ -64,7 +64,7 @@ class StandardFields:
     image_margin: str | None = None
     """How half of a margin with an odd number of pixels is rounded."""
     image_transparency: str | None = None
-    """What becomes of a colour that an image declares transparent."""
+    """Treatment of the transparent colour of an image: see ``image_transparency`` of :class:`zoo.ImagePreparation`."""
 
 
 _NAMES = tuple(field.name for field in fields(StandardFields))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -79,9 +80,9 @@ class _PairsRunner(PartsRunner):
             for item, logits in zip(items, self.logits(items), strict=True)
         ]
 
+    @abstractmethod
     def result(self, item: Any, logits: Array) -> dict[str, Any]:
         """Return the result of an item, given its logits (pairs, classes)."""
-        raise NotImplementedError
 
 
 class _ListRunner(_PairsRunner):
@@ -90,7 +91,7 @@ class _ListRunner(_PairsRunner):
     fewest: int
     """Minimum number of the latter."""
     expected: tuple[str, str]
-    """What an input is, and how to give it, for errors."""
+    """Description of an input, and its form on the command line, for errors."""
 
     def gather(self, texts: Sequence[str]) -> list[Any]:
         """Return one input, a text and the others; a single text stays as it is, for :meth:`read` to refuse."""

@@ -165,7 +165,7 @@ class ClassFields(EmbeddingConfig):
     image_margin: Literal["down", "even"] | None = None
     """How half of a margin with an odd number of pixels is rounded."""
     image_transparency: Literal["ignored", "white"] | None = None
-    """What becomes of a colour that an image declares transparent."""
+    """Treatment of the transparent colour of an image: see ``image_transparency`` of :class:`zoo.ImagePreparation`."""
     spectrogram: SpectrogramKind | None = None
     """The spectrogram that a class for sound reads: see ``zoo.audio.Spectrogram``; None for one that reads samples."""
     num_mel_bins: int | None = None

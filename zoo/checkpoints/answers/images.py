@@ -76,7 +76,7 @@ class ImageComparison:
 
     @cached_property
     def reader(self) -> ImageReader:
-        """What reads images for the model."""
+        """The image reader of the model."""
         _, *shape = self.image.shape({"height": 0, "width": 0, **row_sizes(self.spec.graphs, 1)})
         return ImageReader.of(lambda name: getattr(self.spec.config, name, None), *shape)
 

@@ -148,7 +148,7 @@ class SoundComparison:
         kind: Any = transformers.AudioClassificationPipeline
         extractor = self.processed.extractor
         if self._config.to_dict().get("spectrogram") == "whisper":
-            # It rounds its filters itself, but not where ask_exactly keeps float64.
+            # The extractor rounds its mel filters to float32, which ask_exactly would prevent.
             extractor.mel_filters = extractor.mel_filters.astype("float32")
         pipeline = kind(model=theirs, feature_extractor=extractor, device="cpu")
         sounds = {f"sound {number}": sound for number, sound in enumerate(self.processed.sounds, 1)}

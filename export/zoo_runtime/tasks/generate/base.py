@@ -235,8 +235,8 @@ class Generate(TextRunner):
         return Constraint(self.chosen, self.tokenizer.target, vocabulary_of(self.session), self.ends)
 
     def open_row(self, item: Tokens, text: GrowingText | None = None) -> Continuation:
-        grow = text.append if text is not None else None
         """Return an empty continuation of an item, which adds its tokens to ``text``."""
+        grow = text.append if text is not None else None
         matcher = None if self.constraint is None else self.constraint.start()
         return Continuation(item.number, self.prompt(item), self.room(item), self.chosen, self.ends, grow, matcher)
 
