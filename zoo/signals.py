@@ -7,6 +7,7 @@ signal ends the process at once. Later it raises :class:`Interrupted`: stages ar
 from __future__ import annotations
 
 import _thread
+import atexit
 import os
 import signal
 import sys
@@ -49,6 +50,7 @@ def catch() -> None:
         if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
             _caught.append(number)
     end_at_once()
+    atexit.register(_ignore)  # the first to be registered is the last to be called
 
 
 def _numbers() -> list[int]:
@@ -64,6 +66,12 @@ def end_at_once() -> None:
     """End the process at once on a signal from now on: there is nothing to clean up yet, or no longer."""
     for number in _caught:
         signal.signal(number, lambda number, _: os._exit(128 + number))
+
+
+def _ignore() -> None:
+    """Ignore signals: the exit status is settled, but Python restores their default action before it frees modules."""
+    for number in _caught:
+        signal.signal(number, signal.SIG_IGN)
 
 
 def interrupt() -> None:

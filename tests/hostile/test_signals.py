@@ -232,6 +232,21 @@ except KeyboardInterrupt:
     assert python(code, tmp_path) == (143, "")
 
 
+def test_signal_while_modules_are_freed_does_not_change_the_status(tmp_path: Path) -> None:
+    """Python has restored the default action of signals by then."""
+    code = """
+import signal, sys
+from zoo import signals
+signals.catch()
+class Object:
+    def __del__(self):
+        signal.raise_signal(signal.SIGTERM)
+freed_last = Object()
+sys.exit(3)
+"""
+    assert python(code, tmp_path) == (3, "")
+
+
 def test_ignored_signals_stay_ignored(tmp_path: Path) -> None:
     """As with nohup, or in the background of a script."""
     code = """
