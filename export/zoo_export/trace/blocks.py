@@ -78,15 +78,18 @@ class Block:
 def patched(
     model: nn.Module, blocks: Iterable[Block], forward_of: Callable[[Block, str, nn.Module], Callable[..., Any]]
 ) -> Iterator[None]:
-    """Temporarily replace the forward methods of all blocks."""
-    modules = []
+    """Temporarily replace the forward methods of all blocks, which may be methods of their class or of one module."""
+    own: list[tuple[Any, Any]] = []
     try:
         for block in blocks:
             for path in block.paths:
                 module: Any = model.get_submodule(path)
+                own.append((module, vars(module).get("forward")))
                 module.forward = forward_of(block, path, module)
-                modules.append(module)
         yield
     finally:
-        for module in modules:
-            del module.forward
+        for module, forward in reversed(own):
+            if forward is None:
+                del module.forward
+            else:
+                module.forward = forward

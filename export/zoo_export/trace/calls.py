@@ -11,7 +11,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from zoo.nn import LayerCache, LayerStates
 
@@ -23,24 +23,24 @@ class UnfitError(Exception):
 
 
 class ModuleCall:
-    """The arguments of a module call: named tensors, caches, and other values."""
+    """The arguments of a call of a module's ``forward``: named tensors, caches, and other values."""
 
-    def __init__(self, module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
-        self._bound = inspect.signature(type(module).forward).bind(module, *arguments, **named)
+    def __init__(self, forward: Callable[..., Any], arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
+        self._forward = forward
+        self._bound = inspect.signature(forward).bind(*arguments, **named)
         tensors: list[tuple[str, Tensor]] = []
         self._caches: list[tuple[str, _Cache]] = []
-        arguments_without_self = list(self._bound.arguments.items())[1:]
-        form = [_flatten(name, value, tensors, self._caches) for name, value in arguments_without_self]
+        form = [_flatten(name, value, tensors, self._caches) for name, value in self._bound.arguments.items()]
         self.names = _distinct([name for name, _ in tensors])
         self.tensors = [tensor for _, tensor in tensors]
         self.signature = tuple(form), tuple((tensor.dtype, tuple(tensor.shape)) for tensor in self.tensors)
 
-    def run(self, forward: Callable[..., Any], tensors: Iterable[Tensor]) -> Any:
-        """Call ``forward`` with the tensors replaced. Cache objects are kept."""
+    def run(self, tensors: Iterable[Tensor]) -> Any:
+        """Repeat the call with the tensors replaced. Cache objects are kept."""
         rest = iter(tensors)
-        for name in list(self._bound.arguments)[1:]:
+        for name in self._bound.arguments:
             self._bound.arguments[name] = _replace(self._bound.arguments[name], rest)
-        return forward(*self._bound.args[1:], **self._bound.kwargs)
+        return self._forward(*self._bound.args, **self._bound.kwargs)
 
     def outputs(self, result: Any) -> tuple[tuple[str, ...], list[Tensor]]:
         """Return names and tensors of the result and of the updated caches."""

@@ -83,11 +83,11 @@ class DryRun:
         def run(*arguments: Any, **named: Any) -> Any:
             self._active.append(path)
             try:
-                call = ModuleCall(module, arguments, named)
+                call = ModuleCall(forward, arguments, named)
                 self.signatures.setdefault(path, call.signature)
                 sources = [self._source(tensor) for tensor in call.tensors]
                 if block.first is None:
-                    self._lead(block, path, call, forward)
+                    self._lead(block, path, call)
                 elif call.signature != block.signature:
                     raise UnfitError(_DIFFERENT)
                 number = len(self.calls)
@@ -104,9 +104,9 @@ class DryRun:
 
         return run
 
-    def _lead(self, block: Block, path: str, call: ModuleCall, forward: Callable[..., Any]) -> None:
+    def _lead(self, block: Block, path: str, call: ModuleCall) -> None:
         versions = [tensor._version for tensor in call.tensors]
-        block.result = call.run(forward, call.tensors)
+        block.result = call.run(call.tensors)
         if [tensor._version for tensor in call.tensors] != versions:
             raise UnfitError("changes an argument in place")
         block.outputs, block.returned = call.outputs(block.result)

@@ -182,11 +182,11 @@ class _Traced(GraphModule):
         def trace(*arguments: Any, **named: Any) -> Any:
             number, self._number = self._number, self._number + 1
             site = self._outline.calls[number]
-            call = ModuleCall(module, arguments, named)
+            call = ModuleCall(forward, arguments, named)
             if site.path != path:
                 raise RuntimeError(f"{path} is called where the dry run called {site.path}")
             if number == block.first:
-                block.result = call.run(forward, _mark(ENTER, number, call.tensors, call.tensors))
+                block.result = call.run(_mark(ENTER, number, call.tensors, call.tensors))
                 _, tensors = call.outputs(block.result)
                 outputs = list(_mark(LEAVE, number, tensors, tensors))
                 block.returned = outputs

@@ -7,7 +7,9 @@ import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from types import MethodType
 from typing import Any
 
 import onnx
@@ -220,6 +222,12 @@ def chain_with_shift(layers: Any, x: Tensor) -> Tensor:
     return x
 
 
+def chain_of_triples(layers: Any, x: Tensor) -> Tensor:
+    for layer in layers:
+        x = layer(x, times=3)
+    return x
+
+
 def different_calls(layers: Any, x: Tensor) -> Tensor:
     for number, layer in enumerate(layers):
         x = layer(x, x.sin()) if number else layer(x)
@@ -274,6 +282,18 @@ def tied() -> list[nn.Module]:
     return [first, second]
 
 
+def replaced(*, all_layers: bool = False) -> list[nn.Module]:
+    """Give the first layers, or all, a method of their own, with one more argument."""
+
+    def double(module: nn.Module, x: Tensor, shift: Tensor | None = None, *, times: int = 2) -> Tensor:
+        return Layer.forward(module, x, shift) * times  # type: ignore[arg-type]
+
+    layers: list[Any] = [Layer() for _ in range(4)]
+    for layer in layers if all_layers else layers[:2]:
+        layer.forward = MethodType(double, layer)
+    return layers
+
+
 MODULES: dict[str, tuple[Callable[[], list[nn.Module]], Any, dict[str, int]]] = {
     "a chain": (lambda: [Layer() for _ in range(4)], chain, {"Layer": 4}),
     "a shared epsilon": (lambda: [Normed(), Normed(), RMSNorm()], norm_after_all, {"Normed": 2}),
@@ -286,6 +306,8 @@ MODULES: dict[str, tuple[Callable[[], list[nn.Module]], Any, dict[str, int]]] = 
     "layers of two kinds": (
         lambda: [Layer(), Layer(2.0), Layer(), Layer(2.0)], chain, {"Layer": 2, "Layer_2": 2},
     ),
+    "methods of modules": (partial(replaced, all_layers=True), chain_of_triples, {}),
+    "methods of some modules": (replaced, chain, {"Layer": 2}),
     "a single layer": (lambda: [Layer()], chain, {}),
     "layers that all differ": (lambda: [Layer(1.0), Layer(2.0), Layer(3.0)], chain, {}),
     "different arguments": (lambda: [Layer() for _ in range(3)], different_calls, {"Layer": 2}),
