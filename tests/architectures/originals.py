@@ -8,7 +8,10 @@ from typing import Any
 import torch
 import transformers
 
-__all__ = ["save_random"]
+__all__ = ["AMINO_ACIDS", "save_random"]
+
+AMINO_ACIDS = ["<cls>", "<pad>", "<eos>", "<unk>", *"LAGVSERTIDPKQNFYMHWCXBUZO.-", "<null_1>", "<mask>"]
+"""The tokens of the published ESM-2."""
 
 
 def save_random(model_class: str, config: Any, folder: Path) -> Any:

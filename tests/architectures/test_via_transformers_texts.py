@@ -11,7 +11,7 @@ import pytest
 import transformers
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from tests.architectures.originals import save_random
+from tests.architectures.originals import AMINO_ACIDS, save_random
 from zoo.checkpoints import import_checkpoint
 from zoo_export.export import export_model
 from zoo_runtime import Session, load_session
@@ -104,6 +104,25 @@ def test_tokens_in_the_place_of_a_mask_of_esm(tmp_path: Path) -> None:
     with exported(tmp_path) as session:
         for text, answer in zip(texts, session.run(texts), strict=True):
             wanted = {row["token"]: row["score"] for row in ask(text, top_k=5)}
+            (mask,) = answer["masks"]
+            assert {row["token"]: row["probability"] for row in mask} == close(wanted)
+
+
+@pytest.mark.slow
+def test_masked_amino_acids_of_esm_2(tmp_path: Path) -> None:
+    """As published: a vocabulary without tokenizer.json, and embeddings scaled by the share of unmasked tokens."""
+    config = transformers.EsmConfig(
+        **SIZES, vocab_size=33, mask_token_id=32, position_embedding_type="rotary", token_dropout=True
+    )
+    save_random("EsmForMaskedLM", config, tmp_path / "hub")
+    (tmp_path / "hub" / "vocab.txt").write_text("\n".join(AMINO_ACIDS), encoding="utf-8")
+    tokenizer = transformers.EsmTokenizer(str(tmp_path / "hub" / "vocab.txt"))
+    tokenizer.save_pretrained(str(tmp_path / "hub"))
+    ask = pipeline_of("fill-mask", tmp_path / "hub")
+    proteins = ["MKT<mask>LA", "M K <mask> L", "MKTAYIAKQR<mask>ISFVKSHFSRQ", "<mask>", "ACDEFGHIKLMN<mask>"]
+    with exported(tmp_path) as session:
+        for protein, answer in zip(proteins, session.run(proteins), strict=True):
+            wanted = {row["token"]: row["score"] for row in ask(protein, top_k=5)}
             (mask,) = answer["masks"]
             assert {row["token"]: row["probability"] for row in mask} == close(wanted)
 

@@ -13,12 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from tokenizers.implementations import ByteLevelBPETokenizer
 
+from tests.architectures.originals import AMINO_ACIDS
 from zoo import ArtifactError, UsageError
+from zoo.tokenizers.files.given import given_tokenizer
 from zoo.tokenizers.files.load import byte_tokenizer, find_tokenizer, read_tokenizer, write_tokenizer
 
 SPECIAL = {"<pad>": 256, "<bos>": 257, "<eos>": 258, "<mask>": 259}
@@ -264,6 +266,31 @@ def test_wordpiece_gives_the_ids_of_transformers(name: str, options: dict[str, b
         assert (encoded.ids, encoded.type_ids) == (pair["input_ids"], pair["token_type_ids"])
 
     check()
+
+
+@pytest.mark.parametrize("end", ["<eos>", None])
+def test_amino_acids_give_the_ids_of_transformers(end: str | None) -> None:
+    """ESM's class has no file in the format of the tokenizers library."""
+    from transformers import EsmTokenizer
+
+    stated = {"eos_token": end, "clean_up_tokenization_spaces": True}
+    path = bert_files(Path("esm"), AMINO_ACIDS, tokenizer_class="EsmTokenizer", **stated)
+    oracle: Any = EsmTokenizer.from_pretrained("esm")
+    ours = given_tokenizer("esm")
+    assert ours.get_vocab() == oracle.get_vocab()
+
+    @settings(deadline=None, max_examples=200)
+    @given(st.lists(st.sampled_from(AMINO_ACIDS) | st.sampled_from(PARTS) | st.text(max_size=3)).map("".join))
+    @example("0\x1f0")
+    def check(text: str) -> None:
+        for special in (True, False):
+            expected = oracle(text, add_special_tokens=special)["input_ids"]
+            assert ours.encode(text, add_special_tokens=special).ids == expected
+        assert ours.decode(expected) == oracle.decode(expected, skip_special_tokens=True)
+
+    check()
+    if end is not None:
+        assert read_tokenizer(path).encode("MK", "L").ids == oracle("MK", "L")["input_ids"]
 
 
 @pytest.mark.parametrize(("name", "options"), [("gpt2", {}), ("spaced", {"add_prefix_space": True})])
@@ -631,6 +658,10 @@ REFUSED: dict[str, tuple[Callable[[], Path], tuple[str, ...]]] = {
     "some text": (
         lambda: bert_files(Path("files"), ["some", "text"]),
         ("not a WordPiece vocabulary (no [UNK])", "known: tokenizer.json,"),
+    ),
+    "proteins without a mask": (
+        lambda: bert_files(Path("files"), AMINO_ACIDS[:-1], tokenizer_class="EsmTokenizer"),
+        ("has no mask_token <mask>", "vocab.txt"),
     ),
     "no separator": (lambda: bert_files(Path("files"), ["[UNK]", "[CLS]"]), ("(no [SEP])",)),
     "absent text": (lambda: Path("vocab.txt"), ("no such tokenizer: vocab.txt",)),

@@ -1,7 +1,7 @@
 """Tokenizers of the ``tokenizers`` library, stored as tokenizer.json in the model directory.
 
-Other formats are converted when they are read: WordPiece's vocab.txt (BERT), the two files of byte-level BPE (GPT-2),
-SentencePiece's unigram model, and the two such models of a Marian translation system.
+Other formats are converted when they are read: WordPiece's vocab.txt (BERT) and that of ESM, the two files of
+byte-level BPE (GPT-2), SentencePiece's unigram model, and the two such models of a Marian translation system.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from zoo.artifact import MANIFEST, TOKENIZER, ModelDirectory
 from zoo.artifact.weights import load_json
 from zoo.errors import ArtifactError, UnreadableError, UsageError, ZooError
 from zoo.reading import check_plain, read_text
+from zoo.tokenizers.files.esm import ESM_CLASS, esm_tokenizer
 from zoo.tokenizers.files.growth import check_growth
 from zoo.tokenizers.files.sentencepiece import (
     KNOWN,
@@ -60,6 +61,7 @@ _BERT_CLASSES = ("BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer")
 _GPT2_CLASSES = ("GPT2Tokenizer",)
 _ROBERTA_CLASSES = ("RobertaTokenizer", "BartTokenizer", "LongformerTokenizer")
 """Like GPT-2's, with special tokens around the text."""
+_ESM_ROLES = ("unk", "cls", "pad", "mask", "eos")
 _ROBERTA_SPECIAL = {"bos": "<s>", "pad": "<pad>", "eos": "</s>", "unk": "<unk>", "mask": "<mask>"}
 
 
@@ -253,6 +255,9 @@ def _reader(path: Path) -> tuple[str, Callable[[Path], Tokenizer]]:
     if path.name.endswith(tuple(_MERGES)):
         return "byte-level BPE vocabulary", _read_byte_level
     if path.suffix == ".txt":
+        settings = path.with_name("tokenizer_config.json")
+        if settings.exists() and load_json(settings).get("tokenizer_class") == ESM_CLASS:
+            return "vocabulary of ESM", _read_esm
         return "WordPiece vocabulary", _read_wordpiece
     if path.name == M2M100[0] and path.with_name(M2M100[1]).exists():
         return "M2M100 tokenizer", m2m100_tokenizer
@@ -265,6 +270,12 @@ def _reader(path: Path) -> tuple[str, Callable[[Path], Tokenizer]]:
 
 def _read_json(path: Path) -> Tokenizer:
     return Tokenizer.from_str(read_text(path))
+
+
+def _read_esm(path: Path) -> Tokenizer:
+    settings = _settings(path, (ESM_CLASS,))
+    names = {role: content_of(settings.get(f"{role}_token", f"<{role}>")) for role in _ESM_ROLES}
+    return esm_tokenizer(path, {role: name for role, name in names.items() if name})
 
 
 def _read_wordpiece(path: Path) -> Tokenizer:

@@ -28,9 +28,9 @@ __all__ = [
 ]
 
 KNOWN = (
-    "known: tokenizer.json, vocab.txt (WordPiece), vocab.json + merges.txt or encoder.json + vocab.bpe (byte-level "
-    "BPE), a SentencePiece .model (unigram), source.spm + target.spm + vocab.json (Marian), sentencepiece.bpe.model + "
-    "vocab.json (M2M100), a directory with any of these"
+    "known: tokenizer.json, vocab.txt (WordPiece) or that of ESM, vocab.json + merges.txt or encoder.json + vocab.bpe "
+    "(byte-level BPE), a SentencePiece .model (unigram), source.spm + target.spm + vocab.json (Marian), "
+    "sentencepiece.bpe.model + vocab.json (M2M100), a directory with any of these"
 )
 MARIAN = ("source.spm", "target.spm", "vocab.json")
 """The files of a Marian translation system's tokenizer: models of both languages, and the ids of their pieces."""

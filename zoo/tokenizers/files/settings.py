@@ -16,6 +16,7 @@ from zoo.errors import ArtifactError, UsageError
 from zoo.tokenizers.cleaning import remove_spaces
 from zoo.tokenizers.files.classes import CLASSES, GENERIC, TokenizerClass, class_of, rebuilt
 from zoo.tokenizers.files.declared import DeclaredTokens, add_tokens, read_declared
+from zoo.tokenizers.files.esm import ESM_CLASS
 from zoo.tokenizers.files.keys import SETTINGS, check_keys
 from zoo.tokenizers.files.load import read_tokenizer
 from zoo.tokenizers.library import description, guarded
@@ -24,8 +25,8 @@ __all__ = ["BESIDE", "SettledTokenizer", "read_beside", "settle"]
 
 BESIDE = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
 """The files that state settings and tokens."""
-_GENERIC = (GENERIC, "PreTrainedTokenizer", "PythonBackend", "BloomTokenizer", "MT5Tokenizer")
-"""Classes that use tokenizer.json as it is."""
+_GENERIC = (GENERIC, "PreTrainedTokenizer", "PythonBackend", "BloomTokenizer", "MT5Tokenizer", ESM_CLASS)
+"""Classes that use tokenizer.json as it is, and that whose vocabulary is read as it reads it."""
 
 
 @dataclass(frozen=True, kw_only=True)

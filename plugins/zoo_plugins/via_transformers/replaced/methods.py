@@ -1,10 +1,11 @@
 """Methods with the same values as those of transformers, which read values of tensors to decide what they compute.
 
-N tokens, K chosen experts of a token, E hidden size, F width of an expert.
+B batch, T tokens of a text, N tokens of all texts, K chosen experts of a token, E hidden size, F width of an expert.
 """
 
 from __future__ import annotations
 
+import sys
 from types import MethodType
 from typing import Any
 
@@ -84,8 +85,36 @@ def _cut_gemma(module: Any, x: Tensor) -> Tensor:
     return torch.relu(x - (mean + deviation * deviations))
 
 
+def _embed_esm(
+    module: Any,
+    input_ids: Tensor | None = None,
+    attention_mask: Tensor | None = None,
+    position_ids: Tensor | None = None,
+    inputs_embeds: Tensor | None = None,
+) -> Tensor:
+    """(B, T) -> (B, T, E), scaled by the share of tokens that are not masked, as after the dropout of training.
+
+    That of transformers counts masked tokens in padding too, and divides by 0 for a text of masked tokens alone, of
+    which nothing is left to scale.
+    """
+    if module.token_dropout and input_ids is not None:
+        is_token = torch.ones_like(input_ids) if attention_mask is None else attention_mask
+        is_masked = input_ids == module.mask_token_id
+        masked = (is_masked * is_token).sum(-1).float() / is_token.sum(-1).clamp(min=1)  # (B)
+        left = (1 - masked).clamp(min=torch.finfo(masked.dtype).eps)[:, None, None]
+        x = module.word_embeddings(input_ids) if inputs_embeds is None else inputs_embeds
+        inputs_embeds = (x.masked_fill(is_masked[..., None], 0) * (1 - 0.15 * 0.8) / left).to(x.dtype)
+        if position_ids is None:
+            number = sys.modules[type(module).__module__].create_position_ids_from_input_ids
+            position_ids = number(input_ids, module.padding_idx)
+        input_ids = None
+    found: Tensor = type(module).forward(module, input_ids, attention_mask, position_ids, inputs_embeds)
+    return found
+
+
 _METHODS: dict[str, dict[str, Any]] = {
     "DbrxExperts": {"forward": _dbrx},
+    "EsmEmbeddings": {"forward": _embed_esm},
     "Gemma3nTextMLP": {"_gaussian_topk": _cut_gemma},
     "JetMoeParallelExperts": {"forward": _apply_jetmoe},
     "JetMoeTopKGating": {"forward": _route_jetmoe},
