@@ -29,6 +29,8 @@ REPLACED: dict[str, tuple[str, dict[str, Any]]] = {
             "ffn_config": {"hidden_size": 24, "ffn_hidden_size": 16, "moe_num_experts": 4, "moe_top_k": 2},
         },
     ),
+    "EsmForMaskedLM": ("esm", {**SIZES, "token_dropout": True, "mask_token_id": 9}),
+    "FNetForMaskedLM": ("fnet", {**SIZES, "num_hidden_layers": 2}),
     "Gemma3nForCausalLM": (
         "gemma3n_text",
         {
@@ -78,6 +80,7 @@ def test_replaced_methods_have_the_same_values(model_class: str) -> None:
     for parameter in model.parameters():
         parameter.copy_(0.3 * torch.randn(parameter.shape, dtype=torch.float64))
     ids = torch.randint(3, 61, (3, 7))
+    ids[0, :2] = 9  # masked, for ESM
     theirs = model(ids).logits
     replace_methods(model)
     assert any(name in vars(module) for module in model.modules() for name in ("forward", "_gaussian_topk"))

@@ -5,9 +5,10 @@ B batch, T tokens of a text, N tokens of all texts, K chosen experts of a token,
 
 from __future__ import annotations
 
+import math
 import sys
 from types import MethodType
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -112,9 +113,32 @@ def _embed_esm(
     return found
 
 
+def _transform_fnet(module: Any, hidden_states: Tensor) -> tuple[Tensor]:
+    """(B, T, E) -> the real part of the Fourier transform over positions and width, (B, T, E).
+
+    It is computed from products with cosines and sines in float64. ONNX Runtime's own transform has fewer digits than
+    that of PyTorch where a length is no power of two.
+    """
+    if getattr(module.fourier_transform, "func", None) is not torch.fft.fftn:
+        return cast(tuple[Tensor], type(module).forward(module, hidden_states))  # one of the lengths of a TPU
+    x = hidden_states.double()
+    (cosines, sines), (wide_cosines, wide_sines) = (_waves(size, x) for size in x.shape[1:])
+    found = cosines @ x @ wide_cosines - sines @ x @ wide_sines
+    return (found.to(hidden_states.dtype),)
+
+
+def _waves(size: int, like: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the cosines and sines of all frequencies at all positions, (size, size)."""
+    numbers = torch.arange(size, device=like.device)
+    count = numbers[-1] + 1  # a tensor, as the exporter divides tensors by no size
+    angles = (numbers[:, None] * numbers % count).to(like.dtype) * (2 * math.pi) / count
+    return angles.cos(), angles.sin()
+
+
 _METHODS: dict[str, dict[str, Any]] = {
     "DbrxExperts": {"forward": _dbrx},
     "EsmEmbeddings": {"forward": _embed_esm},
+    "FNetBasicFourierTransform": {"forward": _transform_fnet},
     "Gemma3nTextMLP": {"_gaussian_topk": _cut_gemma},
     "JetMoeParallelExperts": {"forward": _apply_jetmoe},
     "JetMoeTopKGating": {"forward": _route_jetmoe},
