@@ -73,7 +73,11 @@ _RT_DETR = {
     "backbone_config": {"model_type": "rt_detr_resnet", **_NARROW, "out_features": ["stage2", "stage3", "stage4"]},
     **_LAYERS, "encoder_in_channels": [32, 64, 128], "encoder_hidden_dim": 32, "decoder_in_channels": [32, 32, 32],
 }  # fmt: skip
+_DEPTH = {
+    "reassemble_hidden_size": 32, "neck_hidden_sizes": [16] * 4, "fusion_hidden_size": 16, "head_hidden_size": 16
+}  # fmt: skip
 SPECIAL: Mapping[str, Mapping[str, Any]] = {
+    "depth_anything": _DEPTH, "prompt_depth_anything": _DEPTH,
     "detr": _DETR, "conditional_detr": _DETR, "table-transformer": _DETR, "dab-detr": {**_DETR, "hidden_size": 32},
     "deformable_detr": {
         **_DETR, "d_model": 64,
@@ -210,6 +214,11 @@ def _small(default: Any) -> dict[str, Any]:
     for key, size in (("image_size", SMALL["image_size"]), ("depths", 1)):
         if isinstance(getattr(default, key, None), list | tuple):
             values[key] = [size] * len(getattr(default, key))
+    features = stated.get("out_features")  # of a backbone
+    if features and "num_hidden_layers" in values:
+        numbers = list(range(1, len(features) + 1))
+        values |= {"num_hidden_layers": len(features), "out_indices": numbers}
+        values["out_features"] = [f"stage{number}" for number in numbers]
     for key in getattr(default, "sub_configs", {}):
         if getattr(default, key, None) is not None:
             values[key] = {**getattr(default, key).to_dict(), **_small(getattr(default, key))}
