@@ -34,6 +34,7 @@ __all__ = [
     "nearest",
     "renamed",
     "storage_errors",
+    "task_option",
     "values_of",
 ]
 
@@ -56,6 +57,15 @@ def argument(name: str, value: object = None, text: str = "{}") -> Wording:
     """
     option = f"--{name.replace('_', '-')}" + ("" if value is None or value is True else f" {value}")
     return Wording(text.format(name if value is None else f"{name}={value!r}"), text.format(option))
+
+
+def task_option(setting: str, text: str = "{}") -> Wording:
+    """Format ``text`` with an option of a task, as Python passes it and as ``zoo run`` does.
+
+    >>> task_option("label=CLASS", "set {}")
+    Wording(python='set label=CLASS', command_line='set --option label=CLASS')
+    """
+    return Wording(text.format(setting), text.format(f"--option {setting}"))
 
 
 REPLACE = argument("force", True, "use {} to replace it")

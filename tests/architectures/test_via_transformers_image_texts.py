@@ -276,5 +276,11 @@ def test_files_prompts_and_errors(tmp_path: Path, zoo: Zoo) -> None:
         result = zoo("run", tmp_path / "ours", *pair)
         assert (result.status, result.out) == (3, "")
         assert said in result.err
+    zoo("run", tmp_path / "ours", files[0]).failed(2, f"place of a prompt: {files[0]}: give --pair IMAGE PROMPT")
+    rows = [{"input": [str(files[0]), PROMPTS[0]]}, {"input": "w3 w9"}]
+    Path("mixed.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    read = ("--input", "mixed.jsonl", "--column", "input", "--max-new-tokens", "6")
+    results = zoo("run", tmp_path / "ours", *read, "--json").json["results"]
+    assert [row["generated_ids"] for row in results] == [row["generated_ids"] for row in mixed]
     truncated = zoo("run", tmp_path / "ours", "--pair", files[0], PROMPTS[0], "--truncate")
     truncated.failed(2, "prompts with images are not truncated", "leave out --truncate")

@@ -111,7 +111,7 @@ def test_command_line(clip: Path, zoo: Zoo, images: list[str]) -> None:
     assert shown.startswith(f"'{images[0]}': ")
     assert shown.count("cat: 0.") == shown.count("dog: 0.") == 1
     assert "24 numbers [" in zoo("run", clip, images[0], "--task", "image-embedding").out
-    zoo("run", clip, images[0]).failed(2, "no labels", "set labels=FIRST,SECOND")
+    zoo("run", clip, images[0]).failed(2, "no labels", "set --option labels=FIRST,SECOND")
     zoo("run", clip, images[0], "--option", "labels=a", "--option", "hypothesis_template=x").failed(2, "has no {}")
     zoo("run", clip, "missing.png", "--option", "labels=a").failed(3, "cannot be read as an image")
     zoo("run", clip, images[0], "--task", "sentence-embedding", "--option", "pooling=cls").failed(

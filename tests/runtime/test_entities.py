@@ -178,7 +178,7 @@ def test_models_with_tags_list_entities_by_default(case: tuple[Any, Session], zo
 
 @pytest.mark.slow
 def test_bad_requests_are_refused(case: tuple[Any, Session], exported_model: Any, zoo: Zoo) -> None:
-    with pytest.raises(ArtifactError, match="entities need a text: input 1: set aggregation_strategy to none"):
+    with pytest.raises(ArtifactError, match="entities need a text: input 1: set aggregation_strategy=none"):
         case[1].run([5, 6], aggregation_strategy="simple")
     with pytest.raises(UsageError, match="aggregation_strategy"):
         case[1].run("a", aggregation_strategy="best")

@@ -156,7 +156,7 @@ def test_beam_search_from_the_file_prevents_streaming(saying: Callable[..., Path
     """The suggested remedy works."""
     folder = saying({"num_beams": 2})
     with load_session(folder) as session:
-        with pytest.raises(UsageError, match="set num_beams to 1"):
+        with pytest.raises(UsageError, match="set num_beams=1"):
             session.stream("hello")
         assert list(session.stream("hello", num_beams=1))
     assert zoo("run", folder, "hello", "--max-new-tokens", "2").status == 0

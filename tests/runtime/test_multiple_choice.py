@@ -76,7 +76,9 @@ def test_choices_of_an_export_equal_those_of_transformers(tmp_path: Path, zoo: Z
         for value in ("a", Pair("a", "one"), Pair("a", ["one"]), Pair("a", []), [5, 6], Pair("a", ["b", 5])):
             with pytest.raises(ArtifactError, match="expected a text and two choices or more: input 1: give TEXT"):
                 session.run([value])
-        with pytest.raises(ArtifactError, match="second text has no tokens"):
+        with pytest.raises(ArtifactError, match="the text has no tokens: input 1"):
+            session.run(Pair("", ["a", "b"]))
+        with pytest.raises(ArtifactError, match="the text of choice 2 has no tokens: input 1: give at least one"):
             session.run(Pair("a", ["b", ""]))
     for (_, choices), answer, expected in zip(QUESTIONS, found, wanted, strict=True):
         order = np.argsort(-expected, kind="stable").tolist()

@@ -264,7 +264,9 @@ def test_bad_rows_are_skipped(model: Path, zoo: Zoo) -> None:
             {"text": "x", "b": [1]}, {"text": ["x"], "b": "y"}, {"text": "x"}, {"text": "x", "b": "y"}]  # fmt: skip
     result = zoo("run", model, "--input", written(rows), "--pair-column", "b", *NEXT, "--output", "out.jsonl")
     assert result.status == 3
-    reasons = ["'b' is null", "'text' is null", *["expected a text or token ids"] * 3, "has no 'b'"]
+    mixed = "give both, or one --column whose values are single inputs and lists of two"
+    reasons = [f"'b' is null: in.jsonl, row 2: {mixed}", f"'text' is null: in.jsonl, row 3: {mixed}",
+               *["expected a text or token ids"] * 3, f"has no 'b': in.jsonl, row 7: {mixed}"]  # fmt: skip
     *warnings, _ = result.err.splitlines()
     for line, reason in zip(warnings, reasons, strict=True):
         assert reason in line

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from zoo import tables
-from zoo.errors import ArtifactError, UsageError, ZooError, nearest
+from zoo.errors import ArtifactError, UsageError, ZooError, close_to, nearest
 from zoo.reading import lines
 from zoo.tables import JSON, LINES, PARQUET, TABLES, read_numbered
 from zoo_runtime.running.inputs import Answer, Pair
@@ -26,6 +26,8 @@ __all__ = [
 
 _STDIN = "-"
 _BATCH = 1024
+_MIXED = "give both, or one --column whose values are single inputs and lists of two"
+"""Remedy for a row of JSON that has only a part of a pair."""
 
 
 class ColumnError(UsageError):
@@ -131,7 +133,9 @@ def _read_objects(
         if lacks is not None and Path(path).suffix.lower() in TABLES:
             raise ColumnError(f"no column {lacks!r}", path, nearest(lacks, row))
         if lacks is not None:
-            yield _bad(path, number, f"has no {lacks!r}", nearest(lacks, row), ColumnError)
+            is_half = pair_column is not None and (column in row or pair_column in row)
+            remedy = (close_to(lacks, row) or _MIXED) if is_half else nearest(lacks, row)
+            yield _bad(path, number, f"has no {lacks!r}", remedy, ColumnError)
             continue
         pair = (column, pair_column) if pair_column is not None else ()
         null = next((name for name in pair if row[name] is None), None)
@@ -140,7 +144,7 @@ def _read_objects(
         yield (
             Answer(number, value, id=id, columns=row if keep else {})
             if null is None
-            else _bad(path, number, f"{null!r} is null")
+            else _bad(path, number, f"{null!r} is null", _MIXED)
         )
 
 
@@ -161,7 +165,7 @@ def _read_parquet(
             yield (
                 Answer(number, value, id=id, columns=row if keep else {})
                 if null is None
-                else _bad(path, number, f"{null!r} is null")
+                else _bad(path, number, f"{null!r} is null", "put it into another file" if pair_column else None)
             )
 
 

@@ -109,7 +109,7 @@ class Runner(ABC, Generic[Item]):
 
 @runtime_checkable
 class GathersTexts(Protocol):
-    """A task whose input is made of several texts of a command line."""
+    """A task that makes its inputs of the texts of a command line, or refuses some of them."""
 
     def gather(self, texts: Sequence[str]) -> list[Any]:
         """Return the inputs that the texts of a command line are."""

@@ -163,11 +163,13 @@ class TextRunner(Runner[Tokens]):
         tokenizer = self.session.tokenizer
         return None if tokenizer is None else tokenizer.decode(ids, special_tokens=True)
 
-    def _read_pair(self, number: int, first: Any, second: Any) -> Tokens:
+    def _read_pair(
+        self, number: int, first: Any, second: Any, names: tuple[str, str] = ("first text", "second text")
+    ) -> Tokens:
         if isinstance(first, str):
             encoded = self.encode(number, first, second)
             item = Tokens(number, encoded.ids, types=encoded.type_ids, encoding=encoded)
-            require_tokens(encoded, f"input {number}", "first text", "second text")
+            require_tokens(encoded, f"input {number}", *names)
             return item
         for name, ids in (("first", first), ("second", second)):
             if not ids:

@@ -15,7 +15,7 @@ from zoo.arrays import Array
 from zoo.classes import class_names
 from zoo.config import Settings
 from zoo.contract import dim_size
-from zoo.errors import ArtifactError, UsageError
+from zoo.errors import ArtifactError, UsageError, task_option
 from zoo.plots import Distribution
 from zoo_runtime.running.context import Context
 from zoo_runtime.running.inputs import Answer, Pair, texts_of
@@ -45,6 +45,8 @@ class _PairsRunner(PartsRunner):
 
     needs = ("logits",)
     takes_pairs = True
+    parts: tuple[str, str]
+    """Names of the two texts of a pair, for errors."""
 
     @cached_property
     def names(self) -> tuple[str, ...]:
@@ -61,7 +63,13 @@ class _PairsRunner(PartsRunner):
 
     def pairs(self, text: str, others: Sequence[str], number: int) -> Texts:
         """Return the pairs of a text with others."""
-        rows = tuple(super(_PairsRunner, self).read(Pair(text, other), number) for other in others)
+        first, second = self.parts
+        rows = tuple(
+            self._read_pair(number, text, other, (first, f"text of {second} {place}"))
+            for place, other in enumerate(others, 1)
+        )
+        for row in rows:
+            self._check(row)
         return Texts(number, max((row.ids for row in rows), key=len), rows=rows, others=tuple(others))
 
     def logits(self, items: Sequence[Any]) -> list[Array | ArtifactError]:
@@ -131,19 +139,20 @@ class ZeroShot(_PairsRunner):
     """
 
     options = ZeroShotOptions
+    parts = ("text", "label")
     sample_options = MappingProxyType({"labels": ("wet", "tea", "a"), "hypothesis_template": "{}"})
 
     def __init__(self, session: Context, chosen: ZeroShotOptions) -> None:
         super().__init__(session, chosen)
         self.labels = tuple(filter(None, map(str.strip, chosen.labels)))
         if not self.labels:
-            raise UsageError("no labels", "task zero-shot-classification", "set labels=FIRST,SECOND")
+            raise UsageError("no labels", "task zero-shot-classification", task_option("labels=FIRST,SECOND", "set {}"))
         if "{}" not in chosen.hypothesis_template:
             raise UsageError(f"hypothesis_template {chosen.hypothesis_template!r} has no {{}} for the label")
         entailing = [name for name in self.names if name.lower().startswith("entail")]
         if chosen.entailment is None and not entailing:
             problem = f"no class begins with 'entail': {', '.join(self.names)}"
-            raise UsageError(problem, session.path, "name it with entailment=CLASS")
+            raise UsageError(problem, session.path, task_option("entailment=CLASS", "name it with {}"))
         if len(self.names) < 2:
             raise UsageError("zero-shot classification needs 2 classes, the model has 1", session.path)
         self.entailment = self.class_number(chosen.entailment or entailing[0])
@@ -192,6 +201,7 @@ class Rerank(_ListRunner):
     """
 
     options = RerankOptions
+    parts = ("query", "passage")
     fewest = 1
     expected = "a query and passages", "QUERY PASSAGE..."
 
@@ -199,7 +209,8 @@ class Rerank(_ListRunner):
         super().__init__(session, chosen)
         self.problem = problem_type(session, self.graph, chosen.function_to_apply)
         if len(self.names) > 1 and chosen.label is None:
-            raise UsageError(f"the model has {len(self.names)} classes", session.path, "set label=CLASS to rank by one")
+            remedy = task_option("label=CLASS", "set {} to rank by one")
+            raise UsageError(f"the model has {len(self.names)} classes", session.path, remedy)
         self.place = 0 if chosen.label is None else self.class_number(chosen.label)
 
     def result(self, item: Any, logits: Array) -> dict[str, Any]:
@@ -222,6 +233,7 @@ class MultipleChoice(_ListRunner):
     each of which is paired with the text.
     """
 
+    parts = ("text", "choice")
     fewest = 2
     expected = "a text and two choices or more", "TEXT CHOICE CHOICE..."
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from zoo.arrays import Array
 from zoo.config import Settings
-from zoo.errors import ArtifactError, UsageError
+from zoo.errors import ArtifactError, UsageError, task_option
 from zoo.plots import Distribution
 from zoo_runtime.running.batching import batches
 from zoo_runtime.running.context import Context
@@ -71,7 +71,9 @@ class ZeroShotImages(ImageRunner):
         super().__init__(session, chosen)
         self.labels = tuple(filter(None, map(str.strip, chosen.labels)))
         if not self.labels:
-            raise UsageError("no labels", "task zero-shot-image-classification", "set labels=FIRST,SECOND")
+            raise UsageError(
+                "no labels", "task zero-shot-image-classification", task_option("labels=FIRST,SECOND", "set {}")
+            )
         if "{}" not in chosen.hypothesis_template:
             raise UsageError(f"hypothesis_template {chosen.hypothesis_template!r} has no {{}} for the label")
         graphs = [graph for graph in session.graphs if {item.name for item in graph.inputs} == {_IMAGE, _TEXT}]

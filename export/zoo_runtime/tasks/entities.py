@@ -13,7 +13,7 @@ import numpy as np
 from zoo.arrays import Array
 from zoo.classes import class_names
 from zoo.config import Settings
-from zoo.errors import ArtifactError, UsageError
+from zoo.errors import ArtifactError, UsageError, task_option
 from zoo.tokenizers.library import description
 from zoo.tokenizers.words import join_words, places_in_words
 from zoo_runtime.running.context import Context
@@ -126,7 +126,8 @@ class TokenClassification(TextRunner):
             return self._read_words(value, number)
         item = super().read(value, number)
         if item.encoding is None and self.chosen.aggregation_strategy not in ("auto", "none"):
-            raise ArtifactError("entities need a text", f"input {number}", "set aggregation_strategy to none")
+            remedy = task_option("aggregation_strategy=none", "set {}")
+            raise ArtifactError("entities need a text", f"input {number}", remedy)
         return item if item.encoding is None else Text(**vars(item), text=value)
 
     def _read_words(self, words: Sequence[Any], number: int) -> Text:

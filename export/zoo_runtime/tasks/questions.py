@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from zoo.config import Settings
-from zoo.errors import ArtifactError, UsageError
+from zoo.errors import ArtifactError, UsageError, task_option
 from zoo.tokenizers.inputs import LongInputError, require_tokens
 from zoo.tokenizers.long_texts.truncation import trained_length
 from zoo.tokenizers.long_texts.windows import LONGEST_WINDOW, token_windows
@@ -104,13 +104,13 @@ class QuestionAnswering(PartsRunner):
         where = f"input {number}"
         if self.tokenizer.exceeds(texts[0], self.longest, where):
             problem = f"the question has more tokens than a window, {self.longest}"
-            raise LongInputError(problem, where, "shorten the question, or set max_seq_len")
+            raise LongInputError(problem, where, task_option("max_seq_len", "shorten the question, or set {}"))
         encoded = self.tokenizer.encode(*texts, where=where)
         require_tokens(encoded, where, "question", "context")
         try:
             parts = token_windows(encoded, limit=self.longest, stride=self.chosen.stride, name="context")
         except ValueError as error:
-            remedy = "shorten the question, or set max_seq_len or stride"
+            remedy = task_option("max_seq_len", "shorten the question, or set {} or stride")
             raise ArtifactError(str(error), where, remedy) from error
         ids = encoded.ids
         types = encoded.type_ids

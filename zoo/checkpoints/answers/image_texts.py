@@ -37,7 +37,9 @@ def compare_prompts(spec: ModelSpec, checkpoint: Checkpoint, reader: ImageReader
             try:
                 ids, _ = places.expand(tokenizer.encode(text).ids, has_image=True)
             except ArtifactError as error:
-                raise ParityError(f"zoo refuses the prompt {text!r} ({error})", checkpoint.where, _REMEDY) from error
+                raise ParityError(
+                    f"zoo refuses the prompt {text!r} ({error.what})", checkpoint.where, _REMEDY
+                ) from error
             if ids != expected.ids:
                 counts = f"{len(ids)}, by the original {len(expected.ids)}"
                 raise ParityError(f"the prompt {text!r} becomes other tokens ({counts})", checkpoint.where, _REMEDY)

@@ -115,7 +115,7 @@ class TokenComparison:
         try:
             encoded = ours.encode(*case) if self.special else self.bare.encode(*case)
         except ZooError as error:
-            raise ParityError(f"zoo refuses the text {text} ({error})", self.where, _REMEDY) from error
+            raise ParityError(f"zoo refuses the text {text} ({error.what})", self.where, _REMEDY) from error
         rare = self.ours.target is not self.ours and self.theirs.unk_token_id in wanted["input_ids"]
         if rare and encoded.ids != wanted["input_ids"]:
             self.left_out += 1

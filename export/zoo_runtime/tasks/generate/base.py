@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from zoo.arrays import Array
 from zoo.artifact import GENERATION, LOOP
-from zoo.errors import ArtifactError, UsageError, argument
+from zoo.errors import ArtifactError, UsageError, argument, task_option
 from zoo.terminal import printable
 from zoo_runtime.generation.beams import Beam, search_beams
 from zoo_runtime.generation.bias import make_bias
@@ -93,7 +93,7 @@ class Generate(TextRunner):
                 "this variant only decodes greedily", session.path, "choose another variant to set options"
             )
         if chosen.stop and session.tokenizer is None:
-            raise UsageError("stop texts need a tokenizer", session.path, "give stop_token_ids")
+            raise UsageError("stop texts need a tokenizer", session.path, task_option("stop_token_ids", "give {}"))
 
         self.constraint = self._compile() if any(getattr(chosen, name) is not None for name in CONSTRAINTS) else None
         self.drafting = Drafting(self) if chosen.draft is not None or chosen.prompt_lookup else None
@@ -170,7 +170,7 @@ class Generate(TextRunner):
             )
         if self.in_one_graph or self.chosen.num_beams > 1:
             problem = "the generation loop in one graph" if self.in_one_graph else "beam search"
-            remedy = None if self.in_one_graph else "set num_beams to 1"
+            remedy = None if self.in_one_graph else argument("num_beams", 1, "set {}")
             raise UsageError(f"{problem} cannot stream", self.session.path, remedy)
         return self._pieces(item) if self.room(item) > 0 else iter(())
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 
 from zoo.arrays import Array
 from zoo.contract import Graph
-from zoo.errors import ArtifactError, UsageError, Wording
+from zoo.errors import ArtifactError, UsageError, Wording, argument
 from zoo.tokenizers.image_places import ImagePlaces
 from zoo.tokenizers.inputs import Side, TextInputs, padded
 from zoo_runtime.generation.options import Generation
@@ -57,12 +58,18 @@ class ImageTextToText(Continue):
             remedy = Wording("leave out truncate=True", "leave out --truncate")
             raise UsageError("prompts with images are not truncated", session.path, remedy)
         if chosen.draft is not None:
-            raise UsageError("no model drafts texts about images", session.path, "leave out draft")
+            raise UsageError("no model drafts texts about images", session.path, argument("draft", text="leave out {}"))
 
     @property
     def graph(self) -> Graph:
         """The graph that reads tokens."""
         return self.session.graphs[1]
+
+    def gather(self, texts: Sequence[str]) -> list[Any]:
+        """Return the texts of a command line, each a prompt. Raises :class:`UsageError` for the name of a file."""
+        if (file := next(filter(_is_file, texts), None)) is not None:
+            raise UsageError("a file in the place of a prompt", file, "give --pair IMAGE PROMPT")
+        return list(texts)
 
     def samples(self) -> Sequence[Any]:
         """Return prompts of token ids, each with an image but the last."""
@@ -137,6 +144,13 @@ class ImageTextToText(Continue):
         opened = internals(self.session).sessions[graph.name]
         inputs["image_features"] = inputs["image_features"].astype(self.session.dtype, copy=False)
         return run_session(opened, [graph.output_tensors()[0].name], inputs)[0]
+
+
+def _is_file(text: str) -> bool:
+    try:
+        return Path(text).is_file()
+    except (OSError, ValueError):  # too long for a name, or with a character that none has
+        return False
 
 
 class _Embedding:

@@ -11,7 +11,7 @@ import numpy as np
 from zoo.arrays import Array
 from zoo.artifact import GENERATION
 from zoo.artifact.weights import load_json
-from zoo.errors import UsageError
+from zoo.errors import UsageError, task_option
 from zoo.tokenizers.tokenizer import Tokenizer
 from zoo_runtime.generation.choices import Ranked
 from zoo_runtime.generation.options import Generation
@@ -87,7 +87,9 @@ class ImageToText(Generate):
             raise UsageError(f"the prompt {prompt!r} has tokens outside the vocabulary", session.path)
         replaces = bool(ids) and (session.option("prompt_replaces_start") or ids[0] == start)
         if not replaces and start is None:
-            raise UsageError("the model has no decoder_start_token_id", session.path, "set prompt=TEXT")
+            raise UsageError(
+                "the model has no decoder_start_token_id", session.path, task_option("prompt=TEXT", "set {}")
+            )
         return ids if replaces else [start, *ids]
 
     def samples(self) -> Sequence[Any]:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from zoo.arrays import Array
-from zoo.errors import UsageError, argument
+from zoo.errors import UsageError, argument, task_option
 from zoo.probe.pipeline import decoder_inputs
 from zoo_runtime.generation.stepper import Stepper
 from zoo_runtime.running.context import Context, internals
@@ -84,7 +84,8 @@ class Translate(Generate):
             raise UsageError("this variant writes no language", session.path, "choose another variant to set a target")
         if self.first is None:
             problem = "the model has no decoder_start_token_id"
-            raise UsageError(problem, session.path, "set it when building the model, or a language with target=CODE")
+            remedy = task_option("target=CODE", "set it when building the model, or a language with {}")
+            raise UsageError(problem, session.path, remedy)
 
     def read(self, value: Any, number: int) -> Tokens:
         """Put the prefix of the task before a text, and the token of its language where the model expects it."""

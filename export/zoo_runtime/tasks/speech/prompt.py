@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from zoo.artifact.weights import load_json
-from zoo.errors import ArtifactError, UsageError, nearest
+from zoo.errors import ArtifactError, UsageError, nearest, task_option
 
 __all__ = ["SpeechPrompt"]
 
@@ -77,7 +77,7 @@ class SpeechPrompt:
             raise ArtifactError(f"no_timestamps_token_id must be a token id, got {none!r}", path)
         if timestamps and none is None:
             problem = "the model has no timestamps: its generation_config.json lacks no_timestamps_token_id"
-            raise UsageError(problem, path, "leave out timestamps")
+            raise UsageError(problem, path, task_option("timestamps", "leave out {}"))
         latest = stored.get("max_initial_timestamp_index")
         if latest is not None and not _is_token(latest):
             raise ArtifactError(f"max_initial_timestamp_index must be a number of steps, got {latest!r}", path)

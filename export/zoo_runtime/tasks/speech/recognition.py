@@ -13,7 +13,7 @@ from zoo.arrays import Array
 from zoo.artifact import GENERATION
 from zoo.audio import HOP, SAMPLING_RATE, AudioReader, log_mel
 from zoo.contract import Size
-from zoo.errors import ArtifactError, UsageError
+from zoo.errors import ArtifactError, UsageError, Wording, task_option
 from zoo.terminal import printable
 from zoo_runtime.generation.choices import Choices, Ranked
 from zoo_runtime.generation.options import Generation
@@ -114,7 +114,9 @@ class SpeechRecognition(Generate):
         if not self.chosen.timestamps or none is None:
             return None
         if not self.ends:
-            raise UsageError("timestamps need an eos_token_id", self.session.path, "leave out timestamps")
+            raise UsageError(
+                "timestamps need an eos_token_id", self.session.path, task_option("timestamps", "leave out {}")
+            )
         return Timestamps(none + 1, min(self.ends), self.speech.latest_start)
 
     def samples(self) -> Sequence[Any]:
@@ -135,7 +137,11 @@ class SpeechRecognition(Generate):
         longest = self.longest / SAMPLING_RATE
         if seconds > longest and not (self.chosen.windows or self.chosen.timestamps):
             problem = f"{seconds:.1f} s of sound exceed the model's {longest:g} s"
-            raise ArtifactError(problem, where, "cut it, or set windows=true or timestamps=true")
+            remedy = Wording(
+                "cut it, or set windows=True or timestamps=True",
+                "cut it, or set --option windows=true or --option timestamps=true",
+            )
+            raise ArtifactError(problem, where, remedy)
 
     def size(self, item: Tokens) -> int:
         return 1  # all are padded to the same length
@@ -266,7 +272,9 @@ class SpeechRecognition(Generate):
     def stream(self, item: Tokens) -> Iterator[str]:
         """Yield the text piece by piece. Raises :class:`UsageError` with timestamps, whose texts may be cut later."""
         if self.times is not None:
-            raise UsageError("texts with timestamps cannot stream", self.session.path, "leave out timestamps")
+            raise UsageError(
+                "texts with timestamps cannot stream", self.session.path, task_option("timestamps", "leave out {}")
+            )
         return super().stream(item)
 
     def _pieces(self, item: Tokens) -> Iterator[str]:
