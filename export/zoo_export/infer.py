@@ -127,7 +127,7 @@ class _Call:
         results = {name: results[name] for name in self._outputs or results}
         for name, value in results.items():
             if not isinstance(value, Tensor):
-                what = f"{name} of {self.name} is a {type(value).__name__}, not a tensor"
+                what = f"{name} of {self.name} is of type {type(value).__name__}, not a tensor"
                 raise UsageError(what, None, "return tensors alone, or name those to export: outputs=(...)")
         return results
 

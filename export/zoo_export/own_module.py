@@ -115,7 +115,7 @@ def export_module(
 
 def _check_object(module: object) -> None:
     if not isinstance(module, nn.Module):
-        what = f"a {type(module).__name__} is neither 'module:attribute' nor a torch.nn.Module"
+        what = f"a value of type {type(module).__name__} is neither 'module:attribute' nor a torch.nn.Module"
         raise UsageError(what, "export_module")
 
 

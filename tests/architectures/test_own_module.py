@@ -126,5 +126,5 @@ def test_names_of_results() -> None:
     assert named_results(own_modules.Returned(x, y)) == {"score": x, "states": y}
     with pytest.raises(TypeError, match="returns 2 tensors, but 1 outputs are declared"):
         named_results((x, y), ("a",))
-    with pytest.raises(TypeError, match="returns a int"):
+    with pytest.raises(TypeError, match="returns a value of type int"):
         named_results(3)

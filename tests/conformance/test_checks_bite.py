@@ -69,7 +69,7 @@ def test_each_edit_fails_only_its_check(check: str, install: Callable[..., Path]
         (
             "declaration",
             ("config", "(zoo.floats(", '(zoo.floats("logits", "batch", 1), zoo.floats('),
-            "'logits', twice",
+            "'logits' twice",
         ),
         (
             "declaration",

@@ -213,7 +213,11 @@ BAD: dict[str, tuple[type[ZooError], str, dict[str, Any]]] = {
     "not callable": (UsageError, "no function or class, but of the type int", {"module": f"{HERE}:number"}),
     "fails": (UsageError, r"fails \(RuntimeError: no such thing\)", {"module": f"{HERE}:fails", "arguments": None}),
     "leaves": (UsageError, r"fails \(SystemExit: 0\)", {"module": f"{HERE}:leaves", "arguments": None}),
-    "no result": (UsageError, "returns a NoneType", {"module": f"{HERE}:returns_nothing", "arguments": None}),
+    "no result": (
+        UsageError,
+        "returns a value of type NoneType",
+        {"module": f"{HERE}:returns_nothing", "arguments": None},
+    ),
     "unknown argument": (UsageError, "the arguments do not fit", {"arguments": {"hiden": 8}}),
     "tensor as argument": (UsageError, "cannot be written to config.json", {"arguments": {"hidden": torch.ones(1)}}),
     "infinite argument": (UsageError, "cannot be written to config.json", {"arguments": {"hidden": float("inf")}}),

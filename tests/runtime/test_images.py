@@ -290,7 +290,7 @@ def test_bad_images(session: Session, value: Any, message: str) -> None:
 
 
 def test_text_model_rejects_images(exported_model: Callable[..., Path]) -> None:
-    with load_session(exported_model("bert-tiny")) as opened, pytest.raises(UsageError, match="is not for a"):
+    with load_session(exported_model("bert-tiny")) as opened, pytest.raises(UsageError, match="is not for models"):
         opened.run("x", task="image-classification")
 
 
@@ -381,7 +381,7 @@ def test_features_of_images(
             assert set(result) == set(wanted) == {"last_hidden_state", *(("pooler_output",) if pooler else ())}
             for name, values in wanted.items():
                 np.testing.assert_allclose(result[name], values[row].numpy(), atol=1e-5)
-        with pytest.raises(UsageError, match="is not for a"):
+        with pytest.raises(UsageError, match="is not for models"):
             opened.run(digits[0], task="image-classification")
     Image.fromarray(digits[0]).save(tmp_path / "ring.png")
     assert zoo("run", folder, "ring.png").out == "'ring.png': 17 tokens x 64\n"

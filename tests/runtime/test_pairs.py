@@ -287,4 +287,4 @@ def test_model_with_one_segment_rejects_next_sentence(model: Path, redeclared: C
 
 def test_other_models_reject_next_sentence(classifier: Path, zoo: Zoo) -> None:
     failed = zoo("run", classifier, "--pair", "x", "y", *NEXT)
-    failed.failed(2, "task 'next-sentence' is not for a text-classification model")
+    failed.failed(2, "task 'next-sentence' is not for models of the task text-classification")

@@ -335,7 +335,7 @@ def test_damaged_parquet_file_is_rejected(bert: Path, zoo: Zoo, damage: Callable
 
 REFUSED = {
     "an unknown task": (("x", "--task", "fill-masks"), "did you mean 'fill-mask'?"),
-    "a task of other models": (("x", "--task", "text-generation"), "is not for a feature-extraction model"),
+    "a task of other models": (("x", "--task", "text-generation"), "is not for models of the task feature-extraction"),
     "an unknown setting": (("x", *EMBED, "--option", "poolin=cls"), "did you mean 'pooling'?"),
     "a setting of a wrong type": (("x", *EMBED, "--option", "normalize=7"), "normalize must be bool"),
     "a setting without a value": (("x", *EMBED, "--option", "pooling"), "is not KEY=VALUE"),

@@ -142,7 +142,7 @@ def test_task_requires_a_generative_model(tmp_path: Path, zoo: Zoo) -> None:
     library.save(library.create_model("bert-tiny", num_layers=1), tmp_path / "bert", tokenizer="bytes")
     assert zoo("export", "bert", "--onnx", "--graph-only").status == 0
     failed = zoo("run", "bert", "x", "--task", "perplexity", "--unverified")
-    failed.failed(2, "task 'perplexity' is not for a feature-extraction model")
+    failed.failed(2, "task 'perplexity' is not for models of the task feature-extraction")
 
 
 @pytest.mark.slow

@@ -134,7 +134,7 @@ def test_task_runs_with_its_options(masks: Path, likeliest: None, zoo: Zoo) -> N
     ("arguments", "message"),
     [
         (("--task", "likelist"), "no plugin provides the task 'likelist': --task: did you mean 'likeliest'?"),
-        (("--task", "text-generation"), "task 'text-generation' is not for a fill-mask model"),
+        (("--task", "text-generation"), "task 'text-generation' is not for models of the task fill-mask"),
         (("--task", "likeliest", "--option", "place=2"), "unknown key 'place' for Options: --option place=2: did you"),
         (("--task", "likeliest", "--option", "places=two"), "places must be int, got 'two'"),
         (("--task", "likeliest", "--option", "places=0"), "places must be positive, got 0: task likeliest"),
@@ -149,7 +149,7 @@ def test_unknown_task_options_are_rejected(
 
 def test_task_rejects_other_models(exported_model: Exported, likeliest: None, zoo: Zoo) -> None:
     zoo("run", exported_model("gpt-tiny"), "x", "--task", "likeliest").failed(
-        2, "task 'likeliest' is not for a text-generation model"
+        2, "task 'likeliest' is not for models of the task text-generation"
     )
 
 

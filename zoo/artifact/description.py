@@ -48,7 +48,7 @@ def read_description(path: Path) -> dict[str, Any]:
     data = load_json(path)
     for key, kind in _DESCRIPTION.items():
         if not isinstance(data.get(key), kind):
-            raise ArtifactError(f"{key} is missing or not a {kind.__name__}", path)
+            raise ArtifactError(f"{key} is missing or not of type {kind.__name__}", path)
     if data["schema"] != SCHEMA:
         raise ArtifactError(f"schema {data['schema']} is unknown: this version of zoo reads {SCHEMA}", path)
     if data["dtype"] not in DTYPES:

@@ -152,7 +152,7 @@ class TensorReader:
         total = sum(tensor.numel() for tensor, _ in self.groups.values())
         if 2 * sum(self.groups[name][0].numel() for name in missing) > total:
             layout = f"the layout of {self.checkpoint.model_type} checkpoints"
-            raise PluginError(f"{layout} does not find the trunk of a {self.spec.task} model")
+            raise PluginError(f"{layout} does not find the trunk of a model for {self.spec.task}")
 
     def _may_be_tied(self, missing: Collection[str]) -> bool:
         """Return whether a model whose head shares the embedding would not have these tensors."""

@@ -145,6 +145,6 @@ def _reader(stored: ModelDirectory) -> tuple[Plugin, Any]:
     reader = plugins.active().attention_task(stored.spec.task)
     if reader is None:
         remedy = "a plugin adds one as attention of its zoo.Task"
-        raise UsageError(f"no task shows the attention of a {stored.spec.task} model", stored.path, remedy)
+        raise UsageError(f"no task shows the attention of models of the task {stored.spec.task}", stored.path, remedy)
     plugin, reference = reader
     return plugin, load_reference(reference, plugin)

@@ -54,7 +54,9 @@ def named_results(result: Any, names: Sequence[str] | None = None) -> dict[str, 
         values = [value for value in result if value is not None]
         default = [f"output_{number}" for number in range(len(values))]
     else:
-        raise TypeError(f"returns a {type(result).__name__}, not a tensor, or a tuple or mapping of tensors")
+        raise TypeError(
+            f"returns a value of type {type(result).__name__}, not a tensor, or a tuple or mapping of tensors"
+        )
     if len(values) != len(names or default):
         raise TypeError(f"returns {len(values)} tensors, but {len(names or default)} outputs are declared")
     return dict(zip(names or default, values, strict=True))

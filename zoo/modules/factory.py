@@ -83,7 +83,7 @@ def _call(reference: str, arguments: Mapping[str, Any]) -> nn.Module:
     with _failing(f"{reference} fails"):
         module = factory(**arguments)
     if not isinstance(module, nn.Module):
-        raise UsageError(f"{reference} returns a {type(module).__name__}, not a torch.nn.Module")
+        raise UsageError(f"{reference} returns a value of type {type(module).__name__}, not a torch.nn.Module")
     return module
 
 

@@ -57,7 +57,7 @@ def _call(
     if isinstance(result, Tensor):
         result = {graph.outputs[0].name: result}
     if not isinstance(result, Mapping):
-        problem = f"{graph.method} of {type(model).__qualname__} returns a {type(result).__qualname__}"
+        problem = f"{graph.method} of {type(model).__qualname__} returns a value of type {type(result).__qualname__}"
         raise TypeError(f"{problem}: return a tensor, or a dictionary of the outputs of graph {graph.name!r}")
     weights = weights or [item.weights for item in scores]
     if len(weights) != len(recorded):

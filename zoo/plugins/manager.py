@@ -156,7 +156,9 @@ class Plugins:
         fitting = [(plugin, item) for plugin, item in provided if item.can_serve(declared)]
         names = [item.name for _, item in fitting]
         if name not in names and name in (item.name for _, item in provided):
-            raise UsageError(f"task {name!r} is not for a {declared} model", argument("task"), nearest(name, names))
+            raise UsageError(
+                f"task {name!r} is not for models of the task {declared}", argument("task"), nearest(name, names)
+            )
         absent = f"no plugin provides the task {name!r}"
         everything = fitting if name in names else provided
         return self._named(everything, name, "task", absent, argument("task"))
@@ -191,14 +193,14 @@ class Plugins:
         if name is None:
             if not fitting:
                 remedy = "a plugin adds one with the hook zoo_objectives"
-                raise UsageError(f"no objective trains a {task} model", argument("objective"), remedy)
+                raise UsageError(f"no objective trains models of the task {task}", argument("objective"), remedy)
             return fitting[0]
         match = self._named(
             provided, name, "objective", f"no plugin provides the objective {name!r}", argument("objective")
         )
         if match not in fitting:
             remedy = nearest(name, [item.name for _, item in fitting])
-            raise UsageError(f"objective {name!r} is not for a {task} model", argument("objective"), remedy)
+            raise UsageError(f"objective {name!r} is not for models of the task {task}", argument("objective"), remedy)
         return match
 
     def datasets(self) -> list[tuple[Plugin, Dataset]]:

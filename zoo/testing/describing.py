@@ -203,9 +203,9 @@ def _check_unique(kind: str, names: Sequence[str], where: str) -> None:
     expected = f"every {kind} has a unique name of letters, digits, '.', '-' and '_'"
     for name in names:
         if names.count(name) > 1:
-            fail(expected, f"{where} has a {kind} {name!r}, twice")
+            fail(expected, f"{where} has the {kind} {name!r} twice")
         if not re.fullmatch(r"\w[\w.-]*", name):
-            fail(expected, f"{where} has a {kind} {name!r}")
+            fail(expected, f"{where} has the {kind} {name!r}")
 
 
 def _check_graph(graph: Graph, given: Mapping[str, TensorSpec]) -> None:

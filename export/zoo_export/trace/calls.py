@@ -102,7 +102,7 @@ def _flatten(name: str, value: Any, tensors: list[tuple[str, Tensor]], caches: l
         return type(value), value
     if isinstance(value, torch.SymInt):
         return int, None
-    raise UnfitError(f"takes or returns a {type(value).__name__}")
+    raise UnfitError(f"takes or returns a value of type {type(value).__name__}")
 
 
 def _replace(value: Any, tensors: Iterator[Tensor]) -> Any:

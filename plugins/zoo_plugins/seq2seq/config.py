@@ -66,7 +66,9 @@ class Seq2SeqConfig(Config):
         )  # fmt: skip
         self.require_probability("dropout")
         if self.state_size < 2:
-            raise ValueError(f"the state of a {self.cell} needs a hidden_size of 2 or more, got {self.hidden_size}")
+            raise ValueError(
+                f"the state of cell {self.cell!r} needs a hidden_size of 2 or more, got {self.hidden_size}"
+            )
         if self.bidirectional and not self.bridge:
             raise ValueError(f"bidirectional {self.bidirectional} needs a bridge, got bridge {self.bridge}")
         start, target = self.decoder_start_token_id, self.target_vocab_size

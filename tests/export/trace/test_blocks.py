@@ -502,7 +502,7 @@ def test_unsupported_arguments_are_traced_normally(monkeypatch: pytest.MonkeyPat
     model = Model([Opaque(), Opaque()], run).eval()
     graph = traced(model, monkeypatch)
     assert calls(graph) == {}
-    assert reason(graph) == "layers.0 (Opaque) takes or returns a Holder"
+    assert reason(graph) == "layers.0 (Opaque) takes or returns a value of type Holder"
     session = ort.InferenceSession(with_values(graph, model), providers=["CPUExecutionProvider"])
     x = torch.randn(3, WIDTH)
     with torch.no_grad():

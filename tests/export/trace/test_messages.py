@@ -101,10 +101,10 @@ class Returns(Inner):
         (OtherHeads, "declares another num_kv_heads"),
         (
             lambda: Returns(Out),
-            "Returns returns a Out: return a tensor, or a dictionary of the outputs of graph 'model'",
+            "Returns returns a value of type Out: return a tensor, or a dictionary of the outputs of graph 'model'",
         ),
-        (lambda: Returns(Named), "Returns returns a Named: return a tensor, or a dictionary"),
-        (lambda: Returns(lambda x: (x,)), "Returns returns a tuple: return a tensor, or a dictionary"),
+        (lambda: Returns(Named), "Returns returns a value of type Named: return a tensor, or a dictionary"),
+        (lambda: Returns(lambda x: (x,)), "Returns returns a value of type tuple: return a tensor, or a dictionary"),
     ],
 )
 def test_error_names_the_remedy(model: Callable[[], nn.Module], remedy: str, monkeypatch: pytest.MonkeyPatch) -> None:
