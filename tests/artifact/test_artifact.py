@@ -783,18 +783,25 @@ def test_weights_of_another_model_are_rejected(
 
 @pytest.mark.parametrize(
     "change",
-    [lambda c: c["plugin"].update(distribution="zoo-nowhere", version="9.8"), lambda c: c.update(architecture="gtp")],
+    [
+        lambda c: c["plugin"].update(distribution="zoo-nowhere", version="9.8"),
+        lambda c: c["plugin"].update(distribution="os"),
+        lambda c: c.update(architecture="gtp"),
+    ],
 )
 def test_missing_plugin_of_a_model_is_named(change: Callable[[dict[str, Any]], object], copy_of, seal) -> None:
-    """The error names the package to install."""
+    """The error names the distribution, but does not tell the reader to install what a stranger has written there."""
     model = copy_of("gpt-tiny")
     edit(model / "config.json", change)
     seal(model)
     made_by = json.loads((model / "config.json").read_text())["plugin"]
     with pytest.raises(PluginError) as caught:
         load(model)
-    assert f"{made_by['distribution']} {made_by['version']}" in str(caught.value)
-    assert str(caught.value).endswith(f": pip install {made_by['distribution']}, if you trust it")
+    named = (
+        f"names the distribution {made_by['distribution']!r}, version {made_by['version']!r}, which zoo has not checked"
+    )
+    assert named in str(caught.value)
+    assert "pip install" not in str(caught.value)
     assert caught.value.exit_code == 5
 
 

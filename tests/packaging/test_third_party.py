@@ -59,7 +59,7 @@ def test_model_without_its_plugin_names_it(run) -> None:
     run("zoo", "build", "sliding-tiny")
     for arguments in (["--no-plugins"], ["--disable-plugin", "sliding"]):
         failed = run("zoo", *arguments, "export", "./sliding-tiny", "--onnx", status=5)
-        assert "zoo-sliding 0.3.0" in failed.stderr
+        assert "'zoo-sliding', version '0.3.0'" in failed.stderr
         assert len(failed.stderr.strip().splitlines()) == 1
 
 

@@ -86,9 +86,9 @@ class ModelDirectory:
                 f"{owner['distribution']}:{stored['architecture']}", where
             )
         except PluginError as error:
-            package = owner["distribution"]
-            what = f"{error} (the model was created by {package} {owner['version']})"
-            raise PluginError(what, None, f"pip install {package}, if you trust it") from error
+            named = f"{owner['distribution']!r}, version {owner['version']!r}"
+            what = f"{error} (the directory names the distribution {named}, which zoo has not checked)"
+            raise PluginError(what, None, "install it only if you know its publisher") from error
         try:
             with plugins.blame(plugin, f"cannot configure {stored['name']}", fault=UsageError):
                 config = config_class(plugin, architecture).from_dict(stored["config"], where)
