@@ -140,6 +140,12 @@ def test_segments_of_a_file(tmp_path: Path, zoo: Zoo) -> None:
     zoo("run", "ours", "picture.png", "--maps", "picture.png").failed(6, "picture.png")
     assert zoo("run", "ours", "picture.png", "--maps", "maps", "--force").status == 0
     assert {path.name for path in Path("maps").iterdir()} == {"1-picture.png", "2-picture.png"}
+    resumed = ("run", "ours", "picture.png", "picture.png", "--maps", "maps", "-o", "out.jsonl", "--resume")
+    assert zoo(*resumed).status == 0  # as after an interruption between a map and its result
+    Path("out.jsonl").unlink()
+    Path("maps/2-picture.png").write_bytes(b"of others")
+    zoo(*resumed).failed(2, "is not the map of this input: maps/2-picture.png: move it elsewhere")
+    assert Path("maps/2-picture.png").read_bytes() == b"of others"
 
 
 def test_depths_of_a_file_and_of_published_files(tmp_path: Path, zoo: Zoo) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from filecmp import cmp
 from pathlib import Path
-from typing import TYPE_CHECKING
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
 
 from zoo.cli.output import echo
 from zoo.errors import UsageError
@@ -21,16 +23,17 @@ class AnswerMaps:
     """Writes the map of each answer to a folder, and its name to the result, as ``file``.
 
     Args:
-        folder: is made if it is missing; must be empty unless ``force``.
+        folder: is made if it is missing; must be empty unless ``force`` or ``resume``.
         force: whether to replace files of the same names.
+        resume: whether to keep files of the same names and contents, and refuse others.
     """
 
-    def __init__(self, folder: Path, *, force: bool) -> None:
-        if folder.is_dir() and any(folder.iterdir()) and not force:
+    def __init__(self, folder: Path, *, force: bool, resume: bool) -> None:
+        if folder.is_dir() and any(folder.iterdir()) and not (force or resume):
             raise UsageError("is not empty", f"--maps {folder}", "--force replaces files of the same names")
         check_file_target(folder / "map", force=True)
         self._folder = folder
-        self._force = force
+        self._force, self._resume = force, resume
         self._count = 0
 
     def watch(self, runner: WritesMaps, answers: Iterator[Answer]) -> Iterator[Answer]:
@@ -39,9 +42,20 @@ class AnswerMaps:
             if answer.error is None:
                 name = f"{answer.number}-{Path(answer.input).stem}" if isinstance(answer.input, str) else answer.number
                 target = self._folder / f"{name}{runner.map_suffix}"
-                with new_file(target, force=self._force) as path:
-                    runner.write_map(answer.result, path)
+                self._write(runner, answer.result, target)
                 answer.result = {**answer.result, "file": target.name}
                 self._count += 1
             yield answer
         echo(f"{self._folder}: {self._count} maps written", err=True)
+
+    def _write(self, runner: WritesMaps, result: Mapping[str, Any], target: Path) -> None:
+        """Write a map. An interrupted run may have written it, but not yet the result that names it."""
+        if self._resume and target.is_file():
+            with TemporaryDirectory() as scratch:
+                again = Path(scratch) / target.name
+                runner.write_map(result, again)
+                if cmp(again, target, shallow=False):
+                    return
+            raise UsageError("is not the map of this input", target, "move it elsewhere, or choose another folder")
+        with new_file(target, force=self._force) as path:
+            runner.write_map(result, path)

@@ -187,7 +187,9 @@ def _run_inputs(
     results = open_results(outputs, inputs)
     values = parse_inputs(inputs)
     figure = None if outputs.figure is None else AnswerFigure(outputs.figure, len(values), force=outputs.force)
-    maps = None if outputs.maps is None else AnswerMaps(outputs.maps, force=outputs.force or outputs.resume)
+    maps = None
+    if outputs.maps is not None:
+        maps = AnswerMaps(outputs.maps, force=outputs.force, resume=outputs.resume)
     keep = _keeps_columns(outputs, task)
     rows = read_inputs(values, inputs, keep=keep)
     with load_session(directory, task=task.task, chat=inputs.chat, **session_options) as session:
