@@ -17,6 +17,7 @@ __all__ = [
     "ImagePreparation",
     "ProblemType",
     "class_names",
+    "default_names",
     "problem_of",
     "sides_of",
 ]
@@ -55,6 +56,11 @@ def class_names(labels: Sequence[str] | None, num_classes: int, problem: Problem
         return tuple(labels)
     first = int(num_classes == 1 and problem == "multi_label_classification")
     return tuple(str(first + number) for number in range(num_classes))
+
+
+def default_names(num_classes: int) -> tuple[str, ...]:
+    """Return the names that transformers gives to classes without names: ``LABEL_0``, ``LABEL_1``, ..."""
+    return tuple(f"LABEL_{number}" for number in range(num_classes))
 
 
 MANY_SIZES = ("edges", "fit", "round_down")

@@ -395,7 +395,7 @@ def test_more_classes_than_names(tmp_path: Path) -> None:
     names = {"0": "LABEL_0", "1": "LABEL_1"}
     edit(tmp_path / "hub", id2label=names, label2id=None, num_labels=5, pruned_heads={}, eos_token_ids=0)
     config = import_checkpoint(tmp_path / "hub", tmp_path / "ours", verify=False).spec.config
-    assert (config.num_classes, config.labels) == (5, ())
+    assert (config.num_classes, config.labels) == (5, tuple(f"LABEL_{number}" for number in range(5)))
     same(tmp_path / "ours", theirs)
 
 

@@ -62,7 +62,7 @@ OURS: dict[str, Any] = {
     "attention_bias": True,
     "dropout": 0.2,
     "num_classes": 3,
-    "labels": (),
+    "labels": ("LABEL_0", "LABEL_1", "LABEL_2"),
     "problem_type": "single_label_classification",
     "image_resample": "bilinear",
     "image_resize": "stretch",
@@ -74,7 +74,7 @@ OURS: dict[str, Any] = {
     "classify_patches": False,
 }
 """Our names for SIZES."""
-FEATURES = {"task": "image-feature-extraction", "problem_type": None}
+FEATURES = {"task": "image-feature-extraction", "problem_type": None, "labels": ()}
 NAMES = ("cat", "dog", "fish")
 KINDS: dict[str, tuple[type[PreTrainedModel], dict[str, Any], dict[str, Any]]] = {
     "vit": (ViTForImageClassification, {}, {}),
@@ -85,7 +85,11 @@ KINDS: dict[str, tuple[type[PreTrainedModel], dict[str, Any], dict[str, Any]]] =
         {"qkv_bias": False, "id2label": dict(enumerate(NAMES)), "label2id": {name: n for n, name in enumerate(NAMES)}},
         {"attention_bias": False, "labels": NAMES},
     ),
-    "vit, two classes": (ViTForImageClassification, {"num_labels": 2}, {"num_classes": 2}),
+    "vit, two classes": (
+        ViTForImageClassification,
+        {"num_labels": 2},
+        {"num_classes": 2, "labels": ("LABEL_0", "LABEL_1")},
+    ),
     "deit": (DeiTForImageClassification, {}, {"distilled": True}),
     "deit, two heads": (
         DeiTForImageClassificationWithTeacher,

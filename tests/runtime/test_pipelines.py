@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -100,6 +101,29 @@ def test_texts_and_pairs_are_classified(tmp_path: Path, problem: str, labels: di
         if key == "probabilities":
             assert result["label"] == max(scores, key=scores.__getitem__)
     assert np.ptp([result[key][0] for result in found]) > 0.01
+
+
+@pytest.mark.slow_after(1)
+@pytest.mark.parametrize(
+    ("model_type", "classes"), [("bert", 2), ("bert", 1), ("transformers", 2), ("transformers", 3)]
+)
+def test_classes_without_names_are_named_as_by_the_pipeline(tmp_path: Path, model_type: str, classes: int) -> None:
+    config = BertConfig(**SIZES, num_labels=classes, problem_type=PROBLEMS[1])
+    make(BertForSequenceClassification, config).save_pretrained(tmp_path / "hub")
+    characters().save_pretrained(tmp_path / "hub")
+    described = json.loads((tmp_path / "hub" / "config.json").read_text(encoding="utf-8"))
+    if classes == 2:  # the default
+        described = {key: value for key, value in described.items() if key not in ("id2label", "label2id")}
+        (tmp_path / "hub" / "config.json").write_text(json.dumps(described), encoding="utf-8")
+    classifier: Any = pipeline("text-classification", str(tmp_path / "hub"))
+    wanted = classifier(TEXTS[0], top_k=None)
+    assert {row["label"] for row in wanted} == {f"LABEL_{number}" for number in range(classes)}
+    import_checkpoint(tmp_path / "hub", tmp_path / "ours", model_type=model_type)
+    sign_export(tmp_path / "ours")
+    with load_session(tmp_path / "ours") as session:
+        found = session.run(TEXTS[0])["classes"]
+    assert [row["label"] for row in found] == [row["label"] for row in wanted]
+    np.testing.assert_allclose([row["probability"] for row in found], [row["score"] for row in wanted], **COMPUTED)
 
 
 @pytest.mark.slow

@@ -19,6 +19,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from tests.conftest import Result
 from zoo import plugins
+from zoo.classes import default_names
 from zoo.config import Settings
 from zoo.errors import UsageError
 from zoo.registry import registry
@@ -274,10 +275,26 @@ def test_truth_values_and_numbers_are_not_mixed(tmp_path: Path) -> None:
     path.write_text("\n".join(json.dumps({"text": "x", "label": True if at % 2 else 1}) for at in range(6)))
     with pytest.raises(UsageError, match="labels are both truth values and numbers, as True and 1"):
         classes([path])
-    assert [class_number(classifier(), value) for value in (False, True)] == [0, 1]
+    for names in ((), default_names(2)):
+        assert [class_number(classifier(*names), value) for value in (False, True)] == [0, 1]
     for names in (("a", "b", "c"), ("1", "2")):
         with pytest.raises(ValueError, match="label True is not one of"):
             class_number(classifier(*names), True)
+
+
+@pytest.mark.parametrize(("named", "found"), [(False, ("ham", "spam")), (True, None)])
+def test_names_of_data_replace_those_that_transformers_gives(
+    tmp_path: Path, named: bool, found: tuple[str, ...] | None
+) -> None:
+    path = tmp_path / "rows.jsonl"
+    rows = [{"text": "x", "label": "spam" if at % 2 else "ham"} for at in range(6)]
+    path.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    names = ("no", "yes") if named else default_names(2)
+    values = {"task": "text-classification", "labels": names, "problem_type": "single_label_classification"}
+    spec = registry().resolve("bert-tiny", values=values)
+    _, objective = plugins.active().objective("text-classification", "text-classification")
+    read = find_source([str(path)], objective, {})
+    assert classes_of(spec, {}, objective, read).get("labels") == found
 
 
 def test_a_single_class_in_the_data_is_named(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from zoo.artifact.generation_config import chosen_values
 from zoo.checkpoints.sentences import stated_activation
 from zoo.checkpoints.source import Checkpoint
 from zoo.checkpoints.tokens import CheckpointTokenizer
+from zoo.classes import default_names
 from zoo.config import Config
 from zoo.contract import standard_fields
 from zoo.errors import ArtifactError, UsageError
@@ -51,13 +52,13 @@ def read_common(checkpoint: Checkpoint, cls: type[Config], tokenizer: Checkpoint
         values["mask_token_id"] = _mask_token(tokenizer)
     labels = _labels(hub, checkpoint)
     if hub.get("num_labels") not in (None, len(labels)):  # old files kept the default class names
-        if labels not in ((), _numbered(len(labels))):
+        if labels not in ((), default_names(len(labels))):
             mismatch = f"id2label has {len(labels)} classes, but num_labels is {hub['num_labels']}"
             raise UsageError(mismatch, checkpoint.config_file)
         values["num_classes"], labels = hub["num_labels"], ()
     elif labels:
         values["num_classes"] = len(labels)
-    if labels != _numbered(len(labels)):
+    if labels != default_names(len(labels)):
         values["labels"] = labels
     if (problem := _problem_type(checkpoint, one_class=values.get("num_classes") == 1)) is not None:
         values["problem_type"] = problem
@@ -73,7 +74,7 @@ def write_common(config: Config) -> dict[str, Any]:
         if value is not None:
             hub[key] = list(value) if isinstance(value, tuple) else value
     if fields.num_classes is not None:
-        labels = fields.labels or _numbered(fields.num_classes)
+        labels = fields.labels or default_names(fields.num_classes)
         hub["id2label"] = {str(number): label for number, label in enumerate(labels)}
         hub["label2id"] = {label: number for number, label in enumerate(labels)}
     if fields.problem_type is not None:
@@ -151,11 +152,6 @@ def write_token_files(config: Config, tokenizer: Path) -> dict[str, dict[str, An
     }
     files = {"special_tokens_map.json": names, "tokenizer_config.json": {**described, **names}}
     return {**files, **ctc_files(tokenizer)}
-
-
-def _numbered(classes: int) -> tuple[str, ...]:
-    """Return the default names of classes."""
-    return tuple(f"LABEL_{number}" for number in range(classes))
 
 
 def _labels(hub: Mapping[str, Any], checkpoint: Checkpoint) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from zoo import plugins
@@ -10,7 +11,7 @@ from zoo.checkpoints.common import read_common
 from zoo.checkpoints.layout import Layout
 from zoo.checkpoints.source import Checkpoint
 from zoo.checkpoints.tokens import CheckpointTokenizer
-from zoo.classes import ClassifierConfig
+from zoo.classes import ClassifierConfig, default_names
 from zoo.config import Config
 from zoo.contract import Importer
 from zoo.errors import MissingPackageError, PluginError, UsageError, Wording, argument
@@ -117,7 +118,11 @@ def _read_values(
     if "image_mean" in cls.field_types():
         common |= layout.read_images(checkpoint)
     values = layout.read_config(checkpoint, allowed=allow_keys, chosen={**common, **chosen})
-    return cls.from_dict(values, checkpoint.config_file), values.get("problem_type")
+    config, stated = cls.from_dict(values, checkpoint.config_file), values.get("problem_type")
+    is_theirs = "model_type" in checkpoint.config
+    if is_theirs and isinstance(config, ClassifierConfig) and config.problem_type is not None and not config.labels:
+        config = replace(config, labels=default_names(config.num_classes))
+    return config, stated
 
 
 def _require_problem_type(config: Config, stated: str | None, where: object) -> None:

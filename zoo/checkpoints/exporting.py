@@ -27,6 +27,8 @@ from zoo.checkpoints.rules import TensorPlace
 from zoo.checkpoints.sentences import cross_encoder_files
 from zoo.checkpoints.source import Checkpoint, SourceTensor, source_tensors
 from zoo.checkpoints.stacks import split_stacks
+from zoo.classes import ClassifierConfig, default_names
+from zoo.config import Config
 from zoo.contract import standard_fields
 from zoo.errors import ParityError, UsageError, argument
 from zoo.models import create, persist
@@ -133,8 +135,8 @@ def choose_layout(
         except UsageError as reason:
             reasons.append(f"{name}: {reason}")
         else:
-            values = spec.config.to_dict()
-            stored_values = {key: value for key, value in again.to_dict().items() if key not in again.unstored_fields}
+            values = _values(spec.config)
+            stored_values = {key: value for key, value in _values(again).items() if key not in again.unstored_fields}
             lost = [f"{key} {values[key]!r}" for key, value in stored_values.items() if value != values[key]]
             if not lost:
                 return name, layout, tensors
@@ -143,6 +145,13 @@ def choose_layout(
             shutil.rmtree(path) if path.is_dir() else path.unlink()
     faults = "; ".join(reasons) or "no plugin provides one"
     raise UsageError(f"no checkpoint layout can represent this {spec.architecture.name} model ({faults})", stored.path)
+
+
+def _values(config: Config) -> dict[str, Any]:
+    """Return the values of a configuration, without names of classes that are those of classes without names."""
+    values = config.to_dict()
+    unnamed = isinstance(config, ClassifierConfig) and config.labels == default_names(config.num_classes)
+    return {**values, "labels": ()} if unnamed else values
 
 
 def _write_files(stored: ModelDirectory, layout: Layout, stage: Path) -> None:

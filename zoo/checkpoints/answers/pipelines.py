@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from zoo.checkpoints.answers.tokens import ask
 from zoo.checkpoints.exact import Exact
 from zoo.checkpoints.source import Checkpoint
-from zoo.classes import ClassifierConfig
+from zoo.classes import ClassifierConfig, default_names
 from zoo.config import Config
 from zoo.contract import standard_fields
 from zoo.errors import ParityError
@@ -46,7 +46,7 @@ class Answers:
     def class_names(self) -> Sequence[str]:
         """The labels of a classifier, or the names that transformers gives classes without labels."""
         assert isinstance(self.config, ClassifierConfig)
-        return self.config.labels or [f"LABEL_{number}" for number in range(self.config.num_classes)]
+        return self.config.labels or default_names(self.config.num_classes)
 
     @property
     def function(self) -> dict[str, str]:

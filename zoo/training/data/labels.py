@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from zoo.classes import ClassifierConfig
+from zoo.classes import ClassifierConfig, default_names
 from zoo.contract import Objective
 from zoo.errors import ArtifactError, UsageError
 from zoo.registry import ModelSpec
@@ -74,7 +74,8 @@ def classes_of(spec: ModelSpec, values: Mapping[str, Any], objective: Objective,
         return {}
     problem, task = values.get("problem_type"), values.get("task", config.task)
     same = config.task == task and problem in (None, config.problem_type)
-    if same and (config.labels or (config.problem_type == "regression" and config.num_classes == 1)):
+    named = config.labels not in ((), default_names(config.num_classes))
+    if same and (named or (config.problem_type == "regression" and config.num_classes == 1)):
         return {}
     if {"labels", "num_classes"} & values.keys():
         return {}

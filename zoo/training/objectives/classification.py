@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from zoo.arrays import Array
-from zoo.classes import ClassifierConfig
+from zoo.classes import ClassifierConfig, default_names
 from zoo.config import Config
 from zoo.training.criterion import Batch, Criterion, Loss, Row, wide
 from zoo.training.data.examples import Example
@@ -29,7 +29,8 @@ def class_number(config: ClassifierConfig, label: Any) -> int:
     names, name = _numbers(config.labels), class_name(label)
     number = names.get(str(label), names.get(name))
     if number is None and isinstance(label, bool | np.bool_):
-        number = int(label) if config.num_classes <= 2 and names.keys() <= {"0", "1"} else None
+        unnamed = names.keys() <= {"0", "1"} or config.labels == default_names(config.num_classes)
+        number = int(label) if config.num_classes <= 2 and unnamed else None
     elif number is None and name.isdecimal() and not all(map(str.isdecimal, names or [""])):
         number = int(name)
     if number is None or number >= config.num_classes:
