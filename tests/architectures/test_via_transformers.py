@@ -498,10 +498,10 @@ DAMAGE: dict[str, tuple[Callable[[Path], None], int, str]] = {
     ),
     "heads that do not divide": (
         lambda folder: change(folder, num_attention_heads=5),
-        2,
-        "",
+        3,
+        "hub/config.json",
     ),
-    "a text as a size": (lambda folder: change(folder, hidden_size="wide"), 2, "hidden_size"),
+    "a text as a size": (lambda folder: change(folder, hidden_size="wide"), 3, "hidden_size"),
     "too many layers": (lambda folder: change(folder, num_hidden_layers=10**9), 2, "num_layers must be at most"),
     "a missing tensor": (
         lambda folder: damage_tensors(folder, lambda tensors: tensors.pop("gpt_neox.final_layer_norm.bias")),

@@ -173,6 +173,32 @@ def test_processor_with_another_number_of_tokens_is_refused(tmp_path: Path, zoo:
 
 
 @pytest.mark.parametrize(
+    ("file", "keys", "value", "said"),
+    [
+        ("config.json", ("vision_feature_layer",), 0, "vision_feature_layer 0 is not possible"),
+        ("config.json", ("vision_feature_layer",), None, "field 'vision_feature_layer'"),
+        ("config.json", ("vision_config", "patch_size"), None, "vision_config.patch_size null is not possible"),
+        ("config.json", ("text_config", "dtype"), "float128", "text_config.dtype 'float128' is no dtype of torch"),
+        ("processor_config.json", ("patch_size",), None, "patch_size must be that of the model, got null"),
+        ("processor_config.json", ("image_processor", "resample"), "bicubic", "resample 'bicubic' is not supported"),
+    ],
+)
+def test_value_that_is_not_possible_is_named_with_its_file(
+    tmp_path: Path, zoo: Zoo, file: str, keys: tuple[str, ...], value: object, said: str
+) -> None:
+    save("llava", tmp_path / "hub")
+    save_processor(tmp_path / "hub")
+    path = tmp_path / "hub" / file
+    content = part = json.loads(path.read_text())
+    for key in keys[:-1]:
+        part = part[key]
+    part[keys[-1]] = value
+    path.write_text(json.dumps(content))
+    zoo("import", tmp_path / "hub", "-o", "ours").failed(3, said, f": {path}")
+    assert not Path("ours").exists()
+
+
+@pytest.mark.parametrize(
     ("model_class", "said"),
     [
         ("PaliGemmaForConditionalGeneration", "makes masks that are not causal"),

@@ -149,6 +149,10 @@ def test_text_of_tokens(tmp_path: Path) -> None:
             {"feature_extractor_type": "SeamlessM4TFeatureExtractor"},
             "prepares sound in a way that zoo does not",
         ),
+        ("preprocessor_config.json", {"sampling_rate": 0}, "sampling_rate must be a positive number of samples"),
+        ("config.json", {"conv_stride": [0, 0]}, "conv_stride [0, 0] is not possible"),
+        ("config.json", {"conv_stride": [5]}, "transformers cannot read the configuration: Class validation error"),
+        ("config.json", {"dtype": "float128"}, "dtype 'float128' is no dtype of torch"),
     ],
 )
 def test_what_cannot_be_read_is_refused(
@@ -159,6 +163,7 @@ def test_what_cannot_be_read_is_refused(
     path.write_text(json.dumps({**json.loads(path.read_text()), **content}))
     result = zoo("import", tmp_path / "hub", "-o", "ours")
     assert result.status in (2, 3) and said in result.err
+    assert file.startswith("tokenizer") or file in result.err
     assert not Path("ours").exists()
 
 

@@ -135,12 +135,15 @@ def test_what_cannot_be_read_is_refused(tmp_path: Path, zoo: Zoo) -> None:
     save("kaldi", tmp_path / "hub")
     path = tmp_path / "hub" / "preprocessor_config.json"
     stated = json.loads(path.read_text())
-    for content, said in (
-        ({**stated, "sampling_rate": 8000}, "prepares sound in a way that zoo does not know"),
-        ({**stated, "max_length": 200}, "ASTForAudioClassification cannot be called with sound alone"),
-        ({"feature_extractor_type": "WhisperFeatureExtractor"}, "reads other spectrograms than the checkpoint's"),
-        (None, "does not read samples of sound: of classes for spectrograms, those of AST and Whisper are known"),
+    for status, content, said in (
+        (3, {**stated, "sampling_rate": 8000}, f"sampling_rate 8000 is not supported, spectrograms are of {RATE} Hz"),
+        (3, {**stated, "sampling_rate": None}, "sampling_rate must be a positive number of samples per second, got"),
+        (3, {**stated, "max_length": 200}, "makes 200 frames, but the model of config.json reads 96"),
+        (3, {**stated, "num_mel_bins": 16}, "makes 16 mel bins, but the model of config.json reads 32"),
+        (2, {"feature_extractor_type": "WhisperFeatureExtractor"}, "reads other spectrograms than the checkpoint's"),
+        (2, None, "does not read samples of sound: of classes for spectrograms, those of AST and Whisper are known"),
     ):
         path.write_text(json.dumps(content)) if content else path.unlink()
-        zoo("import", tmp_path / "hub", "-o", "ours").failed(2, said)
+        error = zoo("import", tmp_path / "hub", "-o", "ours").failed(status, said)
+        assert status == 2 or f": {path}" in error
         assert not Path("ours").exists()

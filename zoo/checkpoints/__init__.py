@@ -2,6 +2,7 @@
 
 from zoo.checkpoints.exact import Exact
 from zoo.checkpoints.exporting import Exported, export_checkpoint
+from zoo.checkpoints.files import processor_file, reading_values
 from zoo.checkpoints.image_rules import answer_rule
 from zoo.checkpoints.image_texts import read_image_prompt
 from zoo.checkpoints.images import (
@@ -47,6 +48,8 @@ __all__ = [
     "import_checkpoint",
     "process_images",
     "process_sounds",
+    "processor_file",
     "read_image_prompt",
+    "reading_values",
     "sample_images",
 ]

@@ -6,15 +6,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import torch
+
 from zoo import plugins
 from zoo.checkpoints.common import read_common
+from zoo.checkpoints.files import processor_file, reading_values
 from zoo.checkpoints.layout import Layout
 from zoo.checkpoints.source import Checkpoint
 from zoo.checkpoints.tokens import CheckpointTokenizer
 from zoo.classes import ClassifierConfig, default_names
 from zoo.config import Config
 from zoo.contract import Importer
-from zoo.errors import MissingPackageError, PluginError, UsageError, Wording, argument
+from zoo.errors import ArtifactError, MissingPackageError, PluginError, UsageError, Wording, argument
 from zoo.plugins import Plugin
 from zoo.registry import load_reference
 
@@ -114,15 +117,30 @@ def _read_values(
     layout: Layout, checkpoint: Checkpoint, cls: type[Config], chosen: Mapping[str, Any], allow_keys: Sequence[str]
 ) -> tuple[Config, str | None]:
     """Read zoo's configuration, and the problem type that is stated or None."""
+    _require_dtype(checkpoint.config, checkpoint.config_file)
     common = read_common(checkpoint, cls, CheckpointTokenizer.find(checkpoint, layout))
     if "image_mean" in cls.field_types():
-        common |= layout.read_images(checkpoint)
+        with reading_values(processor_file(checkpoint.path)):
+            common |= layout.read_images(checkpoint)
     values = layout.read_config(checkpoint, allowed=allow_keys, chosen={**common, **chosen})
     config, stated = cls.from_dict(values, checkpoint.config_file), values.get("problem_type")
     is_theirs = "model_type" in checkpoint.config
     if is_theirs and isinstance(config, ClassifierConfig) and config.problem_type is not None and not config.labels:
         config = replace(config, labels=default_names(config.num_classes))
     return config, stated
+
+
+def _require_dtype(values: Mapping[str, Any], where: object, prefix: str = "") -> None:
+    """Raise :class:`ArtifactError` for a dtype that torch does not have, with which no original can be loaded."""
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            _require_dtype(value, where, f"{prefix}{key}.")
+        elif key in ("dtype", "torch_dtype") and value not in (None, "auto"):
+            known = isinstance(value, str) and isinstance(
+                getattr(torch, value.removeprefix("torch."), None), torch.dtype
+            )
+            if not known:
+                raise ArtifactError(f"{prefix}{key} {value!r:.40} is no dtype of torch", where)
 
 
 def _require_problem_type(config: Config, stated: str | None, where: object) -> None:

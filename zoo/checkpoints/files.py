@@ -6,12 +6,21 @@ import hashlib
 import os
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from zoo.artifact import COMPANIONS
 from zoo.errors import ArtifactError
 
-__all__ = ["FILES", "LEGACY_WEIGHTS", "WEIGHTS", "require_announced_digests", "require_own_files"]
+__all__ = [
+    "FILES",
+    "LEGACY_WEIGHTS",
+    "WEIGHTS",
+    "processor_file",
+    "reading_values",
+    "require_announced_digests",
+    "require_own_files",
+]
 
 FILES = (
     "README.md", "config.json", "generation_config.json", "preprocessor_config.json", "processor_config.json",
@@ -28,6 +37,21 @@ LEGACY_WEIGHTS = ("pytorch_model.bin", "pytorch_model-*.bin", "pytorch_model.bin
 _LOCAL = (*COMPANIONS, "*.model")
 """Further files that are read from a directory."""
 _PART = 1 << 20
+
+
+@contextmanager
+def reading_values(file: Path) -> Iterator[None]:
+    """Blame a file for exceptions of code that computes with its values: they may have any type."""
+    try:
+        yield
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise ArtifactError(f"has a value that cannot be read ({type(error).__name__}: {error})", file) from error
+
+
+def processor_file(folder: Path) -> Path:
+    """Return the file of a checkpoint that says how images or sound are prepared; transformers 5 writes the second."""
+    first, second = (folder / name for name in ("preprocessor_config.json", "processor_config.json"))
+    return second if second.exists() and not first.exists() else first
 
 
 def require_own_files(folder: Path) -> None:

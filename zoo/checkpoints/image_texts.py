@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,13 +13,14 @@ import torch
 from torch import Tensor
 
 from zoo.arrays import Array
-from zoo.checkpoints.images import PROCESSOR, sample_images
+from zoo.checkpoints.images import sample_images
 from zoo.contract import Graph
-from zoo.errors import UsageError
+from zoo.errors import ArtifactError, UsageError
 from zoo.tokenizers.image_places import count_features
 
 __all__ = ["ProcessedPrompt", "open_processor", "process_prompt", "read_image_prompt", "with_image"]
 
+_FILE = "processor_config.json"
 _INPUTS = {"attention_mask", "input_ids", "mm_token_type_ids", "pixel_values", "token_type_ids"}
 """What a processor may make. Types of tokens are inputs of no model that is imported."""
 
@@ -37,7 +39,8 @@ def open_processor(folder: Path) -> Any:
 
     Raises:
         ImportError: transformers is not installed.
-        UsageError: the processor cannot be read, or is not one of images and texts.
+        ArtifactError: it states no size of patches, which it needs.
+        UsageError: it cannot be read, or is not one of images and texts.
     """
     import transformers
 
@@ -49,7 +52,10 @@ def open_processor(folder: Path) -> Any:
         assert isinstance(processor.image_token, str)
     except Exception as error:  # another library may raise anything
         said = " ".join(str(error).split())[:200]
-        raise UsageError(f"the processor cannot be used: {said}", folder) from error
+        raise UsageError(f"the processor cannot be used: {said}", folder / _FILE) from error
+    if hasattr(processor, "patch_size") and not processor.patch_size:  # by which it counts the tokens of an image
+        said = json.dumps(processor.patch_size)
+        raise ArtifactError(f"patch_size must be that of the model, got {said}", folder / _FILE)
     return processor
 
 
@@ -85,7 +91,7 @@ def read_image_prompt(folder: Path, token: int) -> dict[str, Any]:
         UsageError: the processor cannot be used, or puts other tokens among those of an image, or as many of them as
             its size requires.
     """
-    processor, where = open_processor(folder), folder / PROCESSOR
+    processor, where = open_processor(folder), folder / _FILE
     name, text = type(processor).__name__, processor.image_token
     (prompt_id, *more) = processor.tokenizer.encode(text, add_special_tokens=False)
     ids, *others = (

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from zoo.arrays import Array
+from zoo.checkpoints.files import processor_file
 from zoo.checkpoints.source import Checkpoint
 from zoo.classes import ImagePreparation
 from zoo.errors import ArtifactError, UsageError, ZooError
@@ -105,17 +106,18 @@ def process_images(folder: Path) -> ProcessedImages:
     """
     import transformers
 
-    images = sample_images()
+    images, where = sample_images(), processor_file(folder)
     load: Any = transformers.AutoImageProcessor.from_pretrained
     try:
         processor = load(folder, backend="pil", local_files_only=True, trust_remote_code=False)
-        _check_sizes(processor, folder / PROCESSOR)
+        _check_sizes(processor, where)
+        _filter(getattr(processor, "resample", None), where)
         pixels = [np.asarray(processor(image, return_tensors="np")["pixel_values"][0]) for image in images]
     except ZooError:
         raise
     except Exception as error:  # another library may raise anything
         said = " ".join(str(error).split())[:200]
-        raise UsageError(f"the image processor cannot be used: {said}", folder / PROCESSOR) from error
+        raise UsageError(f"the image processor cannot be used: {said}", where) from error
     return ProcessedImages(transformers, processor, images, pixels)
 
 
@@ -145,7 +147,7 @@ def read_preparation(checkpoint: Checkpoint) -> dict[str, Any]:
 
     Raises :class:`UsageError` if zoo does not treat images in this way.
     """
-    images, hub, where = checkpoint.image_processor, checkpoint.config, checkpoint.path / PROCESSOR
+    images, hub, where = checkpoint.image_processor, checkpoint.config, processor_file(checkpoint.path)
     values = {key: images[key] for key in _IMAGES if key in images}
     for key in ("do_rescale", "do_normalize"):
         if not images.get(key, True):
@@ -153,11 +155,8 @@ def read_preparation(checkpoint: Checkpoint) -> dict[str, Any]:
     factor = images.get("rescale_factor", 1 / 255)
     if not isinstance(factor, int | float) or abs(factor - 1 / 255) > 1e-9:
         raise UsageError(f"rescale_factor {factor!r} is not supported, only 1/255", where)
-    resample = images.get("resample")
-    if resample is not None:
-        if type(resample) is not int or resample not in range(len(RESAMPLING)):
-            raise UsageError(f"resample {resample!r} is not supported", where, "known: the filters of Pillow, 0 to 5")
-        values["image_resample"] = RESAMPLING[resample]
+    if (name := _filter(images.get("resample"), where)) is not None:
+        values["image_resample"] = name
     if images.get("do_convert_rgb", _kind(images).startswith(_WHITENING)):
         values["image_transparency"] = "white"
     size, resize = _size(images, where)
@@ -174,6 +173,15 @@ def read_preparation(checkpoint: Checkpoint) -> dict[str, Any]:
         problem = f"size {images['size']!r} without do_center_crop is not supported"
         raise UsageError(problem, where, "images must be cropped to squares")
     return values
+
+
+def _filter(resample: Any, where: Path) -> str | None:
+    """Return the name of a filter, of which files have the number; None for None."""
+    if resample is None:
+        return None
+    if not isinstance(resample, int) or isinstance(resample, bool) or resample not in range(len(RESAMPLING)):
+        raise ArtifactError(f"resample {resample!r} is not supported", where, "known: the filters of Pillow, 0 to 5")
+    return RESAMPLING[resample]
 
 
 def _size(images: Mapping[str, Any], where: Path) -> tuple[int, str | None]:

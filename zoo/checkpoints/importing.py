@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from zoo.checkpoints.answers import AnswerComparison, ComparedAnswers
 from zoo.checkpoints.common import require_tokens
 from zoo.checkpoints.companions import write_companions
 from zoo.checkpoints.configuration import find_layout, read_configurations
-from zoo.checkpoints.files import require_own_files
+from zoo.checkpoints.files import reading_values, require_own_files
 from zoo.checkpoints.layout import Layout
 from zoo.checkpoints.original import Comparison, compare
 from zoo.checkpoints.quantized import require_plain_weights
@@ -212,7 +212,7 @@ class _Request:
     def fit(self, checkpoint: Checkpoint) -> _Fitted:
         """Read the configuration, and account for every tensor. Raises as :func:`import_checkpoint`."""
         blamed = plugins.blame(self.importer, f"cannot import {checkpoint.where.name}", fault=ArtifactError)
-        with blamed, _reading(checkpoint.config_file):
+        with blamed, reading_values(checkpoint.config_file):
             config, other = read_configurations(
                 self.layout, checkpoint, self.config_class, self.values, self.task, self.allow_keys
             )
@@ -289,15 +289,6 @@ def _without_wrapper(checkpoint: Checkpoint, fit: Callable[[Checkpoint], _Fitted
         if not fitted or any(other != places[0] for other in places):
             raise error
         return fitted[0]
-
-
-@contextmanager
-def _reading(file: Path) -> Iterator[None]:
-    """Blame a file for exceptions of code that computes with its values: they may have any type."""
-    try:
-        yield
-    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        raise ArtifactError(f"has a value that cannot be read ({type(error).__name__}: {error})", file) from error
 
 
 def _check_size(spec: ModelSpec, checkpoint: Checkpoint) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,9 @@ from typing import Any
 import numpy as np
 
 from zoo.arrays import Array
-from zoo.errors import UsageError
+from zoo.artifact.weights import load_json
+from zoo.checkpoints.files import processor_file
+from zoo.errors import ArtifactError, UsageError
 
 __all__ = ["EXTRACTORS", "ProcessedSounds", "process_sounds"]
 
@@ -50,6 +52,8 @@ def process_sounds(folder: Path) -> ProcessedSounds:
     """
     import transformers
 
+    where = processor_file(folder)
+    _check_rate(where)
     load: Any = transformers.AutoFeatureExtractor.from_pretrained
     try:
         extractor = load(folder, local_files_only=True, trust_remote_code=False)
@@ -59,8 +63,17 @@ def process_sounds(folder: Path) -> ProcessedSounds:
         values = [np.asarray(made_of[extractor.model_input_names[0]][0]) for made_of in made]
     except Exception as error:  # another library may raise anything
         said = " ".join(str(error).split())[:200]
-        raise UsageError(f"the feature extractor cannot be used: {said}", folder) from error
+        raise UsageError(f"the feature extractor cannot be used: {said}", where) from error
     return ProcessedSounds(extractor, sounds, values)
+
+
+def _check_rate(file: Path) -> None:
+    """Raise :class:`ArtifactError` if the file of a feature extractor states a sampling rate that is none."""
+    values = load_json(file)
+    values = values.get("feature_extractor", values)
+    rate = values.get("sampling_rate", 1) if isinstance(values, Mapping) else None
+    if not isinstance(rate, int) or isinstance(rate, bool) or rate < 1:
+        raise ArtifactError(f"sampling_rate must be a positive number of samples per second, got {rate!r:.40}", file)
 
 
 def _sounds(rate: int) -> list[Array]:

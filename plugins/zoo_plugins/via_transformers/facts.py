@@ -19,6 +19,7 @@ from transformers.initialization import no_init_weights
 from zoo import UsageError, ZooError
 from zoo.nn import Cache, LayerStates, recorded_scores
 from zoo_plugins.via_transformers.attention import UnknownOption
+from zoo_plugins.via_transformers.doubts import unfit
 from zoo_plugins.via_transformers.fields import (
     DENSE_TASKS,
     ENCODER_DECODER_TASKS,
@@ -45,10 +46,16 @@ _CONTEXT = 2048
 """Tokens for which FLOPs are counted if the length of a text has no limit."""
 
 
-def inspect_model(c: ClassFields) -> dict[str, Any]:
+def inspect_model(c: ClassFields, where: object = None) -> dict[str, Any]:
     """Return the fields of the configuration that follow from the class, given the others.
 
-    Raises :class:`UsageError` for classes whose inputs or outputs zoo does not know.
+    Args:
+        c: the configuration.
+        where: the file that the original configuration was read from, if it was, for errors.
+
+    Raises:
+        ArtifactError: the file has a value with which the class cannot be made or called.
+        UsageError: the inputs or outputs of the class are not known.
     """
     cls: Any = getattr(transformers, c.model_class, None)
     if cls is None:
@@ -76,7 +83,7 @@ def inspect_model(c: ClassFields) -> dict[str, Any]:
     remedy = "set pad_token_id, by which decoders find the end of a text" if needs_padding else None
     read = "images" if c.task in READS_IMAGES else "sound" if c.task in SOUND_TASKS else "texts"
     read = "texts and images" if c.task == "image-text-to-text" else read
-    raise UsageError(f"{c.model_class} cannot be called with {read} alone: {said}", None, remedy)
+    raise unfit(c.original, f"{c.model_class} cannot be called with {read} alone: {said}", where, remedy)
 
 
 def _flops(model: nn.Module, c: ClassFields, device: str, longest: int | None) -> int:

@@ -18,7 +18,9 @@ from zoo.checkpoints import (
     TensorPlace,
     answer_rule,
     image_processor,
+    processor_file,
     read_image_prompt,
+    reading_values,
 )
 from zoo.spectrogram import HOP, SAMPLING_RATE
 from zoo_plugins.bert.sentence import PROJECTIONS, sentence_encoder, sentence_files
@@ -53,7 +55,7 @@ class _TransformersLayout(Layout):
         from zoo_plugins.via_transformers.image_texts import image_token
         from zoo_plugins.via_transformers.images import stated_sizes
         from zoo_plugins.via_transformers.originals import read_original
-        from zoo_plugins.via_transformers.sounds import read_sounds, spans_sound
+        from zoo_plugins.via_transformers.sounds import read_sounds, require_same_spectrogram, spans_sound
 
         hub, where = checkpoint.config, checkpoint.config_file
         if hub.get("auto_map"):
@@ -69,19 +71,23 @@ class _TransformersLayout(Layout):
         values["reads_padding"] = READS_PADDING.get(original["model_type"], "")
         chosen = dict(chosen or {})
         if values["task"] in SOUND_TASKS:
-            values |= read_sounds(checkpoint.path)
+            with reading_values(processor_file(checkpoint.path)):
+                values |= read_sounds(checkpoint.path)
             if values.get("spectrogram") is None:
                 values["reads_padding"] = values["reads_padding"] or spans_sound(original)
         if values["task"] in READS_IMAGES:
             values["prompt_replaces_start"] = _has_donut(original)
-            described = read_original(ViaTransformersConfig.from_dict(values, where))
+            described = read_original(ViaTransformersConfig.from_dict(values, where), where)
             values |= stated_sizes(described, chosen)
             token = image_token(described) if values["task"] == "image-text-to-text" else None
             if token is not None and checkpoint.image_processor and _has_tokenizer(checkpoint):
                 values |= read_image_prompt(checkpoint.path, token)
         values |= chosen
         config = ViaTransformersConfig.from_dict(values, where)
-        inspected = inspect_model(config)
+        described = read_original(config, where)
+        if config.spectrogram is not None:
+            require_same_spectrogram(described, config, processor_file(checkpoint.path))
+        inspected = inspect_model(config, where)
         if config.task in DENSE_TASKS:
             sides = dict(zip(("height", "width"), config.image_sides, strict=True))
             sizes = {name: [sides.get(d, d) for d in dims] for name, dims in inspected["output_sizes"].items()}

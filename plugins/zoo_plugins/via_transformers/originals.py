@@ -14,7 +14,7 @@ from transformers.initialization import no_init_weights
 from transformers.models.auto import modeling_auto
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from zoo import UsageError
+from zoo import ArtifactError, UsageError
 from zoo_plugins.via_transformers.attention import ATTENTION, EAGER
 from zoo_plugins.via_transformers.fields import ClassFields
 
@@ -84,10 +84,16 @@ def _tasks_of(model_class: str, model_type: str) -> list[str]:
     ]
 
 
-def read_original(c: ClassFields) -> Any:
+def read_original(c: ClassFields, where: object = None) -> Any:
     """Return the original configuration, with the values that other fields hold.
 
-    Raises :class:`UsageError` if the installed transformers does not know its model type.
+    Args:
+        c: the configuration.
+        where: the file that it was read from, if it was, for errors.
+
+    Raises:
+        ArtifactError: the file has a value that transformers cannot have.
+        UsageError: the installed transformers does not know its model type, or cannot read the configuration.
     """
     model_type = c.original["model_type"]
     if model_type not in CONFIG_MAPPING:
@@ -104,7 +110,10 @@ def read_original(c: ClassFields) -> Any:
         return CONFIG_MAPPING[model_type].from_dict(values)
     except Exception as error:  # another library may raise anything
         said = " ".join(str(error).split())[:200]
-        raise UsageError(f"transformers cannot read the configuration: {said}", "original") from error
+        what = f"transformers cannot read the configuration: {said}"
+        if where is None:
+            raise UsageError(what, "original") from error
+        raise ArtifactError(what, where) from error
 
 
 def _with_floats(value: Any) -> Any:

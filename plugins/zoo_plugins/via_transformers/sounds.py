@@ -9,14 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from zoo import UsageError
+from zoo import ArtifactError, UsageError
 from zoo.audio import preparation
-from zoo.checkpoints import EXTRACTORS, ProcessedSounds, process_sounds
+from zoo.checkpoints import EXTRACTORS, ProcessedSounds, process_sounds, processor_file
 from zoo.spectrogram import SAMPLING_RATE
 from zoo_plugins.via_transformers.fields import ClassFields
 from zoo_plugins.via_transformers.graphs import spectrogram_input
 
-__all__ = ["read_sounds", "sound_facts", "spans_sound"]
+__all__ = ["read_sounds", "require_same_spectrogram", "sound_facts", "spans_sound"]
 
 _LENGTHS = "_get_feat_extract_output_lengths"
 _LONGEST = 1 << 16
@@ -89,8 +89,31 @@ def read_sounds(folder: Path) -> dict[str, Any]:
     for fields in _candidates(processed):
         if processed.first_difference(preparation(fields.get)) is None:
             return {"sampling_rate": rate, **fields}
-    name = type(processed.extractor).__name__
-    raise UsageError(f"{name} prepares sound in a way that zoo does not know", folder)
+    name, where = type(processed.extractor).__name__, processor_file(folder)
+    if rate != SAMPLING_RATE and any(value.ndim > 1 for value in processed.values):
+        raise ArtifactError(f"sampling_rate {rate} is not supported, spectrograms are of {SAMPLING_RATE} Hz", where)
+    raise UsageError(f"{name} prepares sound in a way that zoo does not know", where)
+
+
+def require_same_spectrogram(described: Any, c: ClassFields, where: object) -> None:
+    """Raise :class:`ArtifactError` unless a feature extractor makes spectrograms of the sizes that a model reads.
+
+    Args:
+        described: the configuration of transformers.
+        c: the configuration, with the sizes of the feature extractor.
+        where: the file of the feature extractor, for errors.
+    """
+    # Whisper's configuration counts positions, each of two frames.
+    key, factor = ("max_source_positions", 2) if c.spectrogram == "whisper" else ("max_length", 1)
+    if (positions := getattr(described, key, None)) is None:  # of another kind, which is refused for its inputs
+        return
+    for name, found, wanted in (
+        ("mel bins", c.num_mel_bins, described.num_mel_bins),
+        ("frames", c.num_frames, factor * positions),
+    ):
+        if found != wanted:
+            what = f"the feature extractor makes {found} {name}, but the model of config.json reads {wanted}"
+            raise ArtifactError(what, where, "correct one of the two files")
 
 
 def _candidates(processed: ProcessedSounds) -> Iterator[dict[str, Any]]:
