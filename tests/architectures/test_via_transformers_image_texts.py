@@ -157,12 +157,17 @@ def test_reference_computes_a_step_after_an_image_as_in_one_call(tmp_path: Path)
     torch.testing.assert_close(step[:, 0], whole[:, -1], atol=1e-12, rtol=1e-12)
 
 
-def test_prompts_with_an_image_are_prepared_as_by_the_processor(tmp_path: Path) -> None:
+def test_prompts_with_an_image_are_prepared_as_by_the_processor_and_published_with_it(tmp_path: Path) -> None:
     save("llava", tmp_path / "hub")
     save_processor(tmp_path / "hub")
     imported = import_checkpoint(tmp_path / "hub", tmp_path / "ours")
     assert imported.answers.counts["images to pixels"] == 4
     assert imported.answers.counts["images and prompts to inputs"] == 32
+    assert "preprocessor_config.json" not in export_checkpoint(tmp_path / "ours", tmp_path / "back").files
+    for name in ("processor_config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json"):
+        assert (tmp_path / "back" / name).read_bytes() == (tmp_path / "hub" / name).read_bytes()
+    again = import_checkpoint(tmp_path / "back", tmp_path / "again")
+    assert (again.spec.config, again.answers.counts) == (imported.spec.config, imported.answers.counts)
 
 
 def test_processor_with_another_number_of_tokens_is_refused(tmp_path: Path, zoo: Zoo) -> None:

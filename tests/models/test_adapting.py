@@ -195,6 +195,13 @@ COMPANIONS: dict[str, tuple[str, dict[str, Any], str, dict[str, Any], dict[str, 
         {"size": {"shortest_edge": 9}, "crop_size": {"height": 8, "width": 8}, "do_resize": True},
         {"size": {"shortest_edge": 16}, "crop_size": {"height": 15, "width": 15}, "do_resize": True},
     ),
+    "of a processor": (
+        "vit-tiny",
+        {"image_size": 12},
+        "processor_config.json",
+        {"size": 1, "image_processor": {"size": {"height": 8, "width": 8}, "resample": 3}},
+        {"size": 1, "image_processor": {"size": {"height": 12, "width": 12}, "resample": 3}},
+    ),
     "another setting": ("vit-tiny", {"dropout": 0.5}, "preprocessor_config.json", {"size": 8}, {"size": 8}),
     "texts": (
         "bert-tiny",

@@ -63,6 +63,7 @@ COMPANIONS = (
     PREFIXES,
     PROMPTS,
     "preprocessor_config.json",
+    "processor_config.json",
     SENTENCES,
     "special_tokens_map.json",
     TARGET_TOKENIZER,

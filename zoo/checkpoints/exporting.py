@@ -20,6 +20,7 @@ from zoo.artifact.outputs import new_output
 from zoo.artifact.weights import SINGLE, load_json
 from zoo.checkpoints.common import write_common, write_token_files
 from zoo.checkpoints.configuration import find_layout, read_configuration
+from zoo.checkpoints.images import PROCESSOR
 from zoo.checkpoints.layout import Layout
 from zoo.checkpoints.original import Comparison, compare
 from zoo.checkpoints.reader import TensorReader
@@ -161,6 +162,8 @@ def _write_files(stored: ModelDirectory, layout: Layout, stage: Path) -> None:
     if TOKENIZER in stored.files:
         files |= write_token_files(config, stored.path / TOKENIZER)
     files |= layout.files(config) if layout.files is not None else {}
+    if PROCESSOR not in stored.files and _has_preparation(stored):
+        files.pop(PROCESSOR, None)
     hub = {**layout.write_config(config, stored.path), **write_common(config), "dtype": stored.dtype}
     for name, content in {**files, "config.json": hub}.items():
         (stage / name).parent.mkdir(exist_ok=True)
@@ -174,6 +177,14 @@ def _write_files(stored: ModelDirectory, layout: Layout, stage: Path) -> None:
     said = load_json(stage / PROMPTS) if PROMPTS in stored.files else {}
     for name, content in cross_encoder_files(said, config.task, standard_fields(config).problem_type).items():
         write_json(stage / name, content)
+
+
+def _has_preparation(stored: ModelDirectory) -> bool:
+    """Return whether a model has a processor_config.json that says how images or sound are prepared."""
+    name = "processor_config.json"
+    return name in stored.files and not {"image_processor", "feature_extractor"}.isdisjoint(
+        load_json(stored.path / name)
+    )
 
 
 def _tensors(stored: ModelDirectory, model: nn.Module, layout: Layout) -> dict[str, SourceTensor]:

@@ -40,6 +40,7 @@ __all__ = ["Adapted", "adapt", "adapt_directory"]
 Shape = tuple[int, ...]
 _FOLLOWING = {
     "preprocessor_config.json": ("image_size", ("size", "crop_size")),
+    "processor_config.json": ("image_size", ("size", "crop_size")),
     "tokenizer_config.json": ("max_seq_len", ("model_max_length",)),
 }
 """Companion files, each with a setting and the values in the file that depend on it."""
@@ -178,12 +179,19 @@ def _follow(file: Path, changed: Mapping[str, tuple[Any, Any]]) -> None:
     if not (type(old) is int and type(new) is int):  # a third party's field of this name may have any type
         return
     content = load_json(file)
-    if key == "image_size":
-        followed = {name: _scale(content[name], old, new) for name in names if name in content}
+    inner, followed = content.get("image_processor"), dict[str, Any]()
+    if key == "image_size" and isinstance(inner, dict):  # of a processor
+        followed = {"image_processor": {**inner, **_scaled(inner, names, old, new)}}
+    elif key == "image_size":
+        followed = _scaled(content, names, old, new)
     else:
         followed = {name: new for name in names if content.get(name) == old}
     if followed:
         write_json(file, {**content, **followed})
+
+
+def _scaled(content: Mapping[str, Any], names: Sequence[str], old: int, new: int) -> dict[str, Any]:
+    return {name: _scale(content[name], old, new) for name in names if name in content}
 
 
 def _scale(value: Any, old: int, new: int) -> Any:
