@@ -186,7 +186,8 @@ def _fill(model: nn.Module, stored: Iterable[str], weights: Weights) -> Origin:
                 kinds = [f"{dtype_name(item.dtype)} {tuple(item.shape)}" for item in (value, tensor)]
                 problems.append(f"{first} is {kinds[0]}, not {kinds[1]}")
             elif value is not found[0] and not torch.equal(value, found[0]):
-                problems.append(f"the names {', '.join(aliases)} of one tensor have different values")
+                differ = "NaN" if value.isnan().any() else "different values"
+                problems.append(f"the names {', '.join(aliases)} of one tensor have {differ}")
         copies += [(tensor, value) for value in found[:1]]
     if problems:
         raise fault(f"the weights are not this module's ({'; '.join(problems)})", where)

@@ -51,6 +51,14 @@ class Named(Ranker):
         return Returned(**super().forward(input_ids, mask))
 
 
+class Tied(Ranker):
+    """Has a layer under two names."""
+
+    def __init__(self, hidden: int = 8) -> None:
+        super().__init__(hidden)
+        self.again = self.mlp[0]
+
+
 class Flagging(Ranker):
     """Returns truth values beside its scores."""
 

@@ -204,6 +204,7 @@ def test_a_mask_that_is_declared_as_integers_is_not_checked() -> None:
 # Bad inputs. Each is one line, and nothing is written.
 
 _MODULE = own_modules.Ranker
+_TIED, _NAMES = own_modules.Tied().state_dict(), ("mlp.0.weight", "again.weight")
 BAD: dict[str, tuple[type[ZooError], str, dict[str, Any]]] = {
     "unknown module": (UsageError, "No module named 'no_such'", {"module": "no_such:make"}),
     "unknown attribute": (UsageError, "no attribute 'make'", {"module": f"{HERE}:make"}),
@@ -255,6 +256,16 @@ BAD: dict[str, tuple[type[ZooError], str, dict[str, Any]]] = {
     "missing weights": (UsageError, "missing embedding.weight", {"weights": {}}),
     "unexpected weights": (UsageError, "unexpected head", {"weights": {**_MODULE().state_dict(), "head": IDS}}),
     "other shapes": (UsageError, r"float32 \(40, 9\), not float32", {"weights": _MODULE(9).state_dict()}),
+    "NaN of two names": (
+        UsageError,
+        r"the names mlp.0.weight, again.weight of one tensor have NaN\)",
+        {"module": f"{HERE}:Tied", "weights": {**_TIED, **{name: torch.full((8, 8), torch.nan) for name in _NAMES}}},
+    ),
+    "two values of two names": (
+        UsageError,
+        r"the names mlp.0.weight, again.weight of one tensor have different values\)",
+        {"module": f"{HERE}:Tied", "weights": {**_TIED, "again.weight": torch.ones(8, 8)}},
+    ),
     "other dtype": (UsageError, "is float16", {"weights": _MODULE().half().state_dict()}),
     "float64": (UsageError, "all parameters must have one of", {"module": _MODULE().double(), "arguments": None}),
     "seed": (UsageError, "must be an integer", {"seed": -1}),

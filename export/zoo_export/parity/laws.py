@@ -146,12 +146,14 @@ def check_split(
             valid = np.broadcast_to(valid_positions(graph, tensor, feeds, point), one.shape)
             if one.shape != two.shape or not valid.any():
                 continue  # the shape is judged elsewhere
+            if one.dtype == bool:
+                one, two = one.astype(np.int8), two.astype(np.int8)
             scale = float(np.max(np.abs(one), where=valid, initial=0.0))
             error = float(np.max(np.abs(one - two), where=valid, initial=0.0))
             if error > _TOLERANCE * scale:
                 problem = (
                     f"the model violates the law cache: {tensor.name} of graph {graph.name!r} in two calls is off by "
-                    f"{error / scale:.2g} of its largest value in one call"
+                    f"{error / (scale or 1.0):.2g} of its largest value in one call"
                 )
                 raise LawError(problem, point, read_more("cache"))
 

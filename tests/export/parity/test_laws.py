@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from tempfile import mkdtemp
 
+import numpy as np
 import pytest
 import torch
 
+import zoo as library
 from tests.conftest import Result
 from tests.export.parity.small_plugin import DISTRIBUTION, PLUGIN, PRESETS, source
 from zoo.artifact import ModelDirectory
 from zoo.models import create, persist
+from zoo.probe.inputs import Point
 from zoo.registry import registry
-from zoo_export.parity.laws import LawError, check_laws, special_ids
+from zoo_export.parity.laws import LawError, check_laws, check_split, special_ids
 
 Zoo = Callable[..., Result]
 Edit = tuple[str, str]
@@ -182,6 +186,18 @@ def test_laws_meet_token_ids_that_a_stored_table_marks(declare: Callable[..., No
     declare((DECODER, f"{DECODER}        {TABLE}"), (EMBED, COUNT), LARGE)
     with pytest.raises(LawError, match="violates the law cache"):
         laws("decoder-small")
+
+
+@pytest.mark.parametrize("differ", [False, True])
+def test_boolean_outputs_in_two_calls(differ: bool) -> None:
+    flag = library.TensorSpec(name="flag", dims=("batch", "sequence"), dtype="bool")
+    graph = library.Graph(inputs=(library.token_ids("input_ids", 5),), outputs=(flag,))
+    feeds = {"input_ids": np.zeros((2, 3), np.int64)}
+    one = np.zeros((2, 3), bool)
+    two = one.copy()
+    two[1, 2] ^= differ
+    with pytest.raises(LawError, match="flag of graph 'model' in two calls") if differ else nullcontext():
+        check_split((graph,), {"model": {"flag": one}}, {"model": {"flag": two}}, feeds, Point(2, 3, 0, "none"))
 
 
 def test_special_ids_of_tables(declare: Callable[..., None]) -> None:
