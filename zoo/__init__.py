@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from zoo.models.adapt import adapt
     from zoo.models.create import list_models
     from zoo.models.persist import load, save
+    from zoo.tiles import ImageTiling
     from zoo.tokenizers.loading import load_tokenizer
     from zoo.tokenizers.tokenizer import Tokenizer
 
@@ -66,6 +67,7 @@ __all__ = [
     "Graph",
     "ImageConfig",
     "ImagePreparation",
+    "ImageTiling",
     "Importer",
     "Initializer",
     "KeyValues",
@@ -122,6 +124,7 @@ _NAMES = {
     "zoo.models.adapt": ("adapt",),
     "zoo.models.create": ("list_models",),
     "zoo.models.persist": ("load", "save"),
+    "zoo.tiles": ("ImageTiling",),
     "zoo.tokenizers.loading": ("load_tokenizer",),
     "zoo.tokenizers.tokenizer": ("Tokenizer",),
 }  # fmt: skip

@@ -19,6 +19,7 @@ from zoo.classes import MANY_SIZES, sides_of
 from zoo.errors import ArtifactError, UsageError, ZooError
 from zoo.limits import IMAGE_PIXELS, IMAGE_SIDE
 from zoo.reading import check_plain
+from zoo.tiles import ImageTiling
 
 __all__ = ["ImageReader", "white_of"]
 
@@ -66,6 +67,8 @@ class ImageReader:
     """Subtracted from each channel, (channels, 1, 1), for pixels in [0, 1]."""
     std: Array = field(repr=False)
     """The divisor of each channel after the subtraction, (channels, 1, 1)."""
+    tiling: ImageTiling | None = None
+    """How images are cut into tiles of the model's size; None if they are not."""
 
     @classmethod
     def of(cls, option: Callable[[str], Any], channels: int, height: int, width: int) -> Self:
@@ -75,7 +78,7 @@ class ImageReader:
             option: returns a field of the model's configuration, None if it has none: ``image_resample``, bilinear by
                 default; ``image_crop``, 1 by default; ``image_resize``, stretch by default; ``image_multiple``, 1 by
                 default; ``image_margin``, down by default; ``image_transparency``, ignored by default; ``image_mean``
-                and ``image_std``, 0.5 by default (Dosovitskiy et al. 2021).
+                and ``image_std``, 0.5 by default (Dosovitskiy et al. 2021); and those of :class:`zoo.ImageTiling`.
             channels: number of channels.
             height: of the model's images, in pixels; with ``MANY_SIZES``, those of ``image_size`` take its place.
             width: of the model's images, in pixels.
@@ -90,7 +93,10 @@ class ImageReader:
         resample = str(option("image_resample") or "bilinear").upper()
         rounds_to_even, whitens = option("image_margin") == "even", option("image_transparency") == "white"
         crop = option("image_crop") or 1.0
-        return cls(channels, height, width, resample, crop, resize, multiple, rounds_to_even, whitens, mean, std)
+        tiling = ImageTiling.of(option)
+        return cls(
+            channels, height, width, resample, crop, resize, multiple, rounds_to_even, whitens, mean, std, tiling
+        )
 
     def read(self, value: Any, where: str | None = None) -> Array:
         """Return an image as an array of the model's size, (height, width, channels), without normalising it.
@@ -103,7 +109,10 @@ class ImageReader:
 
     def read_sized(self, value: Any, where: str | None = None) -> tuple[Array, tuple[int, int]]:
         """Return an image as :meth:`read` does, and its height and width before it was resized, but upright."""
-        array, size = (value, value.shape[:2]) if isinstance(value, np.ndarray) else self._load(value, where)
+        if isinstance(value, np.ndarray):
+            array, size = value, value.shape[:2]
+        else:
+            array, size = self._load(value, where, self._whole)
         if array.ndim == 2:
             array = array[..., None]
         expected = (*(array.shape[:2] if self.is_free else (self.height, self.width)), self.channels)
@@ -112,10 +121,21 @@ class ImageReader:
         _check_range(array, where)
         return array, size
 
+    def read_tiles(self, value: Any, where: str | None = None) -> Array:
+        """Return the tiles of an image, (tiles, height, width, channels), row by row, without normalising them.
+
+        If there are several, the last is the thumbnail. An array is one tile, as is an image of a model without tiles.
+        Errors as of :meth:`read`.
+        """
+        if self.tiling is None or isinstance(value, np.ndarray):
+            return self.read(value, where)[None]
+        return self._load(value, where, self._tiles)[0]
+
     def normalize(self, array: Array) -> Array:
-        """Return what the model reads, (channels, height, width), of an array that :meth:`read` returned."""
+        """Return what the model reads, (..., channels, height, width), of an array that :meth:`read` returned, or of
+        tiles."""
         scale = np.float32(1 / white_of(array))
-        return (array.transpose(2, 0, 1).astype(np.float32) * scale - self.mean) / self.std
+        return (np.moveaxis(array, -1, -3).astype(np.float32) * scale - self.mean) / self.std
 
     @property
     def is_free(self) -> bool:
@@ -127,7 +147,10 @@ class ImageReader:
         """Pillow's mode of the model's images, None if there is none."""
         return _MODES.get(self.channels)
 
-    def _load(self, value: Any, where: str | None) -> tuple[Array, tuple[int, int]]:
+    def _load(
+        self, value: Any, where: str | None, make: Callable[[Any, str | None], Array]
+    ) -> tuple[Array, tuple[int, int]]:
+        """Return what is made of an upright image with the model's channels, and its height and width."""
         logging.getLogger("PIL").addHandler(_SILENCE)  # or it writes to stderr, besides what it raises
         try:
             from PIL import Image, ImageOps
@@ -150,19 +173,42 @@ class ImageReader:
                 if self.whitens and sized.info.get("transparency") is not None:
                     white = Image.new("RGBA", sized.size, "white")
                     sized = Image.alpha_composite(white, sized.convert("RGBA")).convert(self.mode)
-                across = (sized.width - sized.height) * (self.width - self.height) < 0
-                if self.resize == "turn_and_pad" and across:
-                    sized = sized.transpose(Image.Transpose.ROTATE_270)
-                for resized in self._resized(*sized.size, where):
-                    sized = sized.resize(resized, Image.Resampling[self.resample])
-                if not self.is_free:
-                    left, top = self._margin(sized.width - self.width), self._margin(sized.height - self.height)
-                    sized = sized.crop((left, top, left + self.width, top + self.height))
+                array = make(sized, where)
         except ZooError:
             raise
         except Exception as error:  # Pillow raises many classes, including SyntaxError
             raise ArtifactError(f"cannot be read as an image ({error})", where) from error
-        return np.asarray(sized), (upright.height, upright.width)
+        return array, (upright.height, upright.width)
+
+    def _whole(self, image: Any, where: str | None) -> Array:
+        """Return a Pillow image as one of the model's size."""
+        from PIL import Image
+
+        across = (image.width - image.height) * (self.width - self.height) < 0
+        if self.resize == "turn_and_pad" and across:
+            image = image.transpose(Image.Transpose.ROTATE_270)
+        for resized in self._resized(image.width, image.height, where):
+            image = image.resize(resized, Image.Resampling[self.resample])
+        if not self.is_free:
+            left, top = self._margin(image.width - self.width), self._margin(image.height - self.height)
+            image = image.crop((left, top, left + self.width, top + self.height))
+        return np.asarray(image)
+
+    def _tiles(self, image: Any, where: str | None) -> Array:
+        """Return the tiles of a Pillow image, (tiles, height, width, channels)."""
+        from PIL import Image
+
+        assert self.tiling is not None
+        columns, rows = self.tiling.grid(image.width, image.height, self.height * self.width)
+        size = columns * self.width, rows * self.height
+        what = f"{image.width} x {image.height} pixels would become {size[0]} x {size[1]} in tiles"
+        IMAGE_PIXELS.check(math.prod(size), what, where)
+        shape = rows, self.height, columns, self.width, self.channels
+        resized = np.asarray(image.resize(size, Image.Resampling[self.resample])).reshape(shape)
+        tiles = resized.swapaxes(1, 2).reshape(-1, self.height, self.width, self.channels)
+        if len(tiles) == 1:
+            return tiles
+        return np.concatenate([tiles, self._whole(image, where).reshape(1, *tiles.shape[1:])])
 
     def _margin(self, surplus: int) -> int:
         """Return what is cut off before the image, of the pixels that are cut off in all; negative for padding."""

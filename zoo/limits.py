@@ -22,6 +22,7 @@ __all__ = [
     "GRAPH_SECONDS",
     "IMAGE_PIXELS",
     "IMAGE_SIDE",
+    "IMAGE_TILES",
     "LAYERS",
     "LIMITS",
     "MODEL_BYTES",
@@ -82,6 +83,7 @@ TEXT_GROWTH = Limit("ZOO_MAX_TEXT_GROWTH", 256, "times", "what a tokenizer may m
 WORD_CHARACTERS = Limit("ZOO_MAX_WORD_CHARACTERS", 1000, "characters", "a word to train a tokenizer on: it is cut")
 IMAGE_PIXELS = Limit("ZOO_MAX_IMAGE_PIXELS", 2**26, "pixels", "an image file, and an image before it is cropped")
 IMAGE_SIDE = Limit("ZOO_MAX_IMAGE_SIDE", 2**16, "pixels", "a side of an image file; every row takes memory")
+IMAGE_TILES = Limit("ZOO_MAX_IMAGE_TILES", 1024, "tiles", "what the images of a model may be cut into")
 SOUND_SAMPLES = Limit("ZOO_MAX_SOUND_SAMPLES", 2**27, "samples", "a sound file, those of all channels")
 BEAMS = Limit("ZOO_MAX_BEAMS", 1024, "beams", "beam search; their memory is checked too")
 CONSTRAINT_CHARACTERS = Limit(
@@ -101,6 +103,7 @@ LIMITS = (
     WORD_CHARACTERS,
     IMAGE_PIXELS,
     IMAGE_SIDE,
+    IMAGE_TILES,
     SOUND_SAMPLES,
     BEAMS,
     CONSTRAINT_CHARACTERS,

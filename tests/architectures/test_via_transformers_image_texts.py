@@ -16,11 +16,11 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 import zoo as library
-from tests.architectures.originals import save_random
+from tests.architectures.originals import generated_ids, require_same_ids, save_random
 from tests.conftest import Result
 from tests.exported import sign_export
 from zoo import UsageError
-from zoo.checkpoints import Exact, export_checkpoint, import_checkpoint
+from zoo.checkpoints import export_checkpoint, import_checkpoint
 from zoo.nn import Cache
 from zoo.probe.widened import KeptWide
 from zoo_export.export import export_model
@@ -103,23 +103,6 @@ def pictures() -> list[Image.Image]:
         Image.fromarray((random.random((*size, 3)) ** power * 255).astype(np.uint8))
         for size, power in (((60, 90), 1), ((200, 71), 9), ((32, 32), 0.1))
     ]
-
-
-def generated(theirs: Any, inputs: dict[str, Any], **options: Any) -> list[list[int]]:
-    """Return what the original generates in float64: the ids after the prompts."""
-    theirs = theirs.double()
-    inputs = {**inputs, "pixel_values": inputs["pixel_values"].double()}
-    with Exact(theirs), torch.inference_mode():
-        rows = theirs.generate(**inputs, do_sample=False, **options)[:, inputs["input_ids"].shape[1] :]
-    return [list(map(int, row)) for row in rows]
-
-
-def require_equal(found: list[dict[str, Any]], wanted: list[list[int]]) -> None:
-    """Check ids, without padding."""
-    for answer, row in zip(found, wanted, strict=True):
-        ids = answer["generated_ids"]
-        assert row[: len(ids)] == ids
-        assert set(row[len(ids) :]) <= {TEXT["pad_token_id"]}
 
 
 @pytest.mark.slow_after(2)
@@ -265,10 +248,10 @@ def test_texts_about_a_batch_of_images_equal_those_of_transformers(tmp_path: Pat
     }
     with load_session(tmp_path / "ours") as session:
         for options in ({}, {"num_beams": 3, "repetition_penalty": 1.5}):
-            wanted = generated(theirs, inputs, max_new_tokens=8, **options)
+            wanted = generated_ids(theirs, inputs, max_new_tokens=8, **options)
             assert len({tuple(row) for row in wanted}) > 1
             found = session.run([*zip(images, prompts, strict=True)], max_new_tokens=8, **options)
-            require_equal(found, wanted)
+            require_same_ids(found, wanted)
 
 
 @pytest.mark.slow
@@ -279,8 +262,7 @@ def test_files_prompts_and_errors(tmp_path: Path, zoo: Zoo) -> None:
     sign_export(tmp_path / "ours")
     processor = transformers.AutoProcessor.from_pretrained(tmp_path / "hub")
     inputs = processor(images=pictures(), text=[*PROMPTS], return_tensors="pt", padding=True)
-    wanted = generated(theirs, {key: inputs[key] for key in ("input_ids", "attention_mask", "pixel_values")},
-                       max_new_tokens=6)  # fmt: skip
+    wanted = generated_ids(theirs, inputs, max_new_tokens=6)
     files = [tmp_path / f"{number}.png" for number in range(3)]
     for picture, path in zip(pictures(), files, strict=True):
         picture.save(path)
@@ -289,15 +271,15 @@ def test_files_prompts_and_errors(tmp_path: Path, zoo: Zoo) -> None:
     texts = [processor.decode(row, skip_special_tokens=True).strip() for row in wanted]
     assert [line.strip() for line in lines] == texts
     with load_session(tmp_path / "ours") as session:
-        require_equal(session.run([*zip(pictures(), PROMPTS, strict=True)], max_new_tokens=6), wanted)
+        require_same_ids(session.run([*zip(pictures(), PROMPTS, strict=True)], max_new_tokens=6), wanted)
         pieces = session.stream(Pair(str(files[1]), PROMPTS[1]), max_new_tokens=6)
         assert "".join(pieces).strip() == texts[1]
         mixed = session.run([(pictures()[0], PROMPTS[0]), "w3 w9"], max_new_tokens=6)
-        require_equal(mixed[:1], wanted[:1])
+        require_same_ids(mixed[:1], wanted[:1])
         plain = torch.tensor([processor.tokenizer("w3 w9")["input_ids"]])
         with torch.inference_mode():
             rows = theirs.generate(input_ids=plain, do_sample=False, max_new_tokens=6)[:, plain.shape[1] :]
-        require_equal(mixed[1:], rows.tolist())
+        require_same_ids(mixed[1:], rows.tolist())
     for pair, said in (
         (("--pair", files[0], "w1"), "the prompt has 0 places for its image"),
         (("--pair", files[0], "<image> <image>"), "the prompt has 2 places for its image"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from zoo.errors import ArtifactError
@@ -12,27 +14,38 @@ OTHER = ImagePlaces(token=9, count=3, prompt_token=8, before=(6,), after=(7, 5))
 
 
 def test_place_of_an_image_becomes_its_tokens() -> None:
-    assert SAME.expand([1, 9, 2], has_image=True) == ([1, 9, 9, 9, 2], [0, 1, 2, 3, 0])
-    assert OTHER.expand([8, 2], has_image=True) == ([6, 9, 9, 9, 7, 5, 2], [0, 1, 2, 3, 0, 0, 0])
+    assert SAME.expand([1, 9, 2], tiles=1) == ([1, 9, 9, 9, 2], [0, 1, 2, 3, 0])
+    assert OTHER.expand([8, 2], tiles=1) == ([6, 9, 9, 9, 7, 5, 2], [0, 1, 2, 3, 0, 0, 0])
 
 
 def test_tokens_of_an_image_may_be_there_already() -> None:
-    assert SAME.expand([9, 1, 9, 9], has_image=True) == ([9, 1, 9, 9], [1, 0, 2, 3])
+    assert SAME.expand([9, 1, 9, 9], tiles=1) == ([9, 1, 9, 9], [1, 0, 2, 3])
+
+
+def test_tiles_have_tokens_before_them() -> None:
+    assert SAME.expand([1, 9], tiles=2) == ([1, *[9] * 6], [0, *range(1, 7)])
+    named = replace(OTHER, before_tiles=((6, 1), (2,)), before_thumbnail=(4,))
+    whole = [6, 1, 9, 9, 9, 2, 9, 9, 9, 9, 9, 9, 4, 9, 9, 9, 7, 5]
+    assert named.expand([8], tiles=4)[0] == whole
+    assert named.expand(whole, tiles=4)[1] == [0, 0, 1, 2, 3, 0, *range(4, 10), 0, 10, 11, 12, 0, 0]
+    assert named.expand([8], tiles=2)[0] == [6, 1, 9, 9, 9, 4, 9, 9, 9, 7, 5]
+    assert named.expand([8], tiles=1)[0] == [6, 9, 9, 9, 7, 5]
 
 
 def test_prompt_without_an_image_has_no_features() -> None:
-    assert OTHER.expand([1, 2], has_image=False) == ([1, 2], [0, 0])
+    assert OTHER.expand([1, 2], tiles=0) == ([1, 2], [0, 0])
 
 
 @pytest.mark.parametrize(
-    ("places", "ids", "has_image", "said"),
+    ("places", "ids", "tiles", "said"),
     [
-        (SAME, [1, 2], True, "the prompt has 0 places for its image"),
-        (SAME, [9, 9], True, "the prompt has 2 places for its image"),
-        (SAME, [1, 9], False, "the prompt has a place for an image, but there is none"),
-        (OTHER, [9, 8], True, "the prompt has the token 9 beside those of its image"),
+        (SAME, [1, 2], 1, "the prompt has 0 places for its image"),
+        (SAME, [9, 9], 1, "the prompt has 2 places for its image"),
+        (SAME, [1, 9], 0, "the prompt has a place for an image, but there is none"),
+        (SAME, [9, 9, 9], 2, "the prompt has 3 places for its image"),
+        (OTHER, [9, 8], 1, "the prompt has the token 9 beside those of its image"),
     ],
 )
-def test_other_prompts_are_refused(places: ImagePlaces, ids: list[int], has_image: bool, said: str) -> None:
+def test_other_prompts_are_refused(places: ImagePlaces, ids: list[int], tiles: int, said: str) -> None:
     with pytest.raises(ArtifactError, match=said):
-        places.expand(ids, has_image=has_image, where="input 1")
+        places.expand(ids, tiles=tiles, where="input 1")

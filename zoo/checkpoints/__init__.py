@@ -4,7 +4,7 @@ from zoo.checkpoints.exact import Exact
 from zoo.checkpoints.exporting import Exported, export_checkpoint
 from zoo.checkpoints.files import processor_file, reading_values
 from zoo.checkpoints.image_rules import answer_rule
-from zoo.checkpoints.image_texts import read_image_prompt
+from zoo.checkpoints.image_texts import read_image_prompt, read_tiling
 from zoo.checkpoints.images import (
     PROCESSOR,
     RESAMPLING,
@@ -50,6 +50,7 @@ __all__ = [
     "process_sounds",
     "processor_file",
     "read_image_prompt",
+    "read_tiling",
     "reading_values",
     "sample_images",
 ]

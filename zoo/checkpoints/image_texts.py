@@ -2,81 +2,65 @@
 
 from __future__ import annotations
 
-import json
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from zoo.arrays import Array
-from zoo.checkpoints.images import sample_images
+from zoo.checkpoints.images import PROCESSOR, same_pixels, sample_images
+from zoo.checkpoints.processors import open_processor, place_of_image, process_prompt, stated_tiles
+from zoo.classes import sides_of
 from zoo.contract import Graph
-from zoo.errors import ArtifactError, UsageError
-from zoo.tokenizers.image_places import count_features
+from zoo.errors import UsageError
+from zoo.images import ImageReader
+from zoo.tokenizers.image_places import ImagePlaces, count_features
 
-__all__ = ["ProcessedPrompt", "open_processor", "process_prompt", "read_image_prompt", "with_image"]
+__all__ = ["read_image_prompt", "read_tiling", "sample_shapes", "with_image"]
 
-_FILE = "processor_config.json"
-_INPUTS = {"attention_mask", "input_ids", "mm_token_type_ids", "pixel_values", "token_type_ids"}
-"""What a processor may make. Types of tokens are inputs of no model that is imported."""
-
-
-@dataclass(frozen=True)
-class ProcessedPrompt:
-    """A prompt with an image, as a processor prepares it."""
-
-    ids: list[int]
-    pixels: Array
-    """(channels, height, width)"""
+_SHAPES = (
+    (2, 2), (7, 5), (900, 10), (10, 900), (333, 111), (250, 503), (400, 301), (640, 640), (1200, 700), (31, 47),
+)  # fmt: skip
+"""Widths and heights of images that are cut into many numbers of tiles."""
 
 
-def open_processor(folder: Path) -> Any:
-    """Return the processor of a checkpoint, which prepares images with Pillow.
+def sample_shapes() -> list[Any]:
+    """Return images of Pillow of many shapes, with which tiles are compared."""
+    from PIL import Image
+
+    random = np.random.default_rng(2)
+    return [Image.frombytes("RGB", size, random.bytes(3 * math.prod(size))) for size in _SHAPES]
+
+
+def read_tiling(folder: Path, preparation: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields with which zoo cuts images into tiles as a checkpoint's processor does; none if it does not.
+
+    Args:
+        folder: the checkpoint.
+        preparation: the fields with which zoo prepares a whole image.
 
     Raises:
-        ImportError: transformers is not installed.
-        ArtifactError: it states no size of patches, which it needs.
-        UsageError: it cannot be read, or is not one of images and texts.
+        ArtifactError: the processor cuts images into too many tiles.
+        ImportError: Pillow or transformers is not installed.
+        UsageError: zoo does not know how it cuts them, or the processor cannot be used.
     """
-    import transformers
-
-    load_all: Any = transformers.AutoProcessor.from_pretrained
-    load_images: Any = transformers.AutoImageProcessor.from_pretrained
-    try:
-        processor: Any = load_all(folder, local_files_only=True, trust_remote_code=False)
-        processor.image_processor = load_images(folder, backend="pil", local_files_only=True, trust_remote_code=False)
-        assert isinstance(processor.image_token, str)
-    except Exception as error:  # another library may raise anything
-        said = " ".join(str(error).split())[:200]
-        raise UsageError(f"the processor cannot be used: {said}", folder / _FILE) from error
-    if hasattr(processor, "patch_size") and not processor.patch_size:  # by which it counts the tokens of an image
-        said = json.dumps(processor.patch_size)
-        raise ArtifactError(f"patch_size must be that of the model, got {said}", folder / _FILE)
-    return processor
-
-
-def process_prompt(processor: Any, image: Any, text: str, where: Path, **options: Any) -> ProcessedPrompt:
-    """Apply a processor to an image of Pillow and a prompt.
-
-    Raises :class:`UsageError` if that fails, or gives other inputs than token ids and the pixels of one image.
-    """
-    try:
-        found = dict(processor(images=[image], text=[text], **options))
-        (ids,), pixels = found["input_ids"], np.asarray(found["pixel_values"])
-        others = sorted(found.keys() - _INPUTS)
-    except Exception as error:  # another library may raise anything
-        said = " ".join(str(error).split())[:200]
-        raise UsageError(f"the processor cannot be used: {said}", where) from error
-    name = type(processor).__name__
-    if others:
-        raise UsageError(f"{name} makes {', '.join(others)} beside ids and pixels, which is not supported", where)
-    if pixels.ndim != 4 or len(pixels) != 1:
-        raise UsageError(f"{name} makes several images of one, {pixels.shape}, which is not supported", where)
-    return ProcessedPrompt([int(token) for token in ids], pixels[0])
+    processor, where = open_processor(folder), folder / PROCESSOR
+    if (tiles := stated_tiles(processor)) is None:
+        return {}
+    least, most = tiles
+    fields = {"image_tiling": "aspect_ratio", "min_tiles": least, "max_tiles": most}
+    options = {**preparation, **fields}.get
+    reader = ImageReader.of(options, preparation["num_channels"], *sides_of(preparation["image_size"]))
+    for image in sample_shapes():
+        expected = process_prompt(processor, image, place_of_image(processor), where).pixels
+        if not same_pixels(reader.normalize(reader.read_tiles(image)), expected):
+            name = type(processor.image_processor).__name__
+            raise UsageError(f"{name} cuts images into tiles in a way that zoo does not know", where)
+    return fields
 
 
 def read_image_prompt(folder: Path, token: int) -> dict[str, Any]:
@@ -87,24 +71,46 @@ def read_image_prompt(folder: Path, token: int) -> dict[str, Any]:
         token: the token of each feature of an image.
 
     Raises:
+        ArtifactError: the processor cuts images into too many tiles.
         ImportError: Pillow or transformers is not installed.
-        UsageError: the processor cannot be used, or puts other tokens among those of an image, or as many of them as
-            its size requires.
+        UsageError: the processor cannot be used, or puts other tokens among those of a tile, or as many of them as its
+            size requires.
     """
-    processor, where = open_processor(folder), folder / _FILE
-    name, text = type(processor).__name__, processor.image_token
+    processor, where = open_processor(folder), folder / PROCESSOR
+    name, text = type(processor).__name__, place_of_image(processor)
     (prompt_id, *more) = processor.tokenizer.encode(text, add_special_tokens=False)
-    ids, *others = (
-        process_prompt(processor, image, text, where, add_special_tokens=False).ids for image in sample_images()
-    )
-    if any(other != ids for other in others):
-        raise UsageError(f"{name} makes other tokens of images of other sizes, which is not supported", where)
-    if more or token not in ids:
+    images = sample_images()
+    if (tiles := stated_tiles(processor)) is not None:
+        images += [*sample_shapes(), images[0].resize((8 * tiles[1], 8))]  # the last has as many tiles as possible
+    made = [process_prompt(processor, image, text, where, add_special_tokens=False) for image in images]
+    if more or token not in made[0].ids:
         raise UsageError(f"{name} puts no token {token} in the place of {text!r}", where)
-    first, last = ids.index(token), len(ids) - ids[::-1].index(token)
-    if set(ids[first:last]) != {token}:
-        raise UsageError(f"{name} puts other tokens among those of an image, which is not supported", where)
-    return {"image_prompt_id": prompt_id, "image_before": tuple(ids[:first]), "image_after": tuple(ids[last:])}
+    count = max(1, made[0].ids.count(token) // len(made[0].pixels))
+    parts = [_parts(prompt.ids, token, count) for prompt in made]
+    one, several = (next((part for part in parts if len(part) == 2), [(), ()])), max(parts, key=len)
+    fields = {"image_prompt_id": prompt_id, "image_before": one[0], "image_after": several[-1]}
+    if len(several) > 2:
+        *leads, thumbnail, _ = several
+        while leads and not leads[-1]:
+            leads.pop()
+        fields |= {"image_before_tiles": tuple(leads), "image_before_thumbnail": thumbnail}
+    places = ImagePlaces.of(SimpleNamespace(image_token_id=token, **fields), count, where)
+    if any(places.tokens(len(prompt.pixels)) != prompt.ids for prompt in made):
+        what = f"{name} puts tokens in the place of an image that do not follow from its number of tiles"
+        raise UsageError(what, where)
+    return fields
+
+
+def _parts(ids: Sequence[int], token: int, count: int) -> list[tuple[int, ...]]:
+    """Return the tokens before those of each tile, and those after the last."""
+    parts: list[list[int]] = [[]]
+    found = 0
+    for number in ids:
+        if number != token:
+            parts[-1].append(number)
+        elif (found := found + 1) % count == 0:
+            parts.append([])
+    return [tuple(part) for part in parts]
 
 
 def with_image(
@@ -112,8 +118,11 @@ def with_image(
 ) -> dict[str, Tensor]:
     """Return texts with the tokens of an image after their first token, and no others of these.
 
+    Of images that are cut into tiles, each has two, if a text has room for their tokens.
+
     Args:
-        inputs: ``input_ids`` and ``attention_mask``, each (B, T), and others, which are kept.
+        inputs: ``input_ids`` and ``attention_mask``, each (B, T), ``pixel_values``, (B, C, height, width), and others,
+            which are kept.
         token: the token of each feature of an image.
         graphs: the graphs, of which one returns the features.
         longest: the largest number of tokens, None for no limit.
@@ -121,7 +130,10 @@ def with_image(
     Raises:
         UsageError: an image leaves no room for a text.
     """
-    count = count_features(graphs) or 0
+    count, pixels = count_features(graphs) or 0, inputs["pixel_values"]
+    cut = any(tensor.name == "tile_features" for graph in graphs for tensor in graph.output_tensors())
+    if cut and (longest is None or longest > 2 * count):
+        count, pixels = 2 * count, torch.cat((pixels, pixels.flip(-1)))
     room = None if longest is None else longest - count
     if room is not None and room < 1:
         raise UsageError(f"an image of {count} tokens leaves no room in {longest} positions")
@@ -132,4 +144,5 @@ def with_image(
         **inputs,
         "input_ids": torch.cat((ids[:, :1], places, ids[:, 1:]), dim=1),
         "attention_mask": torch.cat((mask[:, :1], torch.ones_like(places), mask[:, 1:]), dim=1),
+        "pixel_values": pixels,
     }

@@ -100,6 +100,8 @@ def same_pixels(found: Array, expected: Array) -> bool:
 def process_images(folder: Path) -> ProcessedImages:
     """Apply the image processor of a checkpoint to a few images, as transformers does with Pillow.
 
+    They are not cut into tiles: ``zoo.checkpoints.image_texts`` compares these.
+
     Raises:
         ImportError: Pillow or transformers is not installed.
         UsageError: the processor cannot be read or cannot be applied.
@@ -112,6 +114,8 @@ def process_images(folder: Path) -> ProcessedImages:
         processor = load(folder, backend="pil", local_files_only=True, trust_remote_code=False)
         _check_sizes(processor, where)
         _filter(getattr(processor, "resample", None), where)
+        if hasattr(processor, "crop_to_patches"):
+            processor.crop_to_patches = False
         pixels = [np.asarray(processor(image, return_tensors="np")["pixel_values"][0]) for image in images]
     except ZooError:
         raise

@@ -13,9 +13,10 @@ __all__ = ["ImagePlaces", "count_features"]
 
 
 def count_features(graphs: Sequence[Graph]) -> int | None:
-    """Return the number of features of an image, which stand in texts as tokens; None for a model without any."""
+    """Return the number of features of an image, or of a tile of it, which stand in texts as tokens; None for a model
+    without any."""
     tensors = (tensor for graph in graphs for tensor in graph.output_tensors())
-    counts = (tensor.dims[1] for tensor in tensors if tensor.name == "image_features")
+    counts = (tensor.dims[1] for tensor in tensors if tensor.name in ("image_features", "tile_features"))
     return next((count for count in counts if isinstance(count, int)), None)
 
 
@@ -26,48 +27,65 @@ class ImagePlaces:
     token: int
     """The token of each feature of an image."""
     count: int
-    """Number of features of an image."""
+    """Number of features of an image, or of each of its tiles."""
     prompt_token: int
     """The token of a prompt in whose place those of the image are; it may be ``token``."""
     before: tuple[int, ...]
     """Tokens before those of an image."""
     after: tuple[int, ...]
     """Tokens after them."""
+    before_tiles: tuple[tuple[int, ...], ...] = ()
+    """Tokens before those of each tile but the last, in place of ``before``, if there are several; none before those
+    of further tiles."""
+    before_thumbnail: tuple[int, ...] = ()
+    """Tokens before those of the last of several tiles, which is the thumbnail."""
 
     @classmethod
-    def of(cls, config: Any, graphs: Sequence[Graph], where: object) -> Self:
-        """Return those of a model. Raises :class:`UsageError` for a model that has no images in texts."""
-        token, count = getattr(config, "image_token_id", None), count_features(graphs)
+    def of(cls, config: Any, count: int | None, where: object) -> Self:
+        """Return those of a model, given :func:`count_features` of its graphs.
+
+        Raises :class:`UsageError` for a model that has no images in texts.
+        """
+        token = getattr(config, "image_token_id", None)
         if token is None or count is None:
             raise UsageError("the model has no images in texts", where)
         prompt_token = getattr(config, "image_prompt_id", None)
-        before, after = (tuple(getattr(config, name, ())) for name in ("image_before", "image_after"))
-        return cls(token, count, token if prompt_token is None else prompt_token, before, after)
+        names = "image_before", "image_after", "image_before_tiles", "image_before_thumbnail"
+        others: list[Any] = [getattr(config, name, ()) for name in names]
+        return cls(token, count, token if prompt_token is None else prompt_token, *others)
 
-    def expand(self, ids: Sequence[int], *, has_image: bool, where: str | None = None) -> tuple[list[int], list[int]]:
+    def expand(self, ids: Sequence[int], *, tiles: int, where: str | None = None) -> tuple[list[int], list[int]]:
         """Return the tokens of a prompt with those of its image, and the number of each one's feature from 1, or 0.
 
-        A prompt may have the tokens of an image already.
+        A prompt may have the tokens of an image already. An image that is not cut is one tile; 0 are no image.
 
         Raises :class:`ArtifactError` unless a prompt with an image has one place for it, and another has none.
         """
-        whole = [*ids]
-        if has_image and whole.count(self.token) != self.count:
+        whole, count = [*ids], self.count * tiles
+        if tiles and whole.count(self.token) != count:
             places = [place for place, token in enumerate(ids) if token == self.prompt_token]
             if len(places) != 1:
                 what = f"the prompt has {len(places)} places for its image"
                 raise ArtifactError(
                     what, where, f"write the token {self.prompt_token} once, as the model's examples do"
                 )
-            tokens = [*self.before, *[self.token] * self.count, *self.after]
-            whole[places[0] : places[0] + 1] = tokens
-            if whole.count(self.token) != self.count:
+            whole[places[0] : places[0] + 1] = self.tokens(tiles)
+            if whole.count(self.token) != count:
                 raise ArtifactError(f"the prompt has the token {self.token} beside those of its image", where)
-        elif not has_image and self.prompt_token in ids:
+        elif not tiles and self.prompt_token in ids:
             raise ArtifactError("the prompt has a place for an image, but there is none", where, "give both")
         indices, number = [0] * len(whole), 0
-        for place, token in enumerate(whole if has_image else ()):
+        for place, token in enumerate(whole if tiles else ()):
             if token == self.token:
                 number += 1
                 indices[place] = number
         return whole, indices
+
+    def tokens(self, tiles: int) -> list[int]:
+        """Return the tokens of an image of a number of tiles."""
+        features = [self.token] * self.count
+        if tiles == 1:
+            return [*self.before, *features, *self.after]
+        more = tiles - 1 - len(self.before_tiles)
+        leads = *self.before_tiles[: tiles - 1], *[()] * more, self.before_thumbnail
+        return [*(token for lead in leads for token in (*lead, *features)), *self.after]

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Literal
 
-from zoo import Cost, EmbeddingConfig, ImagePreparation
+from zoo import Cost, EmbeddingConfig, ImagePreparation, ImageTiling
 from zoo.spectrogram import SAMPLING_RATE, SpectrogramKind
 
 IMAGE_OUTPUTS: Mapping[str, tuple[str, ...]] = {
@@ -53,8 +53,8 @@ class ClassFields(EmbeddingConfig):
         "num_kv_heads", "head_dim", "value_head_dim", "key_layers", "state_layers", "state_sizes", "num_parameters",
         "flops_per_token", "attention_layers", "num_heads", "num_patches", "output_sizes", "min_image_size",
         "max_detections", "depth_resample", "image_processor", "image_token_id", "image_prompt_id", "image_before",
-        "image_after", "min_samples", "min_positions", "samples_per_position",
-        "prompt_replaces_start",
+        "image_after", "image_before_tiles", "image_before_thumbnail", "image_tiling", "min_tiles", "max_tiles",
+        "min_samples", "min_positions", "samples_per_position", "prompt_replaces_start",
     )  # fmt: skip
     task: Literal[
         "feature-extraction",
@@ -135,6 +135,10 @@ class ClassFields(EmbeddingConfig):
     """Tokens before those of an image."""
     image_after: tuple[int, ...] = ()
     """Tokens after those of an image."""
+    image_before_tiles: tuple[tuple[int, ...], ...] = ()
+    """Tokens before those of each tile but the last, in place of ``image_before``, if there are several."""
+    image_before_thumbnail: tuple[int, ...] = ()
+    """Tokens before those of the last of several tiles, which is the whole image."""
     output_sizes: dict[str, Any] = field(default_factory=dict, hash=False)
     """The outputs for images but those of a classifier, each with its sizes after the batch; ``height`` and ``width``
     are those of the image."""
@@ -166,6 +170,13 @@ class ClassFields(EmbeddingConfig):
     """How half of a margin with an odd number of pixels is rounded."""
     image_transparency: Literal["ignored", "white"] | None = None
     """Treatment of the transparent colour of an image: see ``image_transparency`` of :class:`zoo.ImagePreparation`."""
+    image_tiling: Literal["aspect_ratio"] | None = None
+    """How images in texts are cut into tiles of ``image_size``, before the whole image as a last tile: see
+    :class:`zoo.ImageTiling`; None if they are not cut."""
+    min_tiles: int | None = None
+    """Smallest number of tiles, without the last."""
+    max_tiles: int | None = None
+    """Largest number of tiles, without the last."""
     spectrogram: SpectrogramKind | None = None
     """The spectrogram that a class for sound reads: see ``zoo.audio.Spectrogram``; None for one that reads samples."""
     num_mel_bins: int | None = None
@@ -208,6 +219,10 @@ class ClassFields(EmbeddingConfig):
             raise ValueError(f"{self.task} needs num_kv_heads and head_dim")
         if self.has_free_images and self.task not in DENSE_TASKS:
             raise ValueError(f"image_resize {self.image_resize!r} is for answers per object or pixel, not {self.task}")
+        if self.tiling is not None:
+            images = self.images()
+            if self.task != "image-text-to-text" or (images.image_resize, images.image_crop) != ("stretch", 1):
+                raise ValueError("image_tiling is for the task 'image-text-to-text', and images that are stretched")
         if self.task in READS_IMAGES:
             for name, value in self.images().to_dict().items():
                 self.default(name, value)
@@ -241,6 +256,11 @@ class ClassFields(EmbeddingConfig):
     def has_free_images(self) -> bool:
         """Whether images have many sizes."""
         return self.images().has_many_sizes
+
+    @property
+    def tiling(self) -> ImageTiling | None:
+        """How images are cut into tiles; None if they are not."""
+        return ImageTiling.of(lambda name: getattr(self, name))
 
     @property
     def image_sides(self) -> tuple[int, int]:

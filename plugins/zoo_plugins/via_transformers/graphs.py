@@ -172,14 +172,21 @@ def _image_and_text(c: ClassFields) -> tuple[Graph, ...]:
     """Declare a graph for an image, one for the embeddings of a text with it, and a decoder that reads these.
 
     The embeddings are a graph of their own, so that the decoder may read a text with an image in any number of calls.
+    Of images that are cut into tiles, each tile is a row of the first graph.
     """
     count, width = c.num_patches or 1, c.hidden_size or 0
-    features = floats("image_features", "batch", count, width)
+    made = features = floats("image_features", "batch", count, width)
+    sizes, most = {}, count
+    if c.tiling is not None:
+        most = count * c.tiling.most_in_all
+        made = floats("tile_features", "batch", count, width)
+        features = floats("image_features", "batch", "features", width)
+        sizes = {"features": Size(min=count, max=most, multiple_of=count)}
     embeddings = floats("inputs_embeds", "batch", "sequence", width)
-    image = Graph(name="encoder", method="encode_image", inputs=(_pixels(c),), outputs=(features,))
-    ids = token_ids("input_ids", c.vocab_size or 0), token_ids("image_indices", count + 1)
+    image = Graph(name="encoder", method="encode_image", inputs=(_pixels(c),), outputs=(made,))
+    ids = token_ids("input_ids", c.vocab_size or 0), token_ids("image_indices", most + 1)
     inputs = *ids, features, mask("attention_mask")
-    embedder = Graph(name="embedder", method="embed", inputs=inputs, outputs=(embeddings,))
+    embedder = Graph(name="embedder", method="embed", inputs=inputs, outputs=(embeddings,), sizes=sizes)
     decoder = _decoder(c)
     reads = embeddings, *decoder.inputs[1:]
     return image, embedder, replace(decoder, name="decoder", method="decode_embeddings", inputs=reads)

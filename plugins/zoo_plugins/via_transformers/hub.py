@@ -20,6 +20,7 @@ from zoo.checkpoints import (
     image_processor,
     processor_file,
     read_image_prompt,
+    read_tiling,
     reading_values,
 )
 from zoo.spectrogram import HOP, SAMPLING_RATE
@@ -81,6 +82,7 @@ class _TransformersLayout(Layout):
             values |= stated_sizes(described, chosen)
             token = image_token(described) if values["task"] == "image-text-to-text" else None
             if token is not None and checkpoint.image_processor and _has_tokenizer(checkpoint):
+                values |= read_tiling(checkpoint.path, chosen)
                 values |= read_image_prompt(checkpoint.path, token)
         values |= chosen
         config = ViaTransformersConfig.from_dict(values, where)

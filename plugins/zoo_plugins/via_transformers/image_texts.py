@@ -91,11 +91,11 @@ def embed(
         original: the class.
         input_ids: (B, T).
         image_indices: (B, T), 0 for a token of the text, n for the n-th feature of the row's image.
-        image_features: (B, N, E).
+        image_features: (B, N, E); an index larger than N stands for the last feature.
         attention_mask: (B, T), 1 for a token and 0 for padding.
     """
     x: Tensor = original.get_input_embeddings()(input_ids)
-    places = (image_indices - 1).clamp(min=0)[..., None].expand(x.shape)
+    places = (image_indices - 1).clamp(min=0, max=image_features.shape[1] - 1)[..., None].expand(x.shape)
     x = torch.where(image_indices[..., None] > 0, image_features.gather(1, places).to(x.dtype), x)
     return x.masked_fill(attention_mask[..., None] == 0, 0)
 

@@ -91,7 +91,8 @@ class ViaTransformers(SharedModule):
             past_states: states after earlier calls, of the layers that have any; replaced in place.
             decoder_input_ids: (B, T), the target that an encoder-decoder reads, as in training.
             decoder_attention_mask: (B, T), of the target.
-            pixel_values: (B, C, height, width), of a class that reads images.
+            pixel_values: (B, C, height, width), of a class that reads images; of a text with an image that is cut into
+                tiles, those of the rows in turn, of each row as many.
             input_values: (B, samples), of a class that reads sound; (B, frames, mel bins), of AST.
             input_features: (B, mel bins, frames), of Whisper.
         """
@@ -265,7 +266,8 @@ class ViaTransformers(SharedModule):
         if pixel_values is None:
             none = torch.zeros_like(input_ids)
             return self.embed(input_ids, none, none.new_zeros(len(none), 1, self.config.hidden_size or 0), mask)
-        features = self.encode_image(pixel_values)
+        features = self.encode_image(pixel_values)  # (tiles of all rows, N, E)
+        features = features.reshape(len(input_ids), -1, features.shape[-1])
         is_image = input_ids.eq(self.config.image_token_id or 0).long()
         is_image = is_image if mask is None else is_image * mask
         indices = (is_image.cumsum(1) * is_image).clamp(max=features.shape[1])

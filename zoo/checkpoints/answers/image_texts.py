@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from zoo.checkpoints.image_texts import open_processor, process_prompt
+from zoo.checkpoints.image_texts import sample_shapes
 from zoo.checkpoints.images import same_pixels, sample_images
+from zoo.checkpoints.processors import open_processor, place_of_image, process_prompt
 from zoo.checkpoints.source import Checkpoint
 from zoo.errors import ArtifactError, ParityError
 from zoo.images import ImageReader
 from zoo.registry import ModelSpec
-from zoo.tokenizers.image_places import ImagePlaces
+from zoo.tokenizers.image_places import ImagePlaces, count_features
 from zoo.tokenizers.tokenizer import Tokenizer
 
 __all__ = ["compare_prompts"]
 
-_PROMPTS = (
+_PROMPTS: tuple[str, ...] = (
     "{}", "{} ", " {}", "USER: {}\nWhat is this?  ASSISTANT:", "{}\n\nTea?", "a{}b", "The rain has stopped. {} caption",
     "🙂{}Où est-il ?",
 )  # fmt: skip
@@ -26,16 +27,19 @@ def compare_prompts(spec: ModelSpec, checkpoint: Checkpoint, reader: ImageReader
 
     Raises:
         ParityError: some differ.
-        UsageError: the processor cannot be used, or makes several images of one.
+        UsageError: the processor cannot be used.
     """
-    places = ImagePlaces.of(spec.config, spec.graphs, checkpoint.where)
-    images, processor = sample_images(), open_processor(checkpoint.path)
-    for image in images:
-        pixels = reader.normalize(reader.read(image))
-        for text in (prompt.format(processor.image_token) for prompt in _PROMPTS):
+    places = ImagePlaces.of(spec.config, count_features(spec.graphs), checkpoint.where)
+    processor = open_processor(checkpoint.path)
+    cases = [(image, _PROMPTS) for image in sample_images()]
+    if reader.tiling is not None:
+        cases += [(image, _PROMPTS[3:4]) for image in sample_shapes()]
+    for image, prompts in cases:
+        pixels = reader.normalize(reader.read_tiles(image))
+        for text in (prompt.format(place_of_image(processor)) for prompt in prompts):
             expected = process_prompt(processor, image, text, checkpoint.path)
             try:
-                ids, _ = places.expand(tokenizer.encode(text).ids, has_image=True)
+                ids, _ = places.expand(tokenizer.encode(text).ids, tiles=len(pixels))
             except ArtifactError as error:
                 raise ParityError(
                     f"zoo refuses the prompt {text!r} ({error.what})", checkpoint.where, _REMEDY
@@ -46,4 +50,4 @@ def compare_prompts(spec: ModelSpec, checkpoint: Checkpoint, reader: ImageReader
             if not same_pixels(pixels, expected.pixels):
                 what = f"an image of {image.width} x {image.height} pixels becomes other pixels than by the original"
                 raise ParityError(what, checkpoint.where, _REMEDY)
-    return len(images) * len(_PROMPTS)
+    return sum(len(prompts) for _, prompts in cases)

@@ -12,7 +12,7 @@ import numpy as np
 from zoo.arrays import Array
 from zoo.contract import Graph
 from zoo.errors import ArtifactError, UsageError, Wording, argument
-from zoo.tokenizers.image_places import ImagePlaces
+from zoo.tokenizers.image_places import ImagePlaces, count_features
 from zoo.tokenizers.inputs import Side, TextInputs, padded
 from zoo_runtime.generation.options import Generation
 from zoo_runtime.generation.stepper import Stepper, check_tokens
@@ -31,7 +31,7 @@ class ImagePrompt(Tokens):
     """A prompt and its image, if it has one."""
 
     pixels: Array | None = field(kw_only=True, repr=False, compare=False)
-    """(channels, height, width)"""
+    """(tiles, channels, height, width); one tile of an image that is not cut."""
     indices: list[int] = field(kw_only=True, repr=False)
     """For each token, the number of the image's feature in its place, from 1, or 0."""
 
@@ -53,7 +53,7 @@ class ImageTextToText(Continue):
             raise UsageError("the model has no graphs for an image, embeddings and a decoder of these", session.path)
         self.encoder, self.embedder, _ = session.graphs
         self.inputs = TextInputs([self.embedder], session.config, session.path)
-        self.places = ImagePlaces.of(session.config, session.graphs, session.path)
+        self.places = ImagePlaces.of(session.config, count_features(session.graphs), session.path)
         if self.text_limit() is not None:  # which would count an image as one token, and might cut it off
             remedy = Wording("leave out truncate=True", "leave out --truncate")
             raise UsageError("prompts with images are not truncated", session.path, remedy)
@@ -84,7 +84,7 @@ class ImageTextToText(Continue):
         where, pixels = f"input {number}", None
         if isinstance(value, list | tuple) and len(value) == 2 and not are_ids(value):
             image, value = value
-            pixels = self.images.normalize(self.images.read(image, where))
+            pixels = self.images.normalize(self.images.read_tiles(image, where))
         if isinstance(value, str):
             ids = self.encode(number, value).ids
         elif are_ids(value):
@@ -92,13 +92,13 @@ class ImageTextToText(Continue):
         else:
             what = f"expected a prompt, or a pair of an image and a prompt, got {type(value).__name__}"
             raise ArtifactError(what, where)
-        ids, indices = self.places.expand(ids, has_image=pixels is not None, where=where)
+        ids, indices = self.places.expand(ids, tiles=0 if pixels is None else len(pixels), where=where)
         item = ImagePrompt(number, ids, pixels=pixels, indices=indices)
         self._check(item)
         return item
 
     def feed(self, items: Sequence[Tokens], *, left: bool = False) -> dict[str, Array]:
-        """Return the inputs of the graphs before the decoder; without images, their features are zeros."""
+        """Return the inputs of the graph of embeddings; the graph of images computes the features."""
         prompts = [item for item in items if isinstance(item, ImagePrompt)]
         side: Side = "left" if left else "right"
         rows = [(item.ids, [*item.indices, *[0] * (len(item.ids) - len(item.indices))]) for item in prompts]
@@ -107,21 +107,31 @@ class ImageTextToText(Continue):
             "image_indices": padded([indices for _, indices in rows], side),
             "attention_mask": padded([[1] * len(ids) for ids, _ in rows], side),
         }
-        shape = next((item.pixels.shape for item in prompts if item.pixels is not None), None)
-        if shape is None:
-            feeds["image_features"] = self._no_features(len(items))
-        else:
-            pixels = [np.zeros(shape, np.float32) if item.pixels is None else item.pixels for item in prompts]
-            feeds[self.encoder.input_tensors()[0].name] = np.stack(pixels).astype(self.session.dtype)
-        return feeds | chosen_adapters(self.session, items)
+        return feeds | {"image_features": self._features(prompts)} | chosen_adapters(self.session, items)
+
+    def _features(self, prompts: Sequence[ImagePrompt]) -> Array:
+        """Return the features of the images of prompts, (B, N, E), zeros after those of fewer tiles, or of no image."""
+        images = [prompt.pixels for prompt in prompts if prompt.pixels is not None]
+        if not images:
+            return self._no_features(len(prompts))
+        spec, (made,) = self.encoder.input_tensors()[0], self.encoder.output_tensors()
+        tiles, most = np.concatenate(images).astype(self.session.dtype), max(map(len, images))
+        step = max(len(prompts), most)  # which bounds the memory of a batch of images with many tiles
+        parts = [tiles[first : first + step] for first in range(0, len(tiles), step)]
+        found = np.concatenate([self.session.execute(self.encoder, {spec.name: part})[made.name] for part in parts])
+        count, width = found.shape[1:]
+        features = np.zeros((len(prompts), most * count, width), self.session.dtype)
+        for row, prompt in enumerate(prompts):
+            number = 0 if prompt.pixels is None else len(prompt.pixels)
+            features[row, : number * count] = found[:number].reshape(-1, width)
+            found = found[number:]
+        return features
 
     def start(self, items: Sequence[Tokens]) -> tuple[Sequence[Tokens], Stepper, Array, Array]:
         feeds = self.feed(items, left=True)
-        if "image_features" not in feeds:
-            image = {tensor.name: feeds[tensor.name] for tensor in self.encoder.input_tensors()}
-            feeds |= self.session.execute(self.encoder, image)
         first = self._embed(feeds)
-        stepper = self.session.stepper({"image_features": feeds["image_features"], "inputs_embeds": first})
+        (made,) = self.encoder.output_tensors()  # given, the stepper runs no graph but the decoder
+        stepper = self.session.stepper({made.name: feeds["image_features"], "inputs_embeds": first})
         return items, _Embedding(self, stepper, first), feeds["input_ids"], feeds["attention_mask"]
 
     def embed(self, ids: Array) -> Array:

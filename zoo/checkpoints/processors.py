@@ -1,0 +1,145 @@
+"""The processor of a checkpoint for texts with an image: read, checked, and applied by transformers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from zoo.arrays import Array
+from zoo.artifact.weights import load_json
+from zoo.checkpoints.images import PROCESSOR
+from zoo.errors import ArtifactError, UsageError, ZooError
+from zoo.limits import IMAGE_PIXELS, IMAGE_TILES, TEXT_CHARACTERS
+
+__all__ = ["ProcessedPrompt", "open_processor", "place_of_image", "process_prompt", "stated_tiles"]
+
+_INPUTS = {"attention_mask", "input_ids", "mm_token_type_ids", "pixel_values", "token_type_ids"}
+"""What a processor may make. Types of tokens are inputs of no model that is imported."""
+_FILES = ("processor_config.json", PROCESSOR, "tokenizer_config.json")
+"""Files that may name the class of a processor, the first that does."""
+_COUNTS = ("image_seq_length", "num_image_tokens", "num_additional_image_tokens")
+"""Values that say how many tokens an image has, all of which a processor writes into the text."""
+_TILES = ("crop_to_patches", "min_patches", "max_patches")
+"""Values that say into how many tiles images are cut."""
+
+
+@dataclass(frozen=True)
+class ProcessedPrompt:
+    """A prompt with an image, as a processor prepares it."""
+
+    ids: list[int]
+    pixels: Array
+    """(tiles, channels, height, width); one tile of an image that is not cut."""
+
+
+def open_processor(folder: Path) -> Any:
+    """Return the processor of a checkpoint, which prepares images with Pillow.
+
+    Raises:
+        ArtifactError: it states no size of patches, which it needs, or would cut images into more tiles or pixels than
+            are allowed.
+        ImportError: transformers is not installed.
+        UsageError: the processor cannot be read, or is not one of images and texts.
+    """
+    import transformers
+
+    load_all: Any = transformers.AutoProcessor.from_pretrained
+    load_images: Any = transformers.AutoImageProcessor.from_pretrained
+    options = {"local_files_only": True, "trust_remote_code": False}
+    try:
+        images = load_images(folder, backend="pil", **options)
+        processor = _without_videos(folder, images, options)
+        if processor is None:
+            processor = load_all(folder, **options)
+            processor.image_processor = images
+        assert isinstance(place_of_image(processor), str)
+        _check_tiles(processor, folder / PROCESSOR)
+        for name in _COUNTS:
+            count = getattr(processor, name, None) or 0
+            TEXT_CHARACTERS.check(count, f"{name} {count:,}", folder / _FILES[0])
+    except ZooError:
+        raise
+    except Exception as error:  # another library may raise anything
+        said = " ".join(str(error).split())[:200]
+        raise UsageError(f"the processor cannot be used: {said}", folder) from error
+    if hasattr(processor, "patch_size") and not processor.patch_size:  # by which it counts the tokens of an image
+        said = json.dumps(processor.patch_size)
+        raise ArtifactError(f"patch_size must be that of the model, got {said}", folder / _FILES[0])
+    return processor
+
+
+def _without_videos(folder: Path, images: Any, options: Mapping[str, Any]) -> Any:
+    """Return the processor of a checkpoint for images, texts and videos, but without videos, which need torchvision.
+
+    It is None if torchvision is installed, or if the processor is not one of videos: transformers then loads it whole.
+    """
+    import transformers
+    from transformers.utils import import_utils
+
+    files = (folder / name for name in _FILES)
+    names = (load_json(path).get("processor_class") for path in files if path.exists())
+    cls: Any = getattr(transformers, str(next(filter(None, names), None)), None)
+    if import_utils.is_torchvision_available() or cls is None or "video_processor" not in cls.get_attributes():
+        return None
+
+    class WithoutVideos(cls):  # type: ignore[misc]
+        def check_argument_for_proper_class(self, name: str, argument: Any) -> Any:
+            return None if argument is None else super().check_argument_for_proper_class(name, argument)
+
+    WithoutVideos.__name__ = cls.__name__
+    load_tokenizer: Any = transformers.AutoTokenizer.from_pretrained
+    parts = {"image_processor": images, "tokenizer": load_tokenizer(folder, **options), "video_processor": None}
+    values, _ = cls.get_processor_dict(folder, **options)
+    return WithoutVideos.from_args_and_dict([parts[name] for name in cls.get_attributes()], values)
+
+
+def _check_tiles(processor: Any, where: Path) -> None:
+    """Raise an error for a processor that cuts images into too many tiles, too large ones, or an impossible number."""
+    if (tiles := stated_tiles(processor)) is None:
+        return
+    least, most = tiles
+    if not 1 <= least <= most:
+        raise UsageError(f"min_patches {least} does not lie between 1 and max_patches {most}", where)
+    IMAGE_TILES.check(most, f"max_patches {most:,}", where)
+    height, width = ((processor.image_processor.size or {}).get(side) or 0 for side in ("height", "width"))
+    IMAGE_PIXELS.check(most * height * width, f"{most} tiles of {width} x {height} pixels", where)
+
+
+def stated_tiles(processor: Any) -> tuple[int, int] | None:
+    """Return the smallest and largest number of tiles into which images are cut, None if they are not.
+
+    The options of a processor for images and texts come before those of its part for images.
+    """
+    options: Mapping[str, Any] = getattr(processor, "images_kwargs", None) or {}
+    cuts, least, most = (options.get(name, getattr(processor.image_processor, name, None)) for name in _TILES)
+    return (int(least or 1), int(most)) if cuts and most and int(most) > 1 else None
+
+
+def place_of_image(processor: Any) -> str:
+    """Return the text that stands for an image in prompts, which may be that of its features."""
+    return getattr(processor, "image_placeholder_token", None) or processor.image_token
+
+
+def process_prompt(processor: Any, image: Any, text: str, where: Path, **options: Any) -> ProcessedPrompt:
+    """Apply a processor to an image of Pillow and a prompt.
+
+    Raises :class:`UsageError` if that fails, or gives other inputs than token ids and the pixels of tiles.
+    """
+    try:
+        found = dict(processor(images=[image], text=[text], **options))
+        (ids,), pixels = found["input_ids"], np.asarray(found["pixel_values"])
+        others = sorted(found.keys() - _INPUTS)
+    except Exception as error:  # another library may raise anything
+        said = " ".join(str(error).split())[:200]
+        raise UsageError(f"the processor cannot be used: {said}", where) from error
+    name = type(processor).__name__
+    if others:
+        raise UsageError(f"{name} makes {', '.join(others)} beside ids and pixels, which is not supported", where)
+    if pixels.ndim != 4:
+        raise UsageError(f"{name} makes pixels {pixels.shape} of an image, which is not supported", where)
+    return ProcessedPrompt([int(token) for token in ids], pixels)
