@@ -76,8 +76,21 @@ _RT_DETR = {
 _DEPTH = {
     "reassemble_hidden_size": 32, "neck_hidden_sizes": [16] * 4, "fusion_hidden_size": 16, "head_hidden_size": 16
 }  # fmt: skip
+_TEXTS = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
+_IMAGES = ("image_size", *_TEXTS[1:])
 SPECIAL: Mapping[str, Mapping[str, Any]] = {
     "depth_anything": _DEPTH, "prompt_depth_anything": _DEPTH,
+    "align": {
+        "vision_config": {
+            "image_size": 64, "width_coefficient": 0.2, "in_channels": [32, 16], "out_channels": [16, 320],
+            "kernel_sizes": [3, 3], "strides": [1, 2], "num_block_repeats": [1, 1], "expand_ratios": [1, 6],
+            "depthwise_padding": [],
+        },
+        "projection_dim": 64,
+    },
+    "siglip": {"text_config": {**{key: SMALL[key] for key in _TEXTS}, "projection_size": SMALL["hidden_size"]}},
+    "tipsv2": {"vision_config": {"patch_size": 16, **{key: SMALL[key] for key in _IMAGES}}},
+    "vision-text-dual-encoder": {"vision_config": {"model_type": "vit", **{key: SMALL[key] for key in _IMAGES}}},
     "detr": _DETR, "conditional_detr": _DETR, "table-transformer": _DETR, "dab-detr": {**_DETR, "hidden_size": 32},
     "deformable_detr": {
         **_DETR, "d_model": 64,

@@ -34,7 +34,8 @@ through the [classes of transformers](architectures/via-transformers.md), export
 """
 _PEERS = """
 The columns of other exporters say what [`zoo audit`](howto/audit.md) found in the graphs that these made of the same
-models: *right*, within the limits that are named, or *wrong*. *exported* means that they were not audited.
+models: *right*, within the limits that are named, or *wrong*. *exported* means that they were not audited; an
+empty cell, that the type was not tried.
 """
 
 

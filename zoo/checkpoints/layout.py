@@ -117,9 +117,9 @@ class Layout:
     """Returns other JSON files of the checkpoint, by name, given zoo's configuration."""
     outputs: Mapping[str, str] = field(default_factory=dict)
     """Original names of outputs, where they differ from zoo's; an output with an empty name is not compared."""
-    end_token: Callable[[Any], int] | None = None
+    end_token: Callable[[Any], int | None] | None = None
     """Returns the token whose state the original reads, given zoo's configuration. The texts that are compared end with
-    it. By default, those of text classification end with ``eos_token_id``."""
+    it. By default, or if it is None, those of text classification end with ``eos_token_id``."""
     positions_skip_padding: bool = False
     """Whether the original gives no position to padding tokens inside a text. zoo counts all tokens that are not
     masked, so the texts that are compared have none inside."""

@@ -332,14 +332,17 @@ def _batches(config: Config, model: nn.Module, layout: Layout) -> Iterator[dict[
                 if name in inputs and mask in inputs:
                     inside = (inputs[name] == pad) & (inputs[mask] == 1)
                     inputs[name] = inputs[name].masked_fill(inside, int(pad == 0))
-        if isinstance(pad, int) and layout.runs_original and {"input_ids", "attention_mask"} <= inputs.keys():
+        compares = config.task == "zero-shot-image-classification"
+        repeats = layout.runs_original and not compares  # transformers sets ChineseCLIP's row of padding to zero
+        if isinstance(pad, int) and repeats and {"input_ids", "attention_mask"} <= inputs.keys():
             inputs["input_ids"][:, 1:2] = pad  # the same code treats it in the same way, also within a text
-        end = standard_fields(config).eos_token_id if config.task == "text-classification" else None
-        end = layout.end_token(config) if layout.end_token is not None else end
+        end: int | tuple[int, ...] | None = layout.end_token(config) if layout.end_token is not None else None
+        if end is None and config.task == "text-classification":
+            end = standard_fields(config).eos_token_id
         if isinstance(end, int) and "input_ids" in inputs:  # some read its state
             ids, tokens = inputs["input_ids"], inputs["attention_mask"]
             ids[(ids == end) & (tokens == 1)] = next(number for number in range(3) if number not in (end, pad))
-            if end != pad:  # no text ends with its padding
+            if end != pad or compares:  # no other text ends with its padding
                 ids[range(len(ids)), tokens.sum(1) - 1] = end
         image = standard_fields(config).image_token_id
         yield inputs if image is None else with_image(inputs, image, graphs, longest)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from zoo import Activation, Cost, Graph, ImageConfig, TensorSpec, attentions, cost, floats, mask, token_ids
 
-__all__ = ["CLIPConfig"]
+__all__ = ["CLIPConfig", "contrastive_graphs"]
 
 _MEAN = (0.48145466, 0.4578275, 0.40821073)
 _STD = (0.26862954, 0.26130258, 0.27577711)
@@ -127,34 +128,14 @@ class CLIPConfig(ImageConfig):
         length = self.max_seq_len if self.pad_texts else "sequence"
         ids = token_ids("input_ids", self.vocab_size, length=length, rows="texts")
         padding = () if self.pad_texts else (mask("attention_mask", padding="right", rows="texts"),)
-        pixels = floats("pixel_values", "images", self.num_channels, self.image_size, self.image_size)
-        texts, images = (floats(f"{name}_embeds", f"{name}s", self.embedding_size) for name in ("text", "image"))
-        logits = floats("logits_per_image", "images", "texts")
-        read = attentions(self.text_num_layers, self.text_num_heads, queries=length, keys=length, rows="texts")
-        return (
-            Graph(
-                name="text",
-                method="embed_texts",
-                inputs=(ids, *padding),
-                outputs=(texts,),
-                attentions=read,
-                rows=("texts",),
+        return contrastive_graphs(
+            (ids, *padding),
+            floats("pixel_values", "images", self.num_channels, self.image_size, self.image_size),
+            self.embedding_size,
+            text_attentions=attentions(
+                self.text_num_layers, self.text_num_heads, queries=length, keys=length, rows="texts"
             ),
-            Graph(
-                name="image",
-                method="embed_images",
-                inputs=(pixels,),
-                outputs=(images,),
-                attentions=self._image_attentions(),
-                rows=("images",),
-            ),
-            Graph(
-                name="similarity",
-                method="compare",
-                inputs=(images, texts),
-                outputs=(logits,),
-                rows=("images", "texts"),
-            ),
+            image_attentions=self._image_attentions(),
         )
 
     def _image_attentions(self) -> tuple[TensorSpec, ...]:
@@ -191,6 +172,51 @@ class CLIPConfig(ImageConfig):
         width, heads = self.image_hidden_size, self.image_num_heads
         block = _block_cost(width, heads, self.image_intermediate_size or 0, self.num_patches)
         return Cost(block.parameters - cost.layer_norm(width).parameters + width)
+
+
+def contrastive_graphs(
+    texts: Sequence[TensorSpec],
+    pixels: TensorSpec,
+    size: int,
+    *,
+    text_attentions: tuple[TensorSpec, ...] = (),
+    image_attentions: tuple[TensorSpec, ...] = (),
+) -> tuple[Graph, ...]:
+    """Return three graphs: the vectors of texts, those of images, and the logits of all pairs.
+
+    Args:
+        texts: the inputs of the first graph, with the rows ``texts``.
+        pixels: the input of the second, with the rows ``images``.
+        size: width of the vectors.
+        text_attentions: the attention weights of the first graph.
+        image_attentions: those of the second.
+    """
+    text_embeds, image_embeds = (floats(f"{name}_embeds", f"{name}s", size) for name in ("text", "image"))
+    return (
+        Graph(
+            name="text",
+            method="embed_texts",
+            inputs=tuple(texts),
+            outputs=(text_embeds,),
+            attentions=text_attentions,
+            rows=("texts",),
+        ),
+        Graph(
+            name="image",
+            method="embed_images",
+            inputs=(pixels,),
+            outputs=(image_embeds,),
+            attentions=image_attentions,
+            rows=("images",),
+        ),
+        Graph(
+            name="similarity",
+            method="compare",
+            inputs=(image_embeds, text_embeds),
+            outputs=(floats("logits_per_image", "images", "texts"),),
+            rows=("images", "texts"),
+        ),
+    )
 
 
 def _block_cost(width: int, heads: int, intermediate: int, context: int) -> Cost:

@@ -22,6 +22,7 @@ TASKS = (
     "object-detection",
     "semantic-segmentation",
     "depth-estimation",
+    "zero-shot-image-classification",
     "ctc-speech-recognition",
     "audio-classification",
 )

@@ -19,6 +19,7 @@ from transformers.initialization import no_init_weights
 from zoo import UsageError, ZooError
 from zoo.nn import Cache, LayerStates, recorded_scores
 from zoo_plugins.via_transformers.attention import UnknownOption
+from zoo_plugins.via_transformers.contrastive import contrastive_facts, require_contrastive
 from zoo_plugins.via_transformers.doubts import unfit
 from zoo_plugins.via_transformers.fields import (
     DENSE_TASKS,
@@ -26,6 +27,7 @@ from zoo_plugins.via_transformers.fields import (
     GENERATION_TASKS,
     IMAGE_OUTPUTS,
     IMAGE_TASKS,
+    IMAGE_TEXT_TASKS,
     READS_IMAGES,
     SOUND_TASKS,
     ClassFields,
@@ -65,6 +67,8 @@ def inspect_model(c: ClassFields, where: object = None) -> dict[str, Any]:
         _require_cross_attention(cls)
     if c.task == "image-text-to-text":
         require_image_texts(cls)
+    if c.task == "zero-shot-image-classification":
+        require_contrastive(cls)
     kinds = ("zoo", "eager") if getattr(cls, "_supports_attention_backend", False) else ("eager",)
     failures: list[Exception] = []
     for kind in kinds:
@@ -82,7 +86,7 @@ def inspect_model(c: ClassFields, where: object = None) -> dict[str, Any]:
     needs_padding = c.task == "text-classification" and c.pad_token_id is None
     remedy = "set pad_token_id, by which decoders find the end of a text" if needs_padding else None
     read = "images" if c.task in READS_IMAGES else "sound" if c.task in SOUND_TASKS else "texts"
-    read = "texts and images" if c.task == "image-text-to-text" else read
+    read = "texts and images" if c.task in IMAGE_TEXT_TASKS else read
     raise unfit(c.original, f"{c.model_class} cannot be called with {read} alone: {said}", where, remedy)
 
 
@@ -110,7 +114,7 @@ def _inputs(c: ClassFields, rows: int, length: int, device: str) -> dict[str, to
     images: dict[str, torch.Tensor] = {}
     if c.task in READS_IMAGES:
         images = {"pixel_values": torch.zeros(rows, c.num_channels or 0, *c.image_sides, device=device)}
-        if c.task != "image-text-to-text":
+        if c.task not in IMAGE_TEXT_TASKS:
             return images
     if c.spectrogram is not None:
         name, sizes = spectrogram_input(c)
@@ -233,17 +237,18 @@ def _count_features(c: ClassFields, features: torch.Tensor) -> int:
 
 def _text_facts(c: ClassFields, original: Any) -> dict[str, Any]:
     """Return the sizes that a class for texts states in its configuration and has in its modules."""
-    described = original.config.get_text_config(decoder=c.task in GENERATION_TASKS)
-    writer = getattr(original, "decoder", original) if c.task == "image-to-text" else original
-    parameters = signature(writer.forward).parameters
+    part = {"image-to-text": "decoder", "zero-shot-image-classification": "text_model"}.get(c.task, "")
+    text_model = getattr(original, part, original)
+    described = text_model.config.get_text_config(decoder=c.task in GENERATION_TASKS)
+    parameters = signature(text_model.forward).parameters
     counts = c.task in ("text-generation", "image-to-text", "image-text-to-text") and "position_ids" in parameters
     types = getattr(described, "type_vocab_size", 0) if "token_type_ids" in parameters else 0
-    longest, unused = getattr(described, "max_position_embeddings", None), _unused_positions(writer)
+    longest, unused = getattr(described, "max_position_embeddings", None), _unused_positions(text_model)
     if counts and unused:
-        what = f"{type(writer).__name__} skips padding tokens when it counts positions, which no decoder may"
+        what = f"{type(text_model).__name__} skips padding tokens when it counts positions, which no decoder may"
         raise UsageError(what, "model_class")
     return {
-        "vocab_size": _count_tokens(original, described),
+        "vocab_size": _count_tokens(text_model, described),
         "type_vocab_size": types or 0,
         "max_seq_len": longest - unused if isinstance(longest, int) and longest > unused else None,
         "hidden_size": getattr(described, "hidden_size", c.hidden_size),
@@ -251,6 +256,7 @@ def _text_facts(c: ClassFields, original: Any) -> dict[str, Any]:
         **({} if c.task in GENERATION_TASKS else dict.fromkeys(("num_kv_heads", "head_dim", "value_head_dim"))),
         "counts_positions": counts,
         **({"image_token_id": image_token(original.config)} if c.task == "image-text-to-text" else {}),
+        **(contrastive_facts(c) if c.task == "zero-shot-image-classification" else {}),
     }
 
 
@@ -337,6 +343,11 @@ def _sizes(c: ClassFields, model: nn.Module, outputs: Mapping[str, torch.Tensor]
         if c.has_free_images:
             return free_sizes(c, model, device)
         return {"output_sizes": {name: list(value.shape[1:]) for name, value in outputs.items()}}
+    if c.task == "zero-shot-image-classification":
+        width = outputs["text_embeds"].shape[-1]
+        for name in ("text_embeds", "image_embeds"):
+            _require(c, outputs[name], (_ROWS, width))
+        return {"embedding_size": width}
     if "last_hidden_state" in outputs:
         width = outputs["last_hidden_state"].shape[-1]
         _require(c, outputs["last_hidden_state"], (_LENGTH, width))
@@ -371,7 +382,7 @@ def _recorded(c: ClassFields, scores: Any) -> dict[str, int]:
     """
     shapes = {tuple(score.weights.shape) for score in scores}
     rows, heads, *lengths = shapes.pop() if len(shapes) == 1 else (0, 0)
-    if rows != _ROWS or c.task in (*ENCODER_DECODER_TASKS, *DENSE_TASKS, "image-text-to-text"):
+    if rows != _ROWS or c.task in (*ENCODER_DECODER_TASKS, *DENSE_TASKS, *IMAGE_TEXT_TASKS):
         return {"attention_layers": 0}
     found = {"attention_layers": len(scores), "num_heads": heads}
     return {**found, "num_patches": lengths[0]} if c.task in IMAGE_TASKS else found

@@ -21,8 +21,10 @@ IMAGE_OUTPUTS: Mapping[str, tuple[str, ...]] = {
 IMAGE_TASKS = tuple(IMAGE_OUTPUTS)
 DENSE_TASKS = ("object-detection", "semantic-segmentation", "depth-estimation")
 """Tasks whose answers image processors compute from the outputs."""
-READS_IMAGES = (*IMAGE_TASKS, "image-to-text", "image-text-to-text")
-"""Tasks of classes that read images, the last with a text."""
+IMAGE_TEXT_TASKS = ("image-text-to-text", "zero-shot-image-classification")
+"""Tasks of classes that read images and texts."""
+READS_IMAGES = (*IMAGE_TASKS, "image-to-text", *IMAGE_TEXT_TASKS)
+"""Tasks of classes that read images."""
 SOUND_TASKS = ("ctc-speech-recognition", "audio-classification")
 """Tasks of classes that read sound. The others read texts."""
 ENCODER_DECODER_TASKS = ("text2text-generation", "image-to-text")
@@ -55,6 +57,7 @@ class ClassFields(EmbeddingConfig):
         "max_detections", "depth_resample", "image_processor", "image_token_id", "image_prompt_id", "image_before",
         "image_after", "image_before_tiles", "image_before_thumbnail", "image_tiling", "min_tiles", "max_tiles",
         "min_samples", "min_positions", "samples_per_position", "prompt_replaces_start",
+        "embedding_size", "pad_texts", "label_probabilities",
     )  # fmt: skip
     task: Literal[
         "feature-extraction",
@@ -73,6 +76,7 @@ class ClassFields(EmbeddingConfig):
         "object-detection",
         "semantic-segmentation",
         "depth-estimation",
+        "zero-shot-image-classification",
         "ctc-speech-recognition",
         "audio-classification",
     ] = "text-generation"
@@ -127,6 +131,12 @@ class ClassFields(EmbeddingConfig):
     num_patches: int | None = None
     """Positions of an image in these layers, or in the states of an encoder, with those of special tokens. In a text,
     the number of its tokens."""
+    embedding_size: int | None = None
+    """Width of the vectors of images and texts, of a class that compares them."""
+    pad_texts: bool = False
+    """Whether the texts of such a class are padded to ``max_seq_len`` tokens, which are all read."""
+    label_probabilities: Literal["softmax", "sigmoid"] = "softmax"
+    """How the logits of an image become probabilities of labels: all together, or each on its own."""
     image_token_id: int | None = None
     """Token in the place of each position of an image in a text."""
     image_prompt_id: int | None = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from zoo import Graph, KeyValues, Size, States, TensorSpec, attentions, floats, mask, token_ids
+from zoo_plugins.clip.config import contrastive_graphs
 from zoo_plugins.via_transformers.fields import (
     ENCODER_DECODER_TASKS,
     IMAGE_TASKS,
@@ -28,6 +29,8 @@ def graphs_of(c: ClassFields) -> tuple[Graph, ...]:
         return (_decoder(c),)
     if c.task == "image-text-to-text":
         return _image_and_text(c)
+    if c.task == "zero-shot-image-classification":
+        return _contrastive(c)
     inputs = [token_ids("input_ids", c.vocab_size or 0)]
     if not c.reads_padding:
         inputs.append(mask("attention_mask", padding="right"))
@@ -190,6 +193,18 @@ def _image_and_text(c: ClassFields) -> tuple[Graph, ...]:
     decoder = _decoder(c)
     reads = embeddings, *decoder.inputs[1:]
     return image, embedder, replace(decoder, name="decoder", method="decode_embeddings", inputs=reads)
+
+
+def _contrastive(c: ClassFields) -> tuple[Graph, ...]:
+    """Declare a graph for texts, one for images, and one for the logits of all pairs."""
+    length = c.max_seq_len if c.pad_texts and c.max_seq_len else "sequence"
+    texts = [token_ids("input_ids", c.vocab_size or 0, length=length, rows="texts")]
+    if not c.pad_texts:
+        texts.append(mask("attention_mask", padding="right", rows="texts"))
+    if c.type_vocab_size > 1:
+        texts.append(token_ids("token_type_ids", c.type_vocab_size, length=length, rows="texts"))
+    pixels = floats("pixel_values", "images", c.num_channels or 0, *c.image_sides)
+    return contrastive_graphs(texts, pixels, c.embedding_size or 0)
 
 
 def _key_values(c: ClassFields, name: str, length: str | int) -> KeyValues:

@@ -80,6 +80,10 @@ class _TransformersLayout(Layout):
             values["prompt_replaces_start"] = _has_donut(original)
             described = read_original(ViaTransformersConfig.from_dict(values, where), where)
             values |= stated_sizes(described, chosen)
+            if values["task"] == "zero-shot-image-classification":
+                padding = checkpoint.special_token("pad_token")
+                stated = getattr(described.get_text_config(), "pad_token_id", None)
+                values["pad_token_id"] = stated if padding is None else padding
             token = image_token(described) if values["task"] == "image-text-to-text" else None
             if token is not None and checkpoint.image_processor and _has_tokenizer(checkpoint):
                 values |= read_tiling(checkpoint.path, chosen)
@@ -240,6 +244,16 @@ def _rule(config: ViaTransformersConfig) -> dict[str, Any]:
     return {}
 
 
+def _end_token(config: ViaTransformersConfig) -> int | None:
+    """Return the token that ends a text, for classes that compare images with texts."""
+    from zoo_plugins.via_transformers.contrastive import end_of_text
+    from zoo_plugins.via_transformers.originals import read_original
+
+    if config.task != "zero-shot-image-classification" or config.pad_texts:
+        return None
+    return end_of_text(read_original(config))
+
+
 def _notes(config: ViaTransformersConfig) -> Sequence[str]:
     """Return what is not promised for a model."""
     if not config.reads_padding:
@@ -255,6 +269,7 @@ LAYOUT = _TransformersLayout(
     outputs={"sentence_embedding": "", "logits": "last_hidden_state"},  # where the original has no such output
     runs_original=True,
     positions_skip_padding=True,  # in decoders such as M2M-100's
+    end_token=_end_token,
     files=_files,
     notes=_notes,
 )

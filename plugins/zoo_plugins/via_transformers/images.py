@@ -71,10 +71,17 @@ def _free_candidates(processor: Any) -> Iterator[dict[str, Any]]:
 
 
 def _pixel_fields(processor: Any, channels: int) -> dict[str, Any]:
-    """Return the filter and the normalisation of a processor, as fields of zoo's."""
+    """Return the filter and the normalisation of a processor, as fields of zoo's.
+
+    That of EfficientNet, which ALIGN has too, may also subtract 1, and divide by the deviation twice.
+    """
     scale = 255 * (processor.rescale_factor if processor.do_rescale else 1)  # zoo's pixels lie in [0, 1]
-    shift = (processor.image_mean, processor.image_std) if processor.do_normalize else (0.0, 1.0)
-    mean, std = (tuple((np.broadcast_to(value, channels) / scale).tolist()) for value in shift)
+    shift, factor = (processor.image_mean, processor.image_std) if processor.do_normalize else (0.0, 1.0)
+    if processor.do_rescale and getattr(processor, "rescale_offset", False):
+        shift = np.add(shift, 1)
+    if getattr(processor, "include_top", False):
+        factor = np.multiply(factor, processor.image_std)
+    mean, std = (tuple((np.broadcast_to(value, channels) / scale).tolist()) for value in (shift, factor))
     return {
         "num_channels": channels,
         "image_mean": mean,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["READS_PADDING", "UNSUPPORTED", "is_known"]
+__all__ = ["PADS_TEXTS", "READS_PADDING", "UNSUPPORTED", "is_known"]
 
 READS_PADDING = {
     "convbert": "its convolutions read the neighbours of a token",
@@ -13,6 +13,8 @@ READS_PADDING = {
     **dict.fromkeys(("sew", "sew-d"), "it pools neighbouring positions"),
 }
 """Model types whose answers depend on padding by design, and why."""
+PADS_TEXTS = ("siglip",)
+"""Model types that compare images with texts, and read texts padded to the greatest length, without a mask."""
 UNSUPPORTED = {
     "fsmt": "its decoder has no causal mask in a call with a cache, and so reads one token at a time",
     "git": "with a cache, its mask has an image before the text",

@@ -15,6 +15,7 @@ from torch.nn import Module
 
 from zoo.modules import SharedModule, store_buffers
 from zoo.nn import Cache, EmbeddingHead, LayerStates, positions_of
+from zoo_plugins.via_transformers import contrastive
 from zoo_plugins.via_transformers.cache import PastCache, cache_argument
 from zoo_plugins.via_transformers.fields import ENCODER_DECODER_TASKS, IMAGE_OUTPUTS, ClassFields
 from zoo_plugins.via_transformers.image_texts import decode_embeddings, embed, encode_image
@@ -105,13 +106,11 @@ class ViaTransformers(SharedModule):
             assert input_ids is not None
             embeddings = self._embed_with_image(input_ids, attention_mask, pixel_values)
             return {"logits": self.decode_embeddings(embeddings, attention_mask, past_key_values, past_states)}
+        if pixel_values is not None and input_ids is not None:
+            texts, images = self.embed_texts(input_ids, attention_mask, token_type_ids), self.embed_images(pixel_values)
+            return {"logits_per_image": self.compare(images, texts), "text_embeds": texts, "image_embeds": images}
         if pixel_values is not None:
-            self._forget()
-            with whole_images(self.original):
-                found = self.original(pixel_values=pixel_values, return_dict=True)
-            if c.task == "image-classification":
-                return {"logits": found.get("logits", found.get("last_hidden_state"))}  # PP-LCNet's has the latter name
-            return {name: found[name] for name in self._image_outputs() if found.get(name) is not None}
+            return self._see(pixel_values)
         if input_values is not None or input_features is not None:
             return {"logits": self._hear(input_values, input_features, attention_mask)}
         assert input_ids is not None
@@ -203,6 +202,15 @@ class ViaTransformers(SharedModule):
         masks = decoder_attention_mask, attention_mask
         return decode(self.original, self.config, decoder_input_ids, cross_key_values, *masks, past_key_values)
 
+    def _see(self, pixel_values: Tensor) -> dict[str, Tensor]:
+        """Return the outputs for images, of a class that reads nothing else."""
+        self._forget()
+        with whole_images(self.original):
+            found = self.original(pixel_values=pixel_values, return_dict=True)
+        if self.config.task == "image-classification":
+            return {"logits": found.get("logits", found.get("last_hidden_state"))}  # PP-LCNet's has the latter name
+        return {name: found[name] for name in self._image_outputs() if found.get(name) is not None}
+
     def _with_choices(self, options: dict[str, Any]) -> dict[str, Any]:
         """Return texts (B, T) with one choice each, (B, 1, T), for a class that reads choices."""
         if self.config.task != "multiple-choice":
@@ -257,6 +265,31 @@ class ViaTransformers(SharedModule):
         """
         pasts = past_key_values, past_states
         return decode_embeddings(self.original, self.config, inputs_embeds, attention_mask, *pasts)
+
+    def embed_texts(
+        self, input_ids: Tensor, attention_mask: Tensor | None = None, token_type_ids: Tensor | None = None
+    ) -> Tensor:
+        """Return the vectors of texts, of length 1, (M, D).
+
+        Args:
+            input_ids: (M, T).
+            attention_mask: (M, T), 1 for a token and 0 for padding; without effect if the class reads padding.
+            token_type_ids: (M, T), the segment of each token; all 0 by default.
+        """
+        mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
+        types = torch.zeros_like(input_ids) if token_type_ids is None else token_type_ids
+        c = self.config
+        return contrastive.embed_texts(
+            self.original, input_ids, None if c.pad_texts else mask, types if c.type_vocab_size else None
+        )
+
+    def embed_images(self, pixel_values: Tensor) -> Tensor:
+        """Return the vectors of images, of length 1, (N, C, height, width) -> (N, D)."""
+        return contrastive.embed_images(self.original, pixel_values)
+
+    def compare(self, image_embeds: Tensor, text_embeds: Tensor) -> Tensor:
+        """Return the logits of all pairs of an image and a text, (N, D) and (M, D) -> (N, M)."""
+        return contrastive.compare(self.original, image_embeds, text_embeds)
 
     def _embed_with_image(
         self, input_ids: Tensor, attention_mask: Tensor | None, pixel_values: Tensor | None

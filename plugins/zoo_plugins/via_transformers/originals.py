@@ -27,6 +27,7 @@ _MAPPINGS = {
     "object-detection": "MODEL_FOR_OBJECT_DETECTION_MAPPING_NAMES",
     "semantic-segmentation": "MODEL_FOR_SEMANTIC_SEGMENTATION_MAPPING_NAMES",
     "depth-estimation": "MODEL_FOR_DEPTH_ESTIMATION_MAPPING_NAMES",
+    "zero-shot-image-classification": "MODEL_FOR_ZERO_SHOT_IMAGE_CLASSIFICATION_MAPPING_NAMES",
     "ctc-speech-recognition": "MODEL_FOR_CTC_MAPPING_NAMES",
     "audio-classification": "MODEL_FOR_AUDIO_CLASSIFICATION_MAPPING_NAMES",
     "feature-extraction": "MODEL_MAPPING_NAMES",
@@ -43,6 +44,15 @@ _MAPPINGS = {
 """For each task, transformers' table of classes by model type. A class has the first task in whose table it is, and for
 which it has the inputs: see :func:`_reads`."""
 
+_UNLISTED = {
+    "zero-shot-image-classification": {
+        "aimv2": "Aimv2Model",
+        "groupvit": "GroupViTModel",
+        "vision-text-dual-encoder": "VisionTextDualEncoderModel",
+    }
+}
+"""For a task, classes by model type that its table lacks."""
+
 _CALLED = {"return_dict": True, "output_attentions": False, "output_hidden_states": False, "torchscript": False}
 """Settings of calls, not of the model, that a configuration may have."""
 
@@ -50,11 +60,16 @@ _CALLED = {"return_dict": True, "output_attentions": False, "output_hidden_state
 def class_for(original: Mapping[str, Any], task: str) -> str:
     """Return the class of a task for the model type of a configuration."""
     model_type = original["model_type"]
-    found = getattr(modeling_auto, _MAPPINGS[task]).get(model_type)
-    name = found if found is None or isinstance(found, str) else found[0]
+    name = next(iter(_classes(task, model_type)), None)
     if name is None or not _reads(name, task):
         raise UsageError(f"transformers {transformers.__version__} has no class of {model_type} for {task}")
-    return str(name)
+    return name
+
+
+def _classes(task: str, model_type: str) -> tuple[str, ...]:
+    """Return the classes of a model type in the table of a task."""
+    found = {**getattr(modeling_auto, _MAPPINGS[task]), **_UNLISTED.get(task, {})}.get(model_type, ())
+    return (found,) if isinstance(found, str) else tuple(found)
 
 
 def _reads(model_class: str, task: str) -> bool:
@@ -76,12 +91,7 @@ def task_of(model_class: str, model_type: str) -> str | None:
 
 def _tasks_of(model_class: str, model_type: str) -> list[str]:
     """Return the tasks in whose tables a class is."""
-    tables = {task: getattr(modeling_auto, table).get(model_type, ()) for task, table in _MAPPINGS.items()}
-    return [
-        task
-        for task, classes in tables.items()
-        if model_class in ((classes,) if isinstance(classes, str) else classes) and _reads(model_class, task)
-    ]
+    return [task for task in _MAPPINGS if model_class in _classes(task, model_type) and _reads(model_class, task)]
 
 
 def read_original(c: ClassFields, where: object = None) -> Any:

@@ -21,6 +21,7 @@ from zoo.artifact.prefixes import read_prefixes
 from zoo.checkpoints.answers.found import ComparedAnswers
 from zoo.checkpoints.answers.image_texts import compare_prompts
 from zoo.checkpoints.answers.images import DENSE, ImageComparison
+from zoo.checkpoints.answers.labels import compare_labels
 from zoo.checkpoints.answers.pipelines import FUNCTIONS, REMEDY, Answers, ask_exactly, close, scores_of, shown
 from zoo.checkpoints.answers.sounds import SoundComparison
 from zoo.checkpoints.answers.tokens import TokenComparison, ask
@@ -224,6 +225,9 @@ class AnswerComparison:
                 self._attempt("images to classes", lambda: images.compare_classes(model, theirs, self._answers))
             elif self.spec.task in DENSE:
                 self._attempt(DENSE[self.spec.task][0], lambda: images.compare_dense(model, theirs, self._answers))
+            elif self.spec.task == "zero-shot-image-classification" and "texts to token ids" in self.found.counts:
+                parts = images, self._tokenizer, self._original, model, theirs, self._answers
+                self._attempt("images and labels to probabilities", lambda: compare_labels(*parts))
         if "texts to token ids" not in self.found.counts or applies_activation(self.checkpoint):
             return
         if self.spec.task == "text-classification":

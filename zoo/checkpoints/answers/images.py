@@ -154,9 +154,12 @@ class ImageComparison:
 
     def _outputs(self, model: nn.Module, image: Any) -> dict[str, Tensor]:
         """Return the outputs of zoo's model in float64 for one image."""
-        feeds = {self.image.name: torch.from_numpy(self.reader.normalize(self.reader.read(image)))[None]}
         with torch.no_grad():
-            return call(self.spec.config, model, feeds, torch.float64)
+            return call(self.spec.config, model, self.feeds(image), torch.float64)
+
+    def feeds(self, image: Any) -> dict[str, Tensor]:
+        """Return one image of Pillow as an input of zoo's model, by its name."""
+        return {self.image.name: torch.from_numpy(self.reader.normalize(self.reader.read(image)))[None]}
 
 
 def _close(values: Array, expected: Array) -> bool:
