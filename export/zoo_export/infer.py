@@ -114,7 +114,7 @@ class _Call:
     def __call__(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         tensors = {name: tensor.to(self.device) for name, tensor in tensors.items()}
         try:
-            with torch.no_grad(), _evaluating(self._module):
+            with torch.no_grad(), evaluating(self._module):
                 result = call_by_name(self._module, tensors, self._module.forward)
             mapped = isinstance(result, Mapping) or hasattr(result, "_asdict")
             results = named_results(result, None if mapped else self._outputs)
@@ -133,7 +133,7 @@ class _Call:
 
 
 @contextmanager
-def _evaluating(module: nn.Module) -> Iterator[None]:
+def evaluating(module: nn.Module) -> Iterator[None]:
     modes = [(item, item.training) for item in module.modules()]
     module.eval()
     try:

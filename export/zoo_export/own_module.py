@@ -25,6 +25,7 @@ from zoo.models.tensors import tensor_groups
 from zoo.modules import build_module, graph_data
 from zoo.plugins.discovery import DISTRIBUTION
 from zoo.registry import ModelSpec, config_class
+from zoo_export.copies import require_same_copy
 from zoo_export.export import export_model
 from zoo_export.infer import Dims, infer_graph
 
@@ -107,6 +108,7 @@ def export_module(
             num_parameters=create.count_parameters(built),
         )
         model = create.build(spec, seed=seed, dtype=persist.common_dtype(built))
+        require_same_copy(built, spec)
         origin = Origin() if weights is None else _fill(model, built.state_dict().keys(), weights)
         with new_model_with_export(target, force=force) as place:
             persist.save_spec(spec, model, place, origin=origin)

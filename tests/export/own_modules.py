@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from types import MethodType
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 
 class Ranker(nn.Module):
@@ -165,6 +167,40 @@ class HoldsTensor(Ranker):
 class SavesMore(Ranker):
     def get_extra_state(self) -> str:
         return "more"
+
+
+class _Layers(nn.Module):
+    """Two linear layers, the first of which is doubled."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, vectors: Tensor) -> Tensor:
+        return self.second(self.first(vectors))
+
+
+def knows_by_closure() -> nn.Module:
+    layers = _Layers()
+    doubled = layers.first
+
+    def forward(layer: Any, vectors: Tensor) -> Tensor:
+        return F.linear(vectors, layer.weight, layer.bias) * (2 if layer is doubled else 3)
+
+    for layer in (layers.first, layers.second):
+        layer.forward = MethodType(forward, layer)
+    return layers
+
+
+def knows_by_key() -> nn.Module:
+    layers = _Layers()
+    scales = {layers.first: 2.0}
+
+    def forward(layer: Any, vectors: Tensor) -> Tensor:
+        return F.linear(vectors, layer.weight, layer.bias) * scales.get(layer, 3.0)
+
+    layers.first.forward = MethodType(forward, layers.first)
+    return layers
 
 
 def fails() -> nn.Module:

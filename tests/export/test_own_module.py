@@ -116,6 +116,16 @@ def test_arguments_and_results(name: str) -> None:
     assert outputs == (states if name == "Named" else {"output": ["batch"]})
 
 
+@pytest.mark.parametrize("name", ["knows_by_closure", "knows_by_key"])
+def test_module_of_which_a_copy_computes_something_else_is_refused(name: str) -> None:
+    """Exports are traced from a copy and compared with a copy, in which no module is the one that the code knows."""
+    call: dict[str, Any] = {"example": {"vectors": torch.randn(2, 8)}, "dims": {"vectors": ("batch", 8)}}
+    for module in (f"{HERE}:{name}", getattr(own_modules, name)()):
+        with pytest.raises(UsageError, match="a copy of the _Layers computes something else than the module itself"):
+            export_module(module, path="m", **call)
+        assert not Path("m").exists()
+
+
 def test_truth_values_as_outputs() -> None:
     export_module(f"{HERE}:Flagging", path="m", **CALL)
     (answer,) = load_session("m").run([{"input_ids": [5, 3]}])

@@ -20,7 +20,7 @@ from zoo.factories import check_code, check_reference, given_module
 from zoo.models.hooks import loading_hooks, saving_hooks
 from zoo.plugins.discovery import describe
 
-__all__ = ["SharedModule", "build_module", "store_buffers"]
+__all__ = ["SharedModule", "build_module", "copy_sharing_tensors", "store_buffers"]
 
 
 class SharedModule(nn.Module):
@@ -147,6 +147,16 @@ def _copy(module: nn.Module, *, on_meta: bool) -> nn.Module:
         value = torch.empty_like(tensor, device="meta") if on_meta else tensor.detach().cpu().clone()
         is_parameter = isinstance(tensor, nn.Parameter)
         copies[id(tensor)] = nn.Parameter(value, requires_grad=tensor.requires_grad) if is_parameter else value
+    return _deepcopy(module, copies)
+
+
+def copy_sharing_tensors(module: nn.Module) -> nn.Module:
+    """Return a copy with the same parameters and buffers. Raises :class:`UsageError` if it cannot be copied."""
+    return _deepcopy(module, {id(tensor): tensor for tensor in (*module.parameters(), *module.buffers())})
+
+
+def _deepcopy(module: nn.Module, copies: dict[int, Any]) -> nn.Module:
+    """Return a copy, given the copies of its tensors by the identity of each."""
     try:
         return copy.deepcopy(module, copies)
     except Exception as error:  # an attribute may be anything
