@@ -91,8 +91,8 @@ class ImagePreparation(Config):
     """How half of a margin with an odd number of pixels is rounded: down, as in transformers, or to the even number, as
     in torchvision."""
     image_transparency: Literal["ignored", "white"] = "ignored"
-    """What becomes of a colour that an image declares transparent, as palettes do: it stays, or becomes white, as with
-    ``do_convert_rgb`` of transformers. An opacity per pixel is ignored."""
+    """Whether a colour that an image declares transparent, as palettes do, is kept (``ignored``) or replaced by white,
+    as with ``do_convert_rgb`` of transformers. An opacity per pixel is ignored."""
 
     @property
     def sides(self) -> tuple[int, int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -66,11 +66,11 @@ def save(model_class: str, folder: Path, *, labels: Sequence[str] = ("cat", "dog
     return model
 
 
-def photographs() -> list[Image.Image]:
+def photographs(sizes: Iterable[tuple[int, int]] = SIZES) -> list[Image.Image]:
     """Return images of several proportions: noise over a gradient."""
     random = np.random.default_rng(1)
     images = []
-    for width, height in SIZES:
+    for width, height in sizes:
         across = np.linspace(0, 200, width)[None, :, None] * np.linspace(0, 1, height)[:, None, None]
         images.append(Image.fromarray((across + random.integers(0, 56, (height, width, 3))).astype(np.uint8)))
     return images

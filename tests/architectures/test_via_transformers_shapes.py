@@ -17,6 +17,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 import zoo as library
 from tests.architectures.originals import save_random
+from tests.architectures.test_via_transformers_detection import photographs
 from tests.conftest import Result
 from tests.exported import sign_export
 from zoo.checkpoints import Exact, export_checkpoint, import_checkpoint, process_images
@@ -96,16 +97,6 @@ def save_processor(folder: Path, name: str, **settings: Any) -> None:
     (folder / "preprocessor_config.json").write_text(json.dumps({**body, "image_processor_type": name}))
 
 
-def photographs() -> list[Image.Image]:
-    """Return images of several proportions: noise over a gradient."""
-    random = np.random.default_rng(1)
-    images = []
-    for width, height in SIZES:
-        across = np.linspace(0, 200, width)[None, :, None] * np.linspace(0, 1, height)[:, None, None]
-        images.append(Image.fromarray((across + random.integers(0, 56, (height, width, 3))).astype(np.uint8)))
-    return images
-
-
 def pipeline_of(folder: Path, model: Any) -> Any:
     processor = transformers.AutoImageProcessor.from_pretrained(folder, backend="pil")  # type: ignore[no-untyped-call]
     name = type(model).__name__
@@ -153,12 +144,12 @@ def test_answers_of_an_export_equal_those_of_the_pipeline(tmp_path: Path, model_
     assert imported.answers.counts["images to pixels"] == 4
     assert export_model(tmp_path / "ours").passed
     with load_session(tmp_path / "ours") as session:
-        answers = session.run(photographs())
-    for answer, image in zip(answers, photographs(), strict=True):
+        answers = session.run(photographs(SIZES))
+    for answer, image in zip(answers, photographs(SIZES), strict=True):
         require_equal(answer, theirs(image), image)
     export_checkpoint(tmp_path / "ours", tmp_path / "back")
     again = pipeline_of(tmp_path / "back", type(model).from_pretrained(tmp_path / "back"))
-    require_equal(answers[0], again(photographs()[0]), photographs()[0])
+    require_equal(answers[0], again(photographs(SIZES)[0]), photographs(SIZES)[0])
 
 
 def test_size_of_images_that_are_not_square(tmp_path: Path, zoo: Zoo) -> None:
@@ -185,7 +176,7 @@ def test_images_of_many_sizes_have_the_answers_of_the_pipeline(tmp_path: Path, m
     assert imported.answers.counts["images to pixels"] == 4
     assert imported.spec.graphs[0].input_tensors()[0].dims == ("batch", 3, "height", "width")
     assert export_model(tmp_path / "ours").passed
-    images, options = photographs(), {"threshold": 0.0} if "Detection" in model_class else {}
+    images, options = photographs(SIZES), {"threshold": 0.0} if "Detection" in model_class else {}
     if "Yolos" in model_class:  # whose processor refuses narrow images
         images = [image for image in images if min(image.size) >= 40]
     with load_session(tmp_path / "ours") as session:
@@ -238,7 +229,7 @@ def test_images_that_are_too_narrow_are_refused(tmp_path: Path, zoo: Zoo) -> Non
     ):
         Image.new("RGB", (width, height)).save("narrow.png")
         zoo("run", "ours", "narrow.png").failed(3, problem, "input 1")
-    photographs()[0].save("wide.png")
+    photographs(SIZES)[0].save("wide.png")
     assert zoo("run", "ours", "wide.png", "--option", "threshold=0").status == 0
     refused = zoo("import", tmp_path / "hub", "-o", "b", "--via", "transformers", "--task", "image-feature-extraction")
     refused.failed(2, "image_resize 'edges' is for answers per object or pixel, not image-feature-extraction")
@@ -289,11 +280,11 @@ def test_texts_of_donut_equal_those_of_transformers(tmp_path: Path, turns: bool)
     assert export_model(tmp_path / "ours").passed
     options: dict[str, Any] = {"min_new_tokens": 8, "max_new_tokens": 12, "num_beams": 3, "repetition_penalty": 1.5}
     with load_session(tmp_path / "ours") as session:
-        found = session.run(photographs(), prompt="<s_task> w3", **options)
+        found = session.run(photographs(SIZES), prompt="<s_task> w3", **options)
     read: Any = transformers.AutoImageProcessor.from_pretrained
     export_checkpoint(tmp_path / "ours", tmp_path / "back")
     pixels, again = (
-        read(tmp_path / name, backend="pil")(photographs(), return_tensors="pt")["pixel_values"]
+        read(tmp_path / name, backend="pil")(photographs(SIZES), return_tensors="pt")["pixel_values"]
         for name in ("hub", "back")
     )
     assert torch.equal(pixels, again)

@@ -19,7 +19,7 @@ from zoo.limits import IMAGE_PIXELS, IMAGE_TILES, TEXT_CHARACTERS
 __all__ = ["ProcessedPrompt", "open_processor", "place_of_image", "process_prompt", "stated_tiles"]
 
 _INPUTS = {"attention_mask", "input_ids", "mm_token_type_ids", "pixel_values", "token_type_ids"}
-"""What a processor may make. Types of tokens are inputs of no model that is imported."""
+"""Outputs that a processor may have. Token types are not read: no imported model has them as inputs."""
 _FILES = ("processor_config.json", PROCESSOR, "tokenizer_config.json")
 """Files that may name the class of a processor, the first that does."""
 _COUNTS = ("image_seq_length", "num_image_tokens", "num_additional_image_tokens")

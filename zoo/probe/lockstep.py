@@ -8,7 +8,6 @@ get it from a single product. One thread runs at a time, so a model need not be 
 
 from __future__ import annotations
 
-import copy
 import threading
 from collections.abc import Callable, Sequence
 from contextvars import copy_context
@@ -18,6 +17,7 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor, nn
 
+from zoo.modules.factory import copy_sharing_tensors
 from zoo.probe.widened import Ask, WideWeight, asking, product
 
 __all__ = ["copies", "is_wide", "run_together"]
@@ -27,8 +27,7 @@ Result = TypeVar("Result")
 
 def copies(model: nn.Module, number: int) -> list[nn.Module]:
     """Return copies of a model's modules with the same parameters and buffers, whose other attributes are their own."""
-    tensors = [*model.parameters(), *model.buffers()]
-    return [copy.deepcopy(model, {id(tensor): tensor for tensor in tensors}) for _ in range(number)]
+    return [copy_sharing_tensors(model) for _ in range(number)]
 
 
 def run_together(functions: Sequence[Callable[[], Result]]) -> list[Result]:

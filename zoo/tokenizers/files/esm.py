@@ -16,7 +16,7 @@ __all__ = ["ESM_CLASS", "esm_tokenizer"]
 
 ESM_CLASS = "EsmTokenizer"
 _SPACES = r"[\s\x1c-\x1f]+"
-"""What Python's ``str.split`` divides texts at, which includes the separators of ASCII."""
+"""Spaces as of Python's ``str.split``, which include the separators of ASCII, U+001C to U+001F."""
 
 
 def esm_tokenizer(path: Path, names: Mapping[str, str]) -> Tokenizer:
