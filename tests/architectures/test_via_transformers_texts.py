@@ -12,7 +12,7 @@ import transformers
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from tests.architectures.originals import AMINO_ACIDS, save_random
-from zoo.checkpoints import import_checkpoint
+from zoo.checkpoints import export_checkpoint, import_checkpoint
 from zoo_export.export import export_model
 from zoo_runtime import Session, load_session
 
@@ -108,16 +108,22 @@ def test_tokens_in_the_place_of_a_mask_of_esm(tmp_path: Path) -> None:
             assert {row["token"]: row["probability"] for row in mask} == close(wanted)
 
 
-@pytest.mark.slow
-def test_masked_amino_acids_of_esm_2(tmp_path: Path) -> None:
-    """As published: a vocabulary without tokenizer.json, and embeddings scaled by the share of unmasked tokens."""
+def save_esm_2(folder: Path) -> Any:
+    """Save a random model as ESM-2 is published, with a vocabulary of amino acids; return its tokenizer."""
     config = transformers.EsmConfig(
         **SIZES, vocab_size=33, mask_token_id=32, position_embedding_type="rotary", token_dropout=True
     )
-    save_random("EsmForMaskedLM", config, tmp_path / "hub")
-    (tmp_path / "hub" / "vocab.txt").write_text("\n".join(AMINO_ACIDS), encoding="utf-8")
-    tokenizer = transformers.EsmTokenizer(str(tmp_path / "hub" / "vocab.txt"))
-    tokenizer.save_pretrained(str(tmp_path / "hub"))
+    save_random("EsmForMaskedLM", config, folder)
+    (folder / "vocab.txt").write_text("\n".join(AMINO_ACIDS), encoding="utf-8")
+    tokenizer = transformers.EsmTokenizer(str(folder / "vocab.txt"))
+    tokenizer.save_pretrained(str(folder))
+    return tokenizer
+
+
+@pytest.mark.slow
+def test_masked_amino_acids_of_esm_2(tmp_path: Path) -> None:
+    """As published: a vocabulary without tokenizer.json, and embeddings scaled by the share of unmasked tokens."""
+    save_esm_2(tmp_path / "hub")
     ask = pipeline_of("fill-mask", tmp_path / "hub")
     proteins = ["MKT<mask>LA", "M K <mask> L", "MKTAYIAKQR<mask>ISFVKSHFSRQ", "<mask>", "ACDEFGHIKLMN<mask>"]
     with exported(tmp_path) as session:
@@ -125,6 +131,17 @@ def test_masked_amino_acids_of_esm_2(tmp_path: Path) -> None:
             wanted = {row["token"]: row["score"] for row in ask(protein, top_k=5)}
             (mask,) = answer["masks"]
             assert {row["token"]: row["probability"] for row in mask} == close(wanted)
+
+
+def test_published_vocabulary_of_esm_2(tmp_path: Path) -> None:
+    """Its class reads vocab.txt, not tokenizer.json."""
+    tokenizer = save_esm_2(tmp_path / "hub")
+    import_checkpoint(tmp_path / "hub", tmp_path / "ours", verify=False)
+    export_checkpoint(tmp_path / "ours", tmp_path / "back", verify=False)
+    again = transformers.AutoTokenizer.from_pretrained(tmp_path / "back")
+    assert type(again) is transformers.EsmTokenizer
+    assert again.get_vocab() == tokenizer.get_vocab()
+    assert again("M K<mask>LB").input_ids == tokenizer("M K<mask>LB").input_ids
 
 
 @pytest.mark.slow

@@ -15,8 +15,8 @@ from zoo.classes import default_names
 from zoo.config import Config
 from zoo.contract import standard_fields
 from zoo.errors import ArtifactError, UsageError
-from zoo.tokenizers.files.ctc import ctc_files
 from zoo.tokenizers.files.load import read_tokenizer
+from zoo.tokenizers.files.vocabularies import class_files
 
 __all__ = [
     "generation_config",
@@ -135,8 +135,8 @@ def task_prefixes(checkpoint: Checkpoint) -> dict[str, str]:
     }
 
 
-def write_token_files(config: Config, tokenizer: Path) -> dict[str, dict[str, Any]]:
-    """Return the files that tell libraries how to use a tokenizer.json, for a model that lacks them."""
+def write_token_files(config: Config, tokenizer: Path) -> dict[str, Any]:
+    """Return the files that tell libraries how to use a tokenizer.json: objects of JSON, and text."""
     names = {}
     fields = standard_fields(config)
     for key, name in _SPECIAL.items():
@@ -151,7 +151,7 @@ def write_token_files(config: Config, tokenizer: Path) -> dict[str, dict[str, An
         "model_input_names": ["input_ids", *types, *masks],
     }
     files = {"special_tokens_map.json": names, "tokenizer_config.json": {**described, **names}}
-    return {**files, **ctc_files(tokenizer)}
+    return {**files, **class_files(tokenizer)}
 
 
 def _labels(hub: Mapping[str, Any], checkpoint: Checkpoint) -> tuple[str, ...]:

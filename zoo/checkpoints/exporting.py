@@ -167,7 +167,10 @@ def _write_files(stored: ModelDirectory, layout: Layout, stage: Path) -> None:
     hub = {**layout.write_config(config, stored.path), **write_common(config), "dtype": stored.dtype}
     for name, content in {**files, "config.json": hub}.items():
         (stage / name).parent.mkdir(exist_ok=True)
-        write_json(stage / name, content)
+        if isinstance(content, str):
+            (stage / name).write_text(content, encoding="utf-8")
+        else:
+            write_json(stage / name, content)
     (stage / CARD).write_text(
         model_card(stored.spec, stored.dtype, stored.origin, parameter_count(stored.spec)), encoding="utf-8"
     )

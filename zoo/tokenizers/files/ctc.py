@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 from zoo.artifact import TOKENIZER_CONFIG
 from zoo.artifact.weights import load_json
 from zoo.errors import ArtifactError, UsageError
-from zoo.tokenizers.files.load import content_of, read_tokenizer
+from zoo.tokenizers.files.load import content_of
 
 __all__ = ["CTC_CLASS", "CTC_VOCABULARY", "ctc_files", "ctc_tokenizer"]
 
@@ -60,13 +61,9 @@ def ctc_tokenizer(path: Path, settings: dict[str, Any], rows: int | None) -> Tok
     return tokenizer
 
 
-def ctc_files(path: Path) -> dict[str, Any]:
-    """Return the vocabulary of a tokenizer.json as its class reads it; none if a file beside it names another class."""
-    beside = path.with_name(TOKENIZER_CONFIG)
-    settings = load_json(beside) if beside.exists() else {}
-    if settings.get("tokenizer_class") != CTC_CLASS:
-        return {}
-    vocabulary, language = read_tokenizer(path).get_vocab(), settings.get("target_lang")
+def ctc_files(tokenizer: Tokenizer, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the vocabulary of a tokenizer as its class reads it, given tokenizer_config.json."""
+    vocabulary, language = tokenizer.get_vocab(), settings.get("target_lang")
     return {CTC_VOCABULARY: vocabulary if language is None else {language: vocabulary}}
 
 

@@ -12,9 +12,10 @@ from tokenizers import Regex, Tokenizer, models, pre_tokenizers, processors
 from zoo.errors import ArtifactError
 from zoo.reading import read_text
 
-__all__ = ["ESM_CLASS", "esm_tokenizer"]
+__all__ = ["ESM_CLASS", "esm_files", "esm_tokenizer"]
 
 ESM_CLASS = "EsmTokenizer"
+ESM_VOCABULARY = "vocab.txt"
 _SPACES = r"[\s\x1c-\x1f]+"
 """Spaces as of Python's ``str.split``, which include the separators of ASCII, U+001C to U+001F."""
 
@@ -46,3 +47,10 @@ def esm_tokenizer(path: Path, names: Mapping[str, str]) -> Tokenizer:
         single=[*first, "$A", *last], pair=[*first, "$A", *last, "$B", *last], special_tokens=around
     )
     return tokenizer
+
+
+def esm_files(tokenizer: Tokenizer, _: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the vocabulary of a tokenizer as its class reads it, with a token in each line; unused ids are empty."""
+    tokens = {number: token for token, number in tokenizer.get_vocab().items()}
+    lines = [tokens.get(number, "") for number in range(max(tokens, default=-1) + 1)]
+    return {ESM_VOCABULARY: "".join(f"{line}\n" for line in lines)}
