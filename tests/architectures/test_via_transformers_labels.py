@@ -12,7 +12,7 @@ import pytest
 import torch
 import transformers
 from PIL import Image
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch.testing import assert_close
 
 import zoo as library
@@ -67,6 +67,30 @@ def test_answers_are_compared_and_files_are_published_as_they_were(tmp_path: Pat
     assert_close(*(kind(images, return_tensors="pt")["pixel_values"] for kind in (again, processor)))
     before, after = (transformers.AutoTokenizer.from_pretrained(tmp_path / part)(LABELS[0]) for part in ("hub", "back"))
     assert before["input_ids"] == after["input_ids"]
+
+
+def test_tensors_that_the_original_changes_are_noted(tmp_path: Path) -> None:
+    """Chinese-CLIP sets the embedding of padding to 0 when it is loaded, whatever the file has."""
+    save_contrastive("chinese_clip", tmp_path / "hub")
+    name = "text_model.embeddings.word_embeddings.weight"
+    weights = load_file(tmp_path / "hub" / "model.safetensors")
+    assert weights[name][0].any()
+    imported = import_checkpoint(tmp_path / "hub", tmp_path / "ours")
+    assert imported.notes == (f"ChineseCLIPModel of transformers changes {name}, which is as in the file",)
+    assert torch.equal(library.load(tmp_path / "ours").state_dict()[name], weights[name])
+
+
+def test_labels_that_are_too_long_are_not_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model_class, values = MODELS["clip"]
+    texts = {**values["text_config"], "max_position_embeddings": 40}
+    monkeypatch.setitem(MODELS, "clip", (model_class, {**values, "text_config": texts}))
+    save_contrastive("clip", tmp_path / "hub")
+    imported = import_checkpoint(tmp_path / "hub", tmp_path / "ours", model_type="transformers")
+    assert imported.answers.counts["images and labels to probabilities"] == 4
+    monkeypatch.setitem(texts, "max_position_embeddings", 8)
+    save_contrastive("clip", tmp_path / "short")
+    imported = import_checkpoint(tmp_path / "short", tmp_path / "other", model_type="transformers")
+    assert "zoo refuses a text" in imported.answers.reasons["images and labels to probabilities"]
 
 
 @pytest.mark.slow

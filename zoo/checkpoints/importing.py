@@ -158,6 +158,7 @@ def import_checkpoint(
         dropped = () if surplus is None else surplus.tokens
         answers = AnswerComparison(stage, description, fitted.spec, checkpoint, layout, verify, dropped)
         comparison = _compare(fitted, request, answers, verify)
+        notes += [f"{comparison.against} changes {name}, which is as in the file" for name in comparison.altered]
         reasons = answers.found.reasons
         notes += [f"{kind} are prepared by default values: {reasons[kind]}" for kind in _PREPARED if kind in reasons]
         origin = Origin(

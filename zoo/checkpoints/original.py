@@ -6,7 +6,7 @@ import importlib.util
 import inspect
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from logging import ERROR, getLogger
 from typing import Any, Literal, cast
 
@@ -54,6 +54,8 @@ class Comparison:
     """The same for the model in its own dtype, relative to the original in float64."""
     original_error: float = 0.0
     """The same for the original in that dtype, relative to itself in float64."""
+    altered: tuple[str, ...] = ()
+    """Tensors to which the original gives other values when it loads the checkpoint."""
 
     def __str__(self) -> str:
         if self.reason is not None:
@@ -116,7 +118,8 @@ def compare(
         with quiet():
             theirs = _load(checkpoint, layout, spec.config, dtype, chosen)
         persist.fill(model, weights)
-        comparison = _judge(spec.config, model, theirs.eval(), layout, checkpoint)
+        altered = _altered(model, theirs) if layout.runs_original else ()
+        comparison = replace(_judge(spec.config, model, theirs.eval(), layout, checkpoint), altered=altered)
         if then is not None:
             then(model, theirs)
         return comparison
@@ -124,6 +127,14 @@ def compare(
         if wanted:
             raise UsageError(f"cannot be compared with the original: {reason}", checkpoint.where) from reason
         return Comparison(reason=str(reason))
+
+
+def _altered(model: nn.Module, theirs: nn.Module) -> tuple[str, ...]:
+    """Return the names of tensors that an original with the names of the model has changed, such as rows of padding."""
+    loaded = theirs.state_dict()
+    return tuple(
+        name for name, ours in model.state_dict().items() if name in loaded and not ours.equal(loaded[name].to(ours))
+    )
 
 
 class Unavailable(Exception):  # noqa: N818  (a reason, usually not reported as an error)
