@@ -92,11 +92,14 @@ def test_bad_labels_are_refused(case: tuple[Any, Session], zoo: Zoo) -> None:
     zoo("run", session.path, "a", "--task", "zero-shot-classification").failed(2, "no labels")
     bad = [
         ({"hypothesis_template": "x"}, "has no {} for the label"),
+        ({"hypothesis_template": "{} or {}"}, "has braces beside one {} for the label"),
+        ({"hypothesis_template": "{{{}}}"}, "has braces beside one {} for the label"),
+        ({"labels": ["a", " ", "b"]}, "label 2 of 3 is empty"),
         ({"entailment": "yes"}, "no class 'yes': .*known: "),
     ]
     for options, message in bad:
         with pytest.raises(UsageError, match=message):
-            session.run("a", task="zero-shot-classification", labels=["b"], **options)
+            session.run("a", task="zero-shot-classification", **{"labels": ["b"], **options})
     with pytest.raises(ArtifactError, match="expected one text: input 1"):
         session.run([5], task="zero-shot-classification", labels=["b"])
 

@@ -24,8 +24,9 @@ _UNTRANSLATED = re.compile(r"No ONNX function found for <(?:OpOverload\(op='|bui
 
 _PROBABLE = {
     r"on device \w+ is not on the expected device": (
-        "a tensor is not where the model's are, as one that was kept from another call: register what is kept as a "
-        "persistent buffer, and make other tensors in forward on the device of an input"
+        "a tensor is not where the model's are, as one that was kept from another call, or one of a module whose "
+        "method another function holds: register what is kept as a persistent buffer, and make other tensors in "
+        "forward on the device of an input"
     ),
     r"\.numpy\(\) is not supported for tensor subclasses": (
         "a tensor of the trace was kept in an attribute or a cache: compute it in each call of forward"

@@ -28,6 +28,7 @@ from zoo_runtime.tasks.classification import (
     show_classes,
     softmax,
 )
+from zoo_runtime.tasks.label_texts import read_labels, text_of_label
 from zoo_runtime.tasks.parts import Parts, PartsRunner
 
 __all__ = ["MultipleChoice", "Rerank", "RerankOptions", "Texts", "ZeroShot", "ZeroShotOptions"]
@@ -144,11 +145,7 @@ class ZeroShot(_PairsRunner):
 
     def __init__(self, session: Context, chosen: ZeroShotOptions) -> None:
         super().__init__(session, chosen)
-        self.labels = tuple(filter(None, map(str.strip, chosen.labels)))
-        if not self.labels:
-            raise UsageError("no labels", "task zero-shot-classification", task_option("labels=FIRST,SECOND", "set {}"))
-        if "{}" not in chosen.hypothesis_template:
-            raise UsageError(f"hypothesis_template {chosen.hypothesis_template!r} has no {{}} for the label")
+        self.labels = read_labels(chosen.labels, chosen.hypothesis_template, "zero-shot-classification")
         entailing = [name for name in self.names if name.lower().startswith("entail")]
         if chosen.entailment is None and not entailing:
             problem = f"no class begins with 'entail': {', '.join(self.names)}"
@@ -165,7 +162,7 @@ class ZeroShot(_PairsRunner):
         if not isinstance(value, str):
             raise ArtifactError("expected one text", f"input {number}", "the labels make up the second texts")
         template = self.chosen.hypothesis_template
-        return self.pairs(value, [template.replace("{}", name) for name in self.labels], number)
+        return self.pairs(value, [text_of_label(template, name) for name in self.labels], number)
 
     def result(self, item: Any, logits: Array) -> dict[str, Any]:
         if self.chosen.multi_label or len(self.labels) == 1:

@@ -15,7 +15,7 @@ import numpy as np
 
 from zoo.arrays import Array
 from zoo.config import Settings
-from zoo.errors import ArtifactError, UsageError, task_option
+from zoo.errors import ArtifactError, UsageError
 from zoo.plots import Distribution
 from zoo_runtime.running.batching import batches
 from zoo_runtime.running.context import Context
@@ -25,6 +25,7 @@ from zoo_runtime.running.text_runner import Tokens
 from zoo_runtime.tasks.classification import distribution_of, show_classes, sigmoid, softmax
 from zoo_runtime.tasks.encoders import Embed, EmbedOptions, shown_vector
 from zoo_runtime.tasks.images import ImageRunner, Pixels
+from zoo_runtime.tasks.label_texts import read_labels, text_of_label
 
 __all__ = ["ImageEmbedding", "ZeroShotImageOptions", "ZeroShotImages"]
 
@@ -69,13 +70,7 @@ class ZeroShotImages(ImageRunner):
 
     def __init__(self, session: Context, chosen: ZeroShotImageOptions) -> None:
         super().__init__(session, chosen)
-        self.labels = tuple(filter(None, map(str.strip, chosen.labels)))
-        if not self.labels:
-            raise UsageError(
-                "no labels", "task zero-shot-image-classification", task_option("labels=FIRST,SECOND", "set {}")
-            )
-        if "{}" not in chosen.hypothesis_template:
-            raise UsageError(f"hypothesis_template {chosen.hypothesis_template!r} has no {{}} for the label")
+        self.labels = read_labels(chosen.labels, chosen.hypothesis_template, "zero-shot-image-classification")
         graphs = [graph for graph in session.graphs if {item.name for item in graph.inputs} == {_IMAGE, _TEXT}]
         if not graphs:
             raise UsageError(f"the model has no graph that compares {_IMAGE} with {_TEXT}", session.path)
@@ -85,7 +80,7 @@ class ZeroShotImages(ImageRunner):
 
     def _read_label(self, name: str) -> Tokens:
         try:
-            return self.texts.read(self.chosen.hypothesis_template.replace("{}", name), 1)
+            return self.texts.read(text_of_label(self.chosen.hypothesis_template, name), 1)
         except ArtifactError as error:
             raise UsageError(f"the label {name!r} cannot be read ({error.what})", self.session.path) from error
 
