@@ -21,6 +21,7 @@ from typing import Any
 import sympy
 import torch
 from torch._dynamo import external_utils
+from torch._dynamo.variables.torch import tracing_state_functions
 from torch.fx import _symbolic_trace
 from torch.fx.experimental.sym_node import SymNode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
@@ -135,6 +136,7 @@ class SizeUses:
 
             return answered
 
+        tracing_state_functions()  # the compiler looks them up once in a process, and must not find the answers
         answers = {function: answer(function) for function in _QUESTIONS}
         replacements: Sequence[tuple[type | ModuleType, str, object]] = (
             *((module, name, answers[function]) for module, name, function in _names_of(answers)),
@@ -149,6 +151,7 @@ class SizeUses:
         with ExitStack() as stack:
             for owner, name, value in replacements:
                 stack.enter_context(_replaced(owner, name, value))
+            stack.callback(_restore, {value: function for function, value in answers.items()})
             stack.enter_context(_Calls(self))
             yield
 
@@ -224,6 +227,12 @@ def _names_of(functions: Collection[Callable[[], bool]]) -> list[tuple[ModuleTyp
         for name, value in list(getattr(module, "__dict__", {}).items())
         if type(value) is FunctionType and value in functions
     ]
+
+
+def _restore(functions: Mapping[Callable[[], bool], Callable[[], bool]]) -> None:
+    """Replace functions, given those to put in their place, in all modules: also in those imported during a trace."""
+    for module, name, value in _names_of(functions):
+        setattr(module, name, functions[value])
 
 
 @contextmanager

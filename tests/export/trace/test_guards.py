@@ -15,6 +15,7 @@ import onnx_ir as ir
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._dynamo.variables import torch as compiler
 from torch.compiler import is_exporting as renamed
 
 from tests.export.parity.small_plugin import DISTRIBUTION, MODEL, PLUGIN, source
@@ -23,6 +24,7 @@ from zoo.contract import Graph, floats
 from zoo.errors import ParityError
 from zoo.testing import find_subject
 from zoo_export.trace.graph import trace_graph
+from zoo_export.trace.size_uses import SizeUses
 
 Install = Callable[..., Path]
 
@@ -403,3 +405,31 @@ def test_library_is_told_that_it_is_traced(monkeypatch: pytest.MonkeyPatch, tmp_
     monkeypatch.setattr("zoo_export.trace.size_uses.packages_distributions", lambda: {"asklib": ["zoo-asklib"]})
     traced(Model(library.double).eval(), monkeypatch, GRAPH)
     assert library.told[-1]
+
+
+def test_modules_imported_in_a_trace_keep_no_answers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "late_import.py").write_text("from torch.compiler import is_compiling", encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def late(x: Tensor) -> Tensor:
+        sys.modules.pop("late_import", None)
+        import late_import  # type: ignore[import-not-found]
+
+        return x if late_import.is_compiling() else 2 * x
+
+    traced(Model(late).eval(), monkeypatch, GRAPH)
+    assert sys.modules.pop("late_import").is_compiling is torch.compiler.is_compiling
+
+
+def test_compiler_that_starts_in_a_trace_works_after_it() -> None:
+    """It looks up once in a process what the functions are that ask; a model with a loop starts it in its trace."""
+    for table in (compiler.tracing_state_functions, compiler.TorchInGraphFunctionVariable._get_handlers):
+        table.cache_clear()
+
+    @torch.compile(backend="eager", fullgraph=True)
+    def add(x: Tensor) -> Tensor:
+        return x + 1 if torch.compiler.is_compiling() else x
+
+    with SizeUses("attention-zoo").recording():
+        torch.compile(lambda x: torch.sin(x), backend="eager")(torch.ones(2))
+    assert add(torch.ones(2)).tolist() == [2, 2]
