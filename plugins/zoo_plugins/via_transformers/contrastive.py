@@ -102,7 +102,7 @@ def compare(original: Any, image_embeds: Tensor, text_embeds: Tensor) -> Tensor:
         return cosines / original.temperature
     scale = original.logit_scale
     if hasattr(original, "max_log_logit_scale"):
-        scale = scale.clamp(0, original.max_log_logit_scale)
+        scale = scale.clamp(0.0, original.max_log_logit_scale)
     logits = cosines * scale.exp()
     return logits + original.logit_bias if hasattr(original, "logit_bias") else logits
 

@@ -19,12 +19,15 @@ def whole_images(model: nn.Module) -> AbstractContextManager[None]:
 
     - Attention has no mask, whose other outcomes no image would meet.
     - ``len`` returns a size that a trace can follow: with Python's, the graph of RT-DETR would hold for one batch size.
+    - Checks that tensors fit together, which read their values, are left out.
     - Positions are computed in each call: those that transformers keeps may come from a trace, or a call in float64.
     """
     module: Any = sys.modules[type(model).__module__]
     replacements: list[Replacement] = [(module, "len", lambda _: _length)]
     if hasattr(module, "create_bidirectional_mask"):
-        replacements.append((module, "create_bidirectional_mask", lambda _: _no_mask))
+        replacements.append((module, "create_bidirectional_mask", lambda _: _nothing))
+    if hasattr(module, "torch_compilable_check"):
+        replacements.append((module, "torch_compilable_check", lambda _: _nothing))
     if hasattr(pytorch_utils, "is_torchdynamo_compiling"):
         replacements.append((pytorch_utils, "is_torchdynamo_compiling", lambda _: _always))
     return replaced(replacements)
@@ -34,7 +37,7 @@ def _length(value: Any) -> Any:
     return value.shape[0] if isinstance(value, Tensor) and value.ndim else len(value)
 
 
-def _no_mask(*_: Any, **__: Any) -> None:
+def _nothing(*_: Any, **__: Any) -> None:
     return None
 
 
