@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.testing import assert_close
 from transformers import (
+    ByT5Tokenizer,
     MT5Config,
     MT5EncoderModel,
     MT5ForConditionalGeneration,
@@ -231,6 +232,14 @@ def test_embedding_is_read_under_any_name(tmp_path: Path) -> None:
     rewrite(folder, **{names[1]: shared + 1})
     with pytest.raises(ArtifactError, match=r"decoder\.embed_tokens\.weight differs from shared\.weight"):
         import_checkpoint(folder, tmp_path / "other")
+
+
+def test_tokenizer_without_a_file_is_noted(tmp_path: Path) -> None:
+    """ByT5's tokens are bytes."""
+    folder = save(make(), tmp_path / "theirs")
+    ByT5Tokenizer().save_pretrained(str(folder))
+    imported = import_checkpoint(folder, tmp_path / "ours")
+    assert imported.notes == ("the tokenizer is left out: zoo reads no file of ByT5Tokenizer",)
 
 
 @pytest.mark.parametrize(

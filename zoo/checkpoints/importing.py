@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from zoo import plugins
-from zoo.artifact import CARD, PROMPTS, describe, new_model
+from zoo.artifact import CARD, PROMPTS, TOKENIZER_CONFIG, describe, new_model
 from zoo.artifact.card import model_card
 from zoo.artifact.prefixes import read_prompts
 from zoo.artifact.provenance import Origin, base_name
@@ -147,6 +147,9 @@ def import_checkpoint(
     description = describe(spec, dtype=dtype_name(reader.dtype))
     notes = [checkpoint.removed] if checkpoint.removed else []
     notes += layout.notes(fitted.spec.config) if layout.notes is not None else []
+    named = checkpoint.json(TOKENIZER_CONFIG).get("tokenizer_class")
+    if tokenizer is None and named:
+        notes.append(f"the tokenizer is left out: zoo reads no file of {named}")
     if spec.task == "ctc-speech-recognition" and (checkpoint.path / _LANGUAGE_MODEL).exists():
         notes.append(f"texts are written without the {_LANGUAGE_MODEL} of the checkpoint")
     with new_model(target, description, force=force) as stage:
