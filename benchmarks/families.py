@@ -151,6 +151,9 @@ _PREFERRED = {
 }
 """Ranks of tasks, by which the classes of a model type are sorted; 2 for others."""
 
+_ZOO = {"zoo": "transformers", "zoo-layouts": None}
+"""The importer for each way to export with zoo; None for that of the model type."""
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -301,12 +304,12 @@ def attempt(model_type: str, model_class: str, *, exporter: str, until: str | No
         make(model_type, model_class, "made")
     except Exception as error:  # the class may raise anything for a configuration that does not suit it
         return "not made", line_of(error)
-    if exporter != "zoo":
+    if exporter not in _ZOO:
         from peers import audited
 
         return audited(exporter, model_class, task_of(model_class, model_type), compare=until is None)
     try:
-        import_checkpoint("made", "model", model_type="transformers")
+        import_checkpoint("made", "model", model_type=_ZOO[exporter])
     except ZooError as error:
         return "not imported", line_of(error)
     if until == "import":
@@ -366,7 +369,10 @@ def main() -> None:
     parser.add_argument("types", nargs="*", metavar="TYPE", help="model types; by default all")
     parser.add_argument("--task", help="classes of this task alone")
     parser.add_argument("--first", action="store_true", help="the first class of each model type alone")
-    parser.add_argument("--exporter", default="zoo", metavar="NAME", help="zoo, transformers, or a path of optimum-cli")
+    parser.add_argument(
+        "--exporter", default="zoo", metavar="NAME",
+        help="zoo, zoo-layouts for types that have a layout of zoo, transformers, or a path of optimum-cli",
+    )  # fmt: skip
     parser.add_argument(
         "--until", choices=["import", "export"], help="only import with zoo, or only export with another exporter"
     )
