@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from PIL import Image
 from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import get_optimal_tiled_canvas
+from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
 
 from zoo.errors import ArtifactError
 from zoo.images import ImageReader
@@ -22,6 +25,30 @@ def test_grid_is_that_of_transformers() -> None:
         for width, height in sizes:
             wanted = get_optimal_tiled_canvas((height, width), (32, 32), least, most)
             assert ImageTiling(least, most).grid(width, height, 32 * 32) == wanted, (width, height, least, most)
+
+
+@pytest.mark.parametrize(("longest", "side"), [(96, 32), (97, 32), (100, 32), (15, 4), (20, 32), (4100, 2048)])
+def test_longest_edge_is_resized_and_enlarged_as_by_transformers(longest: int, side: int) -> None:
+    theirs: Any = Idefics3ImageProcessorPil(size={"longest_edge": longest}, max_image_size={"longest_edge": side})
+    columns = -(-min(longest + longest % 2, 4096) // side)
+    fields = {"image_tiling": "longest_edge", "image_longest_edge": longest, "image_size": side}
+    tiling = ImageTiling.of({**fields, "max_tiles": columns**2}.get)
+    assert tiling is not None
+    random = np.random.default_rng(0)
+    shapes = [(1, 1), (1, 999), (999, 1), (33, 33), (64, 48), *(2 ** random.uniform(0, 8, (20, 2))).astype(int)]
+    for width, height in (map(int, shape) for shape in shapes):
+        scaled = theirs.resize(np.zeros((1, height, width), np.uint8), size=theirs.size, resample=0)
+        enlarged = theirs.resize_for_vision_encoder(scaled, side, resample=0)
+        found = tiling.sizes(width, height, (side, side))
+        assert found == [scaled.shape[:0:-1], enlarged.shape[:0:-1]], (width, height)
+        assert max(found[1]) <= columns * side
+
+
+def test_sizes_that_make_no_tiles_are_refused() -> None:
+    fields = {"image_tiling": "longest_edge", "image_longest_edge": 96, "image_size": 32, "max_tiles": 9}
+    for changes in ({"max_tiles": 4}, {"min_tiles": 2}, {"image_longest_edge": 0}, {"image_size": (32, 16)}):
+        with pytest.raises(ValueError, match=r"must be 1|not possible"):
+            ImageTiling.of({**fields, **changes}.get)
 
 
 def test_tiles_are_the_parts_of_the_image_and_then_the_whole() -> None:

@@ -127,9 +127,14 @@ class ImageReader:
         If there are several, the last is the thumbnail. An array is one tile, as is an image of a model without tiles.
         Errors as of :meth:`read`.
         """
+        return self.read_grid(value, where)[0]
+
+    def read_grid(self, value: Any, where: str | None = None) -> tuple[Array, int]:
+        """Return the tiles of an image as :meth:`read_tiles` does, and the number of columns in which they are."""
         if self.tiling is None or isinstance(value, np.ndarray):
-            return self.read(value, where)[None]
-        return self._load(value, where, self._tiles)[0]
+            return self.read(value, where)[None], 1
+        tiles, (height, width) = self._load(value, where, self._tiles)
+        return tiles, self.tiling.columns(width, height, (self.width, self.height))
 
     def normalize(self, array: Array) -> Array:
         """Return what the model reads, (..., channels, height, width), of an array that :meth:`read` returned, or of
@@ -199,16 +204,17 @@ class ImageReader:
         from PIL import Image
 
         assert self.tiling is not None
-        columns, rows = self.tiling.grid(image.width, image.height, self.height * self.width)
-        size = columns * self.width, rows * self.height
-        what = f"{image.width} x {image.height} pixels would become {size[0]} x {size[1]} in tiles"
-        IMAGE_PIXELS.check(math.prod(size), what, where)
-        shape = rows, self.height, columns, self.width, self.channels
-        resized = np.asarray(image.resize(size, Image.Resampling[self.resample])).reshape(shape)
-        tiles = resized.swapaxes(1, 2).reshape(-1, self.height, self.width, self.channels)
+        resized = image
+        for size in self.tiling.sizes(image.width, image.height, (self.width, self.height)):
+            what = f"{image.width} x {image.height} pixels would become {size[0]} x {size[1]} in tiles"
+            IMAGE_PIXELS.check(math.prod(size), what, where)
+            resized = resized.resize(size, Image.Resampling[self.resample])
+        shape = resized.height // self.height, self.height, resized.width // self.width, self.width, self.channels
+        tiles = np.asarray(resized).reshape(shape).swapaxes(1, 2).reshape(-1, self.height, self.width, self.channels)
         if len(tiles) == 1:
             return tiles
-        return np.concatenate([tiles, self._whole(image, where).reshape(1, *tiles.shape[1:])])
+        whole = resized if self.tiling.longest_edge else image
+        return np.concatenate([tiles, self._whole(whole, where).reshape(1, *tiles.shape[1:])])
 
     def _margin(self, surplus: int) -> int:
         """Return what is cut off before the image, of the pixels that are cut off in all; negative for padding."""

@@ -32,6 +32,16 @@ def test_tiles_have_tokens_before_them() -> None:
     assert named.expand([8], tiles=1)[0] == [6, 9, 9, 9, 7, 5]
 
 
+def test_tiles_in_rows_and_columns_have_the_tokens_of_their_place() -> None:
+    table = replace(OTHER, before_tiles=((1,), (2,), (0, 3), (4,)), before_thumbnail=(0, 0), most_columns=2)
+    features = [9, 9, 9]
+    across, down = (table.tokens(3, columns) for columns in (2, 1))
+    assert across == [1, *features, 2, *features, 0, 0, *features, 7, 5]
+    assert down == [1, *features, 0, 3, *features, 0, 0, *features, 7, 5]
+    assert table.expand([8], tiles=3, columns=1)[0] == down
+    assert table.tokens(1) == [6, *features, 7, 5]
+
+
 def test_prompt_without_an_image_has_no_features() -> None:
     assert OTHER.expand([1, 2], tiles=0) == ([1, 2], [0, 0])
 

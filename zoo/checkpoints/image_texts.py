@@ -12,12 +12,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from zoo.checkpoints.grids import stated_grid
 from zoo.checkpoints.images import PROCESSOR, same_pixels, sample_images
 from zoo.checkpoints.processors import open_processor, place_of_image, process_prompt, stated_tiles
 from zoo.classes import sides_of
 from zoo.contract import Graph
 from zoo.errors import UsageError
 from zoo.images import ImageReader
+from zoo.tiles import ImageTiling
 from zoo.tokenizers.image_places import ImagePlaces, count_features
 
 __all__ = ["read_image_prompt", "read_tiling", "sample_shapes", "with_image"]
@@ -49,10 +51,11 @@ def read_tiling(folder: Path, preparation: Mapping[str, Any]) -> dict[str, Any]:
         UsageError: zoo does not know how it cuts them, or the processor cannot be used.
     """
     processor, where = open_processor(folder), folder / PROCESSOR
-    if (tiles := stated_tiles(processor)) is None:
+    fields = stated_grid(processor.image_processor, where)
+    if (tiles := stated_tiles(processor)) is not None:
+        fields = {"image_tiling": "aspect_ratio", "min_tiles": tiles[0], "max_tiles": tiles[1]}
+    if fields is None:
         return {}
-    least, most = tiles
-    fields = {"image_tiling": "aspect_ratio", "min_tiles": least, "max_tiles": most}
     options = {**preparation, **fields}.get
     reader = ImageReader.of(options, preparation["num_channels"], *sides_of(preparation["image_size"]))
     for image in sample_shapes():
@@ -63,12 +66,13 @@ def read_tiling(folder: Path, preparation: Mapping[str, Any]) -> dict[str, Any]:
     return fields
 
 
-def read_image_prompt(folder: Path, token: int) -> dict[str, Any]:
+def read_image_prompt(folder: Path, token: int, preparation: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of a configuration that say which tokens are in the place of an image in a prompt.
 
     Args:
         folder: the checkpoint.
         token: the token of each feature of an image.
+        preparation: the fields with which zoo prepares images, and cuts them into tiles.
 
     Raises:
         ArtifactError: the processor cuts images into too many tiles.
@@ -80,22 +84,30 @@ def read_image_prompt(folder: Path, token: int) -> dict[str, Any]:
     name, text = type(processor).__name__, place_of_image(processor)
     (prompt_id, *more) = processor.tokenizer.encode(text, add_special_tokens=False)
     images = sample_images()
-    if (tiles := stated_tiles(processor)) is not None:
-        images += [*sample_shapes(), images[0].resize((8 * tiles[1], 8))]  # the last has as many tiles as possible
+    tiling, (height, width) = ImageTiling.of(preparation.get, where), sides_of(preparation.get("image_size") or 0)
+    tile = width, height
+    if tiling is not None:
+        most = (8, 8) if tiling.most_columns else (8 * tiling.most, 8)
+        images += [*sample_shapes(), images[0].resize(most)]  # the last has as many tiles as possible
     made = [process_prompt(processor, image, text, where, add_special_tokens=False) for image in images]
+    columns = [1 if tiling is None else tiling.columns(image.width, image.height, tile) for image in images]
+    if tiling is not None and tiling.most_columns:  # by which no image need be one tile, as arrays are
+        options = {"do_image_splitting": False, "add_special_tokens": False}
+        made, columns = [*made, process_prompt(processor, images[0], text, where, **options)], [*columns, 1]
     if more or token not in made[0].ids:
         raise UsageError(f"{name} puts no token {token} in the place of {text!r}", where)
     count = max(1, made[0].ids.count(token) // len(made[0].pixels))
     parts = [_parts(prompt.ids, token, count) for prompt in made]
     one, several = (next((part for part in parts if len(part) == 2), [(), ()])), max(parts, key=len)
-    fields = {"image_prompt_id": prompt_id, "image_before": one[0], "image_after": several[-1]}
+    fields: dict[str, Any] = {"image_prompt_id": prompt_id, "image_before": one[0], "image_after": several[-1]}
     if len(several) > 2:
         *leads, thumbnail, _ = several
-        while leads and not leads[-1]:
+        while leads and not leads[-1] and not (tiling and tiling.most_columns):
             leads.pop()
         fields |= {"image_before_tiles": tuple(leads), "image_before_thumbnail": thumbnail}
-    places = ImagePlaces.of(SimpleNamespace(image_token_id=token, **fields), count, where)
-    if any(places.tokens(len(prompt.pixels)) != prompt.ids for prompt in made):
+    places = ImagePlaces.of(SimpleNamespace(**{**preparation, **fields, "image_token_id": token}), count, where)
+    counts = zip(made, columns, strict=True)
+    if any(places.tokens(len(prompt.pixels), number) != prompt.ids for prompt, number in counts):
         what = f"{name} puts tokens in the place of an image that do not follow from its number of tiles"
         raise UsageError(what, where)
     return fields

@@ -13,6 +13,7 @@ import numpy as np
 
 from zoo.arrays import Array
 from zoo.checkpoints.files import processor_file
+from zoo.checkpoints.grids import stated_grid
 from zoo.checkpoints.source import Checkpoint
 from zoo.classes import ImagePreparation
 from zoo.errors import ArtifactError, UsageError, ZooError
@@ -113,10 +114,14 @@ def process_images(folder: Path) -> ProcessedImages:
     try:
         processor = load(folder, backend="pil", local_files_only=True, trust_remote_code=False)
         _check_sizes(processor, where)
+        is_grid = stated_grid(processor, where) is not None
         _filter(getattr(processor, "resample", None), where)
         if hasattr(processor, "crop_to_patches"):
             processor.crop_to_patches = False
+        if is_grid:
+            processor.do_resize = processor.do_image_splitting = False
         pixels = [np.asarray(processor(image, return_tensors="np")["pixel_values"][0]) for image in images]
+        pixels = [image[0] for image in pixels] if is_grid else pixels
     except ZooError:
         raise
     except Exception as error:  # another library may raise anything

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,17 +13,19 @@ import numpy as np
 
 from zoo.arrays import Array
 from zoo.artifact.weights import load_json
+from zoo.checkpoints.grids import stated_grid
 from zoo.checkpoints.images import PROCESSOR
 from zoo.errors import ArtifactError, UsageError, ZooError
 from zoo.limits import IMAGE_PIXELS, IMAGE_TILES, TEXT_CHARACTERS
 
 __all__ = ["ProcessedPrompt", "open_processor", "place_of_image", "process_prompt", "stated_tiles"]
 
-_INPUTS = {"attention_mask", "input_ids", "mm_token_type_ids", "pixel_values", "token_type_ids"}
-"""Outputs that a processor may have. Token types are not read: no imported model has them as inputs."""
+_INPUTS = {"attention_mask", "input_ids", "mm_token_type_ids", "pixel_attention_mask", "pixel_values", "token_type_ids"}
+"""Outputs that a processor may have. Token types are not read: no imported model has them as inputs. Masks of pixels
+are 1."""
 _FILES = ("processor_config.json", PROCESSOR, "tokenizer_config.json")
 """Files that may name the class of a processor, the first that does."""
-_COUNTS = ("image_seq_length", "num_image_tokens", "num_additional_image_tokens")
+_COUNTS = ("image_seq_len", "image_seq_length", "num_image_tokens", "num_additional_image_tokens")
 """Values that say how many tokens an image has, all of which a processor writes into the text."""
 _TILES = ("crop_to_patches", "min_patches", "max_patches")
 """Values that say into how many tiles images are cut."""
@@ -61,6 +64,8 @@ def open_processor(folder: Path) -> Any:
         _check_tiles(processor, folder / PROCESSOR)
         for name in _COUNTS:
             count = getattr(processor, name, None) or 0
+            if type(count) is not int or count < 0:
+                raise ArtifactError(f"{name} {count!r:.40} is not possible", folder / _FILES[0])
             TEXT_CHARACTERS.check(count, f"{name} {count:,}", folder / _FILES[0])
     except ZooError:
         raise
@@ -95,12 +100,21 @@ def _without_videos(folder: Path, images: Any, options: Mapping[str, Any]) -> An
     load_tokenizer: Any = transformers.AutoTokenizer.from_pretrained
     parts = {"image_processor": images, "tokenizer": load_tokenizer(folder, **options), "video_processor": None}
     values, _ = cls.get_processor_dict(folder, **options)
-    return WithoutVideos.from_args_and_dict([parts[name] for name in cls.get_attributes()], values)
+    module: Any = sys.modules[cls.__module__]
+    words = getattr(module, "num2words", None)
+    module.num2words = words or str  # a library that describes videos, without which SmolVLM's is not made
+    try:
+        return WithoutVideos.from_args_and_dict([parts[name] for name in cls.get_attributes()], values)
+    finally:
+        module.num2words = words
 
 
 def _check_tiles(processor: Any, where: Path) -> None:
     """Raise an error for a processor that cuts images into too many tiles, too large ones, or an impossible number."""
     if (tiles := stated_tiles(processor)) is None:
+        grid = stated_grid(processor.image_processor, where)
+        count = (1 + grid["max_tiles"] if grid else 1) * (getattr(processor, "image_seq_len", None) or 0)
+        TEXT_CHARACTERS.check(count, f"images of {count:,} tokens", where)
         return
     least, most = tiles
     if not 1 <= least <= most:
@@ -133,7 +147,10 @@ def process_prompt(processor: Any, image: Any, text: str, where: Path, **options
     try:
         found = dict(processor(images=[image], text=[text], **options))
         (ids,), pixels = found["input_ids"], np.asarray(found["pixel_values"])
+        pixels = pixels[0] if pixels.ndim == 5 and len(pixels) == 1 else pixels
         others = sorted(found.keys() - _INPUTS)
+        if not np.all(found.get("pixel_attention_mask", 1)):
+            others.append("a mask of padding in images")
     except Exception as error:  # another library may raise anything
         said = " ".join(str(error).split())[:200]
         raise UsageError(f"the processor cannot be used: {said}", where) from error

@@ -8,6 +8,7 @@ from typing import Any, Self
 
 from zoo.contract import Graph
 from zoo.errors import ArtifactError, UsageError
+from zoo.tiles import ImageTiling
 
 __all__ = ["ImagePlaces", "count_features"]
 
@@ -39,6 +40,9 @@ class ImagePlaces:
     of further tiles."""
     before_thumbnail: tuple[int, ...] = ()
     """Tokens before those of the last of several tiles, which is the thumbnail."""
+    most_columns: int = 0
+    """If not 0, ``before_tiles`` is a table of as many rows as columns, row by row, in which a tile has the place that
+    it has in the image."""
 
     @classmethod
     def of(cls, config: Any, count: int | None, where: object) -> Self:
@@ -51,13 +55,22 @@ class ImagePlaces:
             raise UsageError("the model has no images in texts", where)
         prompt_token = getattr(config, "image_prompt_id", None)
         names = "image_before", "image_after", "image_before_tiles", "image_before_thumbnail"
-        others: list[Any] = [getattr(config, name, ()) for name in names]
-        return cls(token, count, token if prompt_token is None else prompt_token, *others)
+        before, after, before_tiles, before_thumbnail = (getattr(config, name, ()) for name in names)
+        tiling = ImageTiling.of(lambda name: getattr(config, name, None), where)
+        columns = tiling.most_columns if tiling is not None and tiling.most > 1 else 0
+        if columns and len(before_tiles) != columns**2:
+            what = f"image_before_tiles has tokens of {len(before_tiles)} tiles, of {columns} rows and columns"
+            raise UsageError(what, where)
+        prompt_token = token if prompt_token is None else prompt_token
+        return cls(token, count, prompt_token, before, after, before_tiles, before_thumbnail, columns)
 
-    def expand(self, ids: Sequence[int], *, tiles: int, where: str | None = None) -> tuple[list[int], list[int]]:
+    def expand(
+        self, ids: Sequence[int], *, tiles: int, columns: int = 1, where: str | None = None
+    ) -> tuple[list[int], list[int]]:
         """Return the tokens of a prompt with those of its image, and the number of each one's feature from 1, or 0.
 
         A prompt may have the tokens of an image already. An image that is not cut is one tile; 0 are no image.
+        Others are in a number of columns.
 
         Raises :class:`ArtifactError` unless a prompt with an image has one place for it, and another has none.
         """
@@ -69,7 +82,7 @@ class ImagePlaces:
                 raise ArtifactError(
                     what, where, f"write the token {self.prompt_token} once, as the model's examples do"
                 )
-            whole[places[0] : places[0] + 1] = self.tokens(tiles)
+            whole[places[0] : places[0] + 1] = self.tokens(tiles, columns)
             if whole.count(self.token) != count:
                 raise ArtifactError(f"the prompt has the token {self.token} beside those of its image", where)
         elif not tiles and self.prompt_token in ids:
@@ -81,11 +94,14 @@ class ImagePlaces:
                 indices[place] = number
         return whole, indices
 
-    def tokens(self, tiles: int) -> list[int]:
-        """Return the tokens of an image of a number of tiles."""
+    def tokens(self, tiles: int, columns: int = 1) -> list[int]:
+        """Return the tokens of an image of a number of tiles, in a number of columns."""
         features = [self.token] * self.count
         if tiles == 1:
             return [*self.before, *features, *self.after]
-        more = tiles - 1 - len(self.before_tiles)
-        leads = *self.before_tiles[: tiles - 1], *[()] * more, self.before_thumbnail
-        return [*(token for lead in leads for token in (*lead, *features)), *self.after]
+        if self.most_columns:
+            places = (divmod(number, columns) for number in range(tiles - 1))
+            leads = [self.before_tiles[row * self.most_columns + column] for row, column in places]
+        else:
+            leads = [*self.before_tiles[: tiles - 1], *[()] * (tiles - 1 - len(self.before_tiles))]
+        return [*(token for lead in (*leads, self.before_thumbnail) for token in (*lead, *features)), *self.after]

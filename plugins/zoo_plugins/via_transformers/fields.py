@@ -56,7 +56,7 @@ class ClassFields(EmbeddingConfig):
         "flops_per_token", "attention_layers", "num_heads", "num_patches", "output_sizes", "min_image_size",
         "max_detections", "depth_resample", "image_processor", "image_token_id", "image_prompt_id", "image_before",
         "image_after", "image_before_tiles", "image_before_thumbnail", "image_tiling", "min_tiles", "max_tiles",
-        "min_samples", "min_positions", "samples_per_position", "prompt_replaces_start",
+        "image_longest_edge", "min_samples", "min_positions", "samples_per_position", "prompt_replaces_start",
         "embedding_size", "pad_texts", "label_probabilities",
     )  # fmt: skip
     task: Literal[
@@ -146,7 +146,8 @@ class ClassFields(EmbeddingConfig):
     image_after: tuple[int, ...] = ()
     """Tokens after those of an image."""
     image_before_tiles: tuple[tuple[int, ...], ...] = ()
-    """Tokens before those of each tile but the last, in place of ``image_before``, if there are several."""
+    """Tokens before those of each tile but the last, in place of ``image_before``, if there are several; of an image
+    of the most rows and columns for ``longest_edge``."""
     image_before_thumbnail: tuple[int, ...] = ()
     """Tokens before those of the last of several tiles, which is the whole image."""
     output_sizes: dict[str, Any] = field(default_factory=dict, hash=False)
@@ -180,13 +181,15 @@ class ClassFields(EmbeddingConfig):
     """How half of a margin with an odd number of pixels is rounded."""
     image_transparency: Literal["ignored", "white"] | None = None
     """Treatment of the transparent colour of an image: see ``image_transparency`` of :class:`zoo.ImagePreparation`."""
-    image_tiling: Literal["aspect_ratio"] | None = None
+    image_tiling: Literal["aspect_ratio", "longest_edge"] | None = None
     """How images in texts are cut into tiles of ``image_size``, before the whole image as a last tile: see
     :class:`zoo.ImageTiling`; None if they are not cut."""
     min_tiles: int | None = None
     """Smallest number of tiles, without the last."""
     max_tiles: int | None = None
     """Largest number of tiles, without the last."""
+    image_longest_edge: int | None = None
+    """Pixels of the longer side of an image before it is cut by ``longest_edge``."""
     spectrogram: SpectrogramKind | None = None
     """The spectrogram that a class for sound reads: see ``zoo.audio.Spectrogram``; None for one that reads samples."""
     num_mel_bins: int | None = None

@@ -180,7 +180,7 @@ def _image_and_text(c: ClassFields) -> tuple[Graph, ...]:
     count, width = c.num_patches or 1, c.hidden_size or 0
     made = features = floats("image_features", "batch", count, width)
     sizes, most = {}, count
-    if c.tiling is not None:
+    if c.tiling is not None and c.tiling.most > 1:
         most = count * c.tiling.most_in_all
         made = floats("tile_features", "batch", count, width)
         features = floats("image_features", "batch", "features", width)

@@ -86,8 +86,8 @@ class _TransformersLayout(Layout):
                 values["pad_token_id"] = stated if padding is None else padding
             token = image_token(described) if values["task"] == "image-text-to-text" else None
             if token is not None and checkpoint.image_processor and _has_tokenizer(checkpoint):
-                values |= read_tiling(checkpoint.path, chosen)
-                values |= read_image_prompt(checkpoint.path, token)
+                tiling = read_tiling(checkpoint.path, chosen)
+                values |= tiling | read_image_prompt(checkpoint.path, token, {**chosen, **tiling})
         values |= chosen
         config = ViaTransformersConfig.from_dict(values, where)
         described = read_original(config, where)

@@ -25,11 +25,12 @@ __all__ = ["decode_embeddings", "embed", "encode_image", "image_token", "require
 _OPTIONAL = (
     "attention_mask", "cache_position", "image_sizes", "input_ids", "inputs_embeds", "interpolate_pos_encoding",
     "labels", "logits_to_keep", "mm_encoder_outputs", "output_attentions", "output_hidden_states",
-    "output_router_logits", "past_key_values", "pixel_values", "pixel_values_videos", "position_ids", "return_dict",
-    "self", "use_cache", "vision_feature_layer", "vision_feature_select_strategy",
+    "output_router_logits", "past_key_values", "pixel_attention_mask", "pixel_values", "pixel_values_videos",
+    "position_ids", "return_dict", "self", "use_cache", "vision_feature_layer", "vision_feature_select_strategy",
 )  # fmt: skip
-"""Arguments of a class that graphs have, or that may be left out: ``image_sizes`` are those of padded images. Others
-describe tiles, grids and masks of images, or the tokens that see later ones."""
+"""Arguments of a class that graphs have, or that may be left out: ``image_sizes`` are those of padded images, and
+``pixel_attention_mask`` is 1 for whole tiles. Others describe grids and masks of images, or the tokens that see later
+ones."""
 _REMEDY = (
     "of models that read a text with an image, those with one square image, a causal mask and rows of its features"
 )

@@ -18,6 +18,7 @@ PADS_TEXTS = ("siglip",)
 UNSUPPORTED = {
     "fsmt": "its decoder has no causal mask in a call with a cache, and so reads one token at a time",
     "git": "with a cache, its mask has an image before the text",
+    "idefics2": "images of many sizes are padded, with masks of pixels",
     "ovis2": "features of the image are also embeddings of some tokens around it",
 }
 """Model types that cannot be called as graphs are, and why."""

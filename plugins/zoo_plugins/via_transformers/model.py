@@ -26,6 +26,7 @@ from zoo_plugins.via_transformers.replaced import (
     given_positions,
     replace_methods,
     use_real_rotations,
+    use_whole_tiles,
     whole_images,
     without_branches,
 )
@@ -53,6 +54,7 @@ class ViaTransformers(SharedModule):
         count_positions(original)
         use_real_rotations(original)
         replace_methods(original)
+        use_whole_tiles(original)
         self.share(original)
         if c.task == "sentence-embedding":
             self.embedding_head = EmbeddingHead(c, c.hidden_size or 0)

@@ -35,11 +35,12 @@ def compare_prompts(spec: ModelSpec, checkpoint: Checkpoint, reader: ImageReader
     if reader.tiling is not None:
         cases += [(image, _PROMPTS[3:4]) for image in sample_shapes()]
     for image, prompts in cases:
-        pixels = reader.normalize(reader.read_tiles(image))
+        tiles, columns = reader.read_grid(image)
+        pixels = reader.normalize(tiles)
         for text in (prompt.format(place_of_image(processor)) for prompt in prompts):
             expected = process_prompt(processor, image, text, checkpoint.path)
             try:
-                ids, _ = places.expand(tokenizer.encode(text).ids, tiles=len(pixels))
+                ids, _ = places.expand(tokenizer.encode(text).ids, tiles=len(pixels), columns=columns)
             except ArtifactError as error:
                 raise ParityError(
                     f"zoo refuses the prompt {text!r} ({error.what})", checkpoint.where, _REMEDY

@@ -81,10 +81,11 @@ class ImageTextToText(Continue):
         return [*zip(sample_images(self.images), prompts, strict=False), texts[-1]]
 
     def read(self, value: Any, number: int) -> ImagePrompt:
-        where, pixels = f"input {number}", None
+        where, pixels, columns = f"input {number}", None, 1
         if isinstance(value, list | tuple) and len(value) == 2 and not are_ids(value):
             image, value = value
-            pixels = self.images.normalize(self.images.read_tiles(image, where))
+            tiles, columns = self.images.read_grid(image, where)
+            pixels = self.images.normalize(tiles)
         if isinstance(value, str):
             ids = self.encode(number, value).ids
         elif are_ids(value):
@@ -92,7 +93,8 @@ class ImageTextToText(Continue):
         else:
             what = f"expected a prompt, or a pair of an image and a prompt, got {type(value).__name__}"
             raise ArtifactError(what, where)
-        ids, indices = self.places.expand(ids, tiles=0 if pixels is None else len(pixels), where=where)
+        count = 0 if pixels is None else len(pixels)
+        ids, indices = self.places.expand(ids, tiles=count, columns=columns, where=where)
         item = ImagePrompt(number, ids, pixels=pixels, indices=indices)
         self._check(item)
         return item

@@ -6,6 +6,7 @@ from zoo_plugins.via_transformers.replaced.images import whole_images
 from zoo_plugins.via_transformers.replaced.methods import Lengths, replace_methods
 from zoo_plugins.via_transformers.replaced.positions import count_positions, given_positions
 from zoo_plugins.via_transformers.replaced.rotations import use_real_rotations
+from zoo_plugins.via_transformers.replaced.tiles import use_whole_tiles
 
 __all__ = [
     "Lengths",
@@ -14,6 +15,7 @@ __all__ = [
     "replace_methods",
     "replaced",
     "use_real_rotations",
+    "use_whole_tiles",
     "whole_images",
     "without_branches",
 ]
