@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         TensorSpec,
         Tracker,
         attentions,
+        block_ids,
         causal_graph,
         floats,
         mask,
@@ -91,6 +92,7 @@ __all__ = [
     "allow_factories",
     "attention_page",
     "attentions",
+    "block_ids",
     "causal_graph",
     "cost",
     "create_model",
@@ -111,7 +113,8 @@ _NAMES = {
     "zoo.config": ("Activation", "Config", "Initializer", "Norm", "Settings", "shortest_period"),
     "zoo.contract": (
         "Architecture", "Command", "Dataset", "Engine", "Exporter", "Graph", "Importer", "KeyValues", "Objective",
-        "Size", "States", "Task", "TensorSpec", "Tracker", "attentions", "causal_graph", "floats", "mask", "token_ids",
+        "Size", "States", "Task", "TensorSpec", "Tracker", "attentions", "block_ids", "causal_graph", "floats", "mask",
+        "token_ids",
     ),
     "zoo.cost": ("Cost",),
     "zoo.errors": (

@@ -32,7 +32,7 @@ from zoo.contract.optional import (
     near_misses,
 )
 from zoo.contract.past import KeyValues, States
-from zoo.contract.tensors import AttentionInputs, TensorSpec, attentions, floats, mask, token_ids
+from zoo.contract.tensors import AttentionInputs, TensorSpec, attentions, block_ids, floats, mask, token_ids
 
 __all__ = [
     "RESERVED_COMMANDS",
@@ -60,6 +60,7 @@ __all__ = [
     "TensorSpec",
     "Tracker",
     "attentions",
+    "block_ids",
     "causal_graph",
     "dim_names",
     "dim_size",

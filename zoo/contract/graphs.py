@@ -45,7 +45,7 @@ class Graph:
     past: KeyValues | States | tuple[KeyValues | States, ...] | None = None
     causal: bool | None = None
     """Whether outputs at a position depend on earlier positions alone (True), or on later ones or none (False).
-    None leaves it unspecified; a graph with a past is always causal."""
+    None leaves it unspecified; a graph with a past is always causal, but for tokens of a block: :func:`block_ids`."""
     attentions: tuple[TensorSpec, ...] = ()
     """The attention weights, in the order in which the method computes them: :func:`attentions` for self-attention,
     ``cross_attentions`` for cross-attention. They are outputs only after :meth:`with_attentions`."""
@@ -57,7 +57,7 @@ class Graph:
     sizes: Mapping[str, Size] = field(default_factory=dict, hash=False)
     """The sizes that free dimensions may have, by name: ``{"frames": zoo.Size(min=4, multiple_of=4)}``. By default, it
     is any from 1 to ``max_seq_len``. The batch and the tokens of a graph with a past cannot be restricted: rows are
-    independent, and a text may be cut into calls anywhere."""
+    independent, and a text may be cut into calls anywhere but within a block."""
 
     def __post_init__(self) -> None:
         """Raise ``ValueError`` if dimensions are restricted, divided or padded in a way that is not supported."""

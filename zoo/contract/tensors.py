@@ -8,7 +8,7 @@ from typing import Literal
 
 from zoo.contract.dims import Dim, canonical, dim_size
 
-__all__ = ["AttentionInputs", "TensorSpec", "attentions", "floats", "mask", "token_ids"]
+__all__ = ["AttentionInputs", "TensorSpec", "attentions", "block_ids", "floats", "mask", "token_ids"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -26,6 +26,8 @@ class TensorSpec:
     """Whether this is a padding mask: 1 marks a token, 0 padding."""
     padding: Literal["both", "left", "right"] = "both"
     """For a mask: the side of a row on which padding leaves the results for the tokens unchanged."""
+    is_blocks: bool = False
+    """Whether these are the numbers of blocks of tokens: see :func:`block_ids`."""
 
     def __post_init__(self) -> None:
         """Raise ``ValueError`` for a malformed dimension."""
@@ -44,6 +46,18 @@ class TensorSpec:
 def token_ids(name: str, upper: int, *, length: Dim = "sequence", rows: str = "batch") -> TensorSpec:
     """Declare integers in ``[0, upper)`` of shape (``rows``, ``length``)."""
     return TensorSpec(name=name, dims=(rows, length), dtype="int64", upper=upper)
+
+
+def block_ids(name: str, upper: int = 2) -> TensorSpec:
+    """Declare the number of each token's block, integers in ``[0, upper)`` of shape (batch, sequence), for a decoder.
+
+    Tokens of a block, such as those of an image, see each other, later ones included. Tokens with the number 0 are in
+    no block, and see earlier tokens alone. All tokens of a block are in one call.
+
+    >>> block_ids("block_ids").shape({"batch": 2, "sequence": 7})
+    (2, 7)
+    """
+    return TensorSpec(name=name, dims=("batch", "sequence"), dtype="int64", upper=upper, is_blocks=True)
 
 
 def mask(

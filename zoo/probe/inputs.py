@@ -24,6 +24,7 @@ __all__ = [
     "next_past",
     "powers",
     "slice_feeds",
+    "whole_blocks",
 ]
 
 Feeds = Mapping[str, Array]
@@ -154,6 +155,8 @@ def _make_tensor(
         return _make_mask(shape, point, least).astype(tensor.dtype, copy=False)
     if not tensor.is_float:
         values = rng.integers(0, tensor.upper or 2, shape, dtype=np.int64)
+        if tensor.is_blocks:
+            return whole_blocks(values, [point.past] if point.past else [])
         if tensor.upper is not None and tensor.upper > SMALL_VOCABULARY:
             _place(values.reshape(-1), {*range(4), tensor.upper - 1, *special}, tensor.upper, rng)
             if point.values == "powers":
@@ -196,6 +199,18 @@ def _make_mask(shape: tuple[int, ...], point: Point, least: int) -> Array:
             else:
                 mask[row, length - padded :] = 0
     return mask
+
+
+def whole_blocks(numbers: Array, cuts: Sequence[int]) -> Array:
+    """Return numbers of blocks, (B, T), of which no block is in two calls: in each row, those of one call are kept.
+
+    ``cuts`` are the places at which calls begin, but for the first. The last call is kept in the first row, the first
+    call in the next, and so on.
+    """
+    rows, length = numbers.shape
+    calls = np.searchsorted(cuts, np.arange(length), side="right")
+    kept = (np.arange(rows) + len(cuts)) % (len(cuts) + 1)
+    return np.where(calls == kept[:, None], numbers, 0)
 
 
 def slice_feeds(graph: Graph, feeds: Feeds, start: int, stop: int) -> Iterator[tuple[str, Array]]:

@@ -68,7 +68,8 @@ def run_pipeline(
 def token_input(graph: Graph) -> str | None:
     """Return the name of a decoder's token-id input, or None if it has none, for example if it reads embeddings."""
     for tensor in graph.input_tensors():
-        if tensor.dims == ("batch", "sequence") and tensor.dtype == "int64" and not tensor.is_mask:
+        is_numbers = tensor.dtype == "int64" and not (tensor.is_mask or tensor.is_blocks)
+        if tensor.dims == ("batch", "sequence") and is_numbers:
             return tensor.name
     return None
 

@@ -234,6 +234,9 @@ def _check_graph(graph: Graph, given: Mapping[str, TensorSpec]) -> None:
         if tensor.is_mask and (len(tensor.dims) != 2 or tensor.is_float):
             what = f"{tensor.name} of {where} is {tensor.dtype} {tensor.dims}"
             fail("a mask has integers or booleans, (batch, length)", what)
+        if tensor.is_blocks and (tensor.dims != ("batch", "sequence") or tensor.is_float or not graph.pasts):
+            what = f"{tensor.name} of {where}, with {len(graph.pasts)} pasts, is {tensor.dtype} {tensor.dims}"
+            fail("numbers of blocks are integers, (batch, sequence), of a graph with a past", what)
     for tensor in graph.attentions:
         if len(tensor.dims) != 4:
             fail("attention weights are (batch, heads, queries, keys)", f"{tensor.name} of {where} is {tensor.dims}")

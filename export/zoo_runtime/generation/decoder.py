@@ -59,7 +59,8 @@ class Decoder:
     Args:
         session: a session on the graph.
         graph: the graph's declaration, with a past.
-        constants: inputs that do not change between steps, by name, one row per continuation.
+        constants: inputs that do not change between steps, by name, one row per continuation; and the numbers of the
+            blocks of the tokens of the first step, (B, T), by default 0.
         rows: B.
         dtype: dtype of the past.
         positions: maximum length of the past, if there is one.
@@ -94,7 +95,11 @@ class Decoder:
         """Where the model supports padding."""
         inputs = {item.name for item in session.get_inputs()}
         empty = empty_past(graph, rows, dtype)
-        handled = {self.input_name, self.mask_name, PAST_LENGTH, LOGITS_TO_KEEP, *empty}
+        self.blocks_name = next((tensor.name for tensor in specs.values() if tensor.is_blocks), None)
+        blocks = constants.get(self.blocks_name) if self.blocks_name else None
+        self.blocks = None if blocks is None else to_array(blocks).copy()
+        """Numbers of the blocks of the tokens of the first step, one row for each initial row."""
+        handled = {self.input_name, self.mask_name, self.blocks_name, PAST_LENGTH, LOGITS_TO_KEEP, *empty}
         self.constants = {name: constants[name] for name in inputs - handled if name in constants}
         unknown = sorted(inputs - handled - set(self.constants))
         if unknown:
@@ -151,6 +156,10 @@ class Decoder:
         binding = self.binding
         dtype = np.int64 if self.embedding_size is None else self.dtype
         fed = {self.input_name: np.ascontiguousarray(tokens, dtype)}
+        if self.blocks_name:
+            fed[self.blocks_name] = np.zeros((self.rows, count), np.int64)
+            if self.blocks is not None and not self.length:
+                fed[self.blocks_name] = np.ascontiguousarray(self.blocks[self.origins], np.int64)
         if self.mask_name:
             first = 0 if self.graph.past_length else self.length
             fed[self.mask_name] = np.ascontiguousarray(self.mask[:, first:total])
@@ -270,6 +279,9 @@ class Decoder:
         if self.room is not None and tokens.shape[1] > self.room:
             problem = f"{tokens.shape[1]} tokens do not fit in the {self.room} positions left of {self.positions}"
             raise UsageError(problem, where)
+        if self.blocks is not None and not self.length and self.blocks.shape[1] != tokens.shape[1]:
+            problem = f"{self.blocks_name} are numbers for {self.blocks.shape[1]} tokens, got {tokens.shape[1]}"
+            raise UsageError(problem, where, "read all tokens of a block in one step")
         if mask is not None:
             mask = check_mask(mask, (self.rows, tokens.shape[1]))
             if self.padding == "left":

@@ -329,8 +329,9 @@ class Session:
 
         Args:
             feeds: the inputs of the earlier graphs, such as the source of an encoder-decoder; or their outputs, in
-                place of running them; and inputs of the decoder that do not change between steps. Others are ignored,
-                so these may be the whole batch that :meth:`zoo_runtime.TextRunner.feed` returns.
+                place of running them; and inputs of the decoder that do not change between steps. Numbers of blocks
+                (:func:`zoo.block_ids`) are those of the tokens of the first step, by default 0. Others are ignored, so
+                these may be the whole batch that :meth:`zoo_runtime.TextRunner.feed` returns.
             rows: number of texts; by default the rows of ``feeds``, or 1 without any.
 
         Raises:

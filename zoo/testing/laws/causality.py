@@ -21,6 +21,8 @@ def causality(subject: Subject) -> None:
     changes the output of another, as in a model that treats each position by itself. A causal model that sees later
     tokens has excellent training loss, but cannot generate text.
 
+    With ``zoo.block_ids``, this holds for tokens in no block, and later tokens of a block change earlier outputs.
+
     Mask with ``zoo.nn.build_mask(causal=True)``, or correct the declaration.
     """
     checked = False
@@ -48,7 +50,7 @@ def _check_order(subject: Subject, graph: Graph, length: str) -> None:
     execute = executor(subject.exact)
     looked_ahead = looked_back = 0.0
     for tokens in (LENGTH, LONG):
-        feeds = make_inputs(subject, length=tokens, other=min(tokens, subject.longest))
+        feeds = _in_blocks(graph, make_inputs(subject, length=tokens, other=min(tokens, subject.longest)), 0)
         size = max((feeds[tensor.name].shape[axis] for tensor, axis in token_inputs(subject, length, feeds)), default=1)
         if size < 2:
             raise Inapplicable("inputs have only one token")
@@ -60,6 +62,12 @@ def _check_order(subject: Subject, graph: Graph, length: str) -> None:
             looked_ahead = max(looked_ahead, _moved(graph, length, early, reference, for_later))
             looked_back = max(looked_back, _moved(graph, length, late, reference, for_earlier))
     where = f"graph {graph.name!r}, along {length}"
+    if any(tensor.is_blocks for tensor in graph.input_tensors()):
+        feeds = _in_blocks(graph, make_inputs(subject), 1)
+        later = _in_blocks(graph, _changed(subject, length, feeds, slice(1, None)), 1)
+        results = (run(execute, subject.graphs, inputs)[graph.name] for inputs in (feeds, later))
+        if _moved(graph, length, slice(1), *results) <= TOLERANCE:
+            fail(f"in {where}, a later token of a block changes an earlier output", "none does: blocks have no effect")
     if graph.causal is False:
         if looked_ahead <= TOLERANCE < looked_back:
             happened = "only earlier tokens change later ones"
@@ -70,6 +78,14 @@ def _check_order(subject: Subject, graph: Graph, length: str) -> None:
         fail(f"in {where}, no later token changes an earlier output", happened)
     if looked_back <= TOLERANCE:
         fail(f"in {where}, an earlier token changes a later output", "none does: tokens are independent")
+
+
+def _in_blocks(graph: Graph, feeds: Mapping[str, Any], number: int) -> dict[str, Any]:
+    """Return the inputs with all tokens in one block, or in none if its number is 0."""
+    import numpy as np
+
+    names = {tensor.name for tensor in graph.input_tensors() if tensor.is_blocks}
+    return {name: np.full_like(value, number) if name in names else value for name, value in feeds.items()}
 
 
 def _changed(subject: Subject, length: str, feeds: Mapping[str, Any], place: slice) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from zoo.contract import KeyValues, TensorSpec
@@ -66,7 +67,7 @@ def cache(subject: Subject) -> None:
 
     Positions of new tokens begin after the past: ``zoo.nn.positions_of(length, total, padding=...)``. Append keys to
     the cache after they are rotated by their positions. A layer may declare a window in ``zoo.KeyValues`` if no query
-    sees more keys than that, its padded_sides included.
+    sees more keys than that, its padded_sides included. Texts are not cut within a block of ``zoo.block_ids``.
     """
     from zoo.testing.compute import LENGTH, check_equal, counting, executor, make_inputs, run
 
@@ -89,16 +90,27 @@ def cache(subject: Subject) -> None:
             cuts = {tuple(places): f"after {' and '.join(map(str, places))}", (total // 2,): f"after {total // 2}"}
         for mask, side in [(None, "no"), *padded_sides]:
             inputs = {**feeds, mask.name: padded(feeds[mask.name], side)} if mask else feeds
-            whole = run(execute, subject.graphs, inputs)
+            reference = run(execute, subject.graphs, inputs)
             for cut, words in cuts.items():
-                parts = run(execute, subject.graphs, inputs, cut)
+                uncut = _with_whole_blocks(subject, inputs, cut)
+                whole = reference if uncut is inputs else run(execute, subject.graphs, uncut)
+                parts = run(execute, subject.graphs, uncut, cut)
                 situation = f"cut {words} of {total} tokens, with {side} padding"
                 check_equal(pasts, whole, parts, expected, situation, counting(inputs))
     total = min(_REPEATED, subject.longest)
-    feeds = repeated(subject, make_inputs(subject, rows=1, length=total))
-    whole, parts = (run(execute, subject.graphs, feeds, cuts) for cuts in ((), (total // 2,)))
+    equal = repeated(subject, make_inputs(subject, rows=1, length=total))
+    uncut = _with_whole_blocks(subject, equal, (total // 2,))
+    whole, parts = (run(execute, subject.graphs, uncut, cuts) for cuts in ((), (total // 2,)))
     situation = f"cut after {total // 2} of {total} equal tokens"
-    check_equal(pasts, whole, parts, expected, situation, counting(feeds))
+    check_equal(pasts, whole, parts, expected, situation, counting(uncut))
+
+
+def _with_whole_blocks(subject: Subject, feeds: Mapping[str, Any], cuts: Sequence[int]) -> Mapping[str, Any]:
+    """Return the inputs with blocks of which none is cut; the same inputs if there are no blocks."""
+    from zoo.probe.inputs import whole_blocks
+
+    names = [item.name for graph in subject.graphs for item in graph.input_tensors() if item.is_blocks]
+    return {**feeds, **{name: whole_blocks(feeds[name], cuts) for name in names}} if names else feeds
 
 
 def _padded_sides(subject: Subject) -> list[tuple[TensorSpec, str]]:
@@ -121,14 +133,14 @@ def _check_windows(subject: Subject, execute: Executor) -> None:
         total = min(2 * positions + 3, positions + ODD, subject.longest)
         if positions + 1 >= total or positions > _WIDEST:
             continue
-        feeds = make_inputs(subject, rows=2, length=total)
+        causal = _with_whole_blocks(subject, make_inputs(subject, rows=2, length=total), range(1, total))
         near = range(max(1, positions - 1), min(positions + 4, total))
         cuts = [tuple(near), *((cut,) for cut in near), (1, positions // 2 + 1, total - 1)]
         cases = [(None, "no"), *padded_sides]
         if positions > LONG:  # a long text takes time
             cuts, cases = cuts[:2], cases[-1:]
         for mask, side in cases:
-            inputs = {**feeds, mask.name: padded(feeds[mask.name], side)} if mask else feeds
+            inputs = {**causal, mask.name: padded(causal[mask.name], side)} if mask else causal
             whole = run(execute, subject.graphs, inputs)
             for graph in windowed:
                 for tensor in graph.present_tensors():
