@@ -129,6 +129,8 @@ SPECIAL: Mapping[str, Mapping[str, Any]] = {
     "audio-spectrogram-transformer": {"max_length": 96, "num_mel_bins": 32},
     "youtu": {"pad_token_id": None},  # transformers sets the embedding of padding to zero when it reads a checkpoint
     "vipllava": {"vision_feature_layers": [-2, -1]},
+    "gemma3": {"mm_tokens_per_image": 16}, "shieldgemma2": {"mm_tokens_per_image": 16},
+    "paligemma": {"projection_dim": SMALL["hidden_size"]},
     "splinter": {"question_token_id": 9}, "lilt": {"hidden_size": 48},
     "layoutlmv3": {"hidden_size": 48, "coordinate_size": 8, "shape_size": 8},
     "reformer": {"axial_pos_embds": False},
@@ -145,6 +147,7 @@ SPECIAL: Mapping[str, Mapping[str, Any]] = {
 _PREFERRED = {
     "fill-mask": 0,
     "text-generation": 1,
+    "image-text-to-text": 1,
     "text2text-generation": 1,
     "feature-extraction": 3,
     "image-feature-extraction": 3,
@@ -173,7 +176,7 @@ def classes() -> Iterator[tuple[str, str, str]]:
     from zoo import UsageError
     from zoo_plugins.via_transformers import TASKS
     from zoo_plugins.via_transformers.fields import READS_IMAGES, SOUND_TASKS
-    from zoo_plugins.via_transformers.originals import class_for
+    from zoo_plugins.via_transformers.originals import class_for, task_of
 
     for model_type, config in sorted(CONFIG_MAPPING.items()):
         found = {}
@@ -182,8 +185,10 @@ def classes() -> Iterator[tuple[str, str, str]]:
                 found[task] = class_for({"model_type": model_type}, task)
         found = {task: name for task, name in found.items() if not _reads_part(name, config)}
         found.pop("sentence-embedding", None)  # the class of feature-extraction
-        if found.get("image-text-to-text") == found.get("text-generation"):  # such as Gemma 3, which reads texts alone
-            found.pop("image-text-to-text", None)
+        tasks = {task for task in ("text-generation", "image-text-to-text") if task in found}
+        if len(tasks) > len({found[task] for task in tasks}):  # of one class, the task that an import chooses
+            chosen = task_of(found["text-generation"], model_type)
+            found = {task: name for task, name in found.items() if task not in tasks or task == chosen}
         if not found.keys() - {"feature-extraction", *READS_IMAGES, *SOUND_TASKS}:  # others need not read texts
             found.pop("feature-extraction", None)
         named = sorted(found.items(), key=lambda item: _PREFERRED.get(item[0], 2))

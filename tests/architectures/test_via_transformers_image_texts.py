@@ -187,21 +187,24 @@ def test_value_that_is_not_possible_is_named_with_its_file(
 
 
 @pytest.mark.parametrize(
-    ("model_class", "said"),
+    ("model_type", "model_class", "said"),
     [
-        ("PaliGemmaForConditionalGeneration", "makes masks that are not causal"),
-        ("Gemma3ForConditionalGeneration", "makes masks that are not causal"),
-        ("Qwen2VLForConditionalGeneration", "reads image_grid_thw, video_grid_thw, mm_token_type_ids beside pixel_val"),
-        ("LlavaNextForConditionalGeneration", "reads image_sizes beside pixel_values"),
-        ("MllamaForConditionalGeneration", "reads aspect_ratio_mask, aspect_ratio_ids, cross_attention_mask"),
-        ("Kosmos2_5ForConditionalGeneration", "takes no pixel_values"),
+        ("gemma4", "Gemma4ForConditionalGeneration", "makes masks that are not causal"),
+        (
+            "qwen2_vl",
+            "Qwen2VLForConditionalGeneration",
+            "reads image_grid_thw, video_grid_thw, mm_token_type_ids beside pixel_val",
+        ),
+        ("llava_next", "LlavaNextForConditionalGeneration", "reads image_sizes beside pixel_values"),
+        ("mllama", "MllamaForConditionalGeneration", "reads aspect_ratio_mask, aspect_ratio_ids, cross_attention_mask"),
+        ("kosmos_2_5", "Kosmos2_5ForConditionalGeneration", "takes no pixel_values"),
     ],
 )
-def test_classes_with_other_inputs_are_refused(model_class: str, said: str) -> None:
+def test_classes_with_other_inputs_are_refused(model_type: str, model_class: str, said: str) -> None:
     from zoo_plugins.via_transformers.image_texts import require_image_texts
 
     with pytest.raises(UsageError, match=f"^{model_class} {said}") as refused:
-        require_image_texts(getattr(transformers, model_class))
+        require_image_texts(getattr(transformers, model_class), model_type)
     assert "one square image, a causal mask" in str(refused.value)
 
 

@@ -16,6 +16,7 @@ from zoo.checkpoints.images import (
 from zoo.checkpoints.importing import Imported, import_checkpoint
 from zoo.checkpoints.layout import ACTIVATIONS, REQUIRED, Field, Layout
 from zoo.checkpoints.original import Comparison
+from zoo.checkpoints.prompt_texts import read_prompt_text
 from zoo.checkpoints.rules import Rule, TensorPlace
 from zoo.checkpoints.sounds import EXTRACTORS, ProcessedSounds, process_sounds
 from zoo.checkpoints.source import Checkpoint, SourceModule, SourceTensor
@@ -50,6 +51,7 @@ __all__ = [
     "process_sounds",
     "processor_file",
     "read_image_prompt",
+    "read_prompt_text",
     "read_tiling",
     "reading_values",
     "sample_images",

@@ -105,7 +105,7 @@ def process_images(folder: Path) -> ProcessedImages:
 
     Raises:
         ImportError: Pillow or transformers is not installed.
-        UsageError: the processor cannot be read or cannot be applied.
+        UsageError: the processor cannot be read or cannot be applied, or also reads parts of images.
     """
     import transformers
 
@@ -115,6 +115,9 @@ def process_images(folder: Path) -> ProcessedImages:
         processor = load(folder, backend="pil", local_files_only=True, trust_remote_code=False)
         _check_sizes(processor, where)
         is_grid = stated_grid(processor, where) is not None
+        if getattr(processor, "do_pan_and_scan", None):
+            remedy = "set it to false: the image is then read as a whole"
+            raise UsageError("do_pan_and_scan, by which images are also read in parts, is not supported", where, remedy)
         _filter(getattr(processor, "resample", None), where)
         if hasattr(processor, "crop_to_patches"):
             processor.crop_to_patches = False

@@ -120,6 +120,9 @@ class Layout:
     end_token: Callable[[Any], int | None] | None = None
     """Returns the token whose state the original reads, given zoo's configuration. The texts that are compared end with
     it. By default, or if it is None, those of text classification end with ``eos_token_id``."""
+    token_types: Callable[[Any, Tensor], Tensor | None] | None = None
+    """Returns the ``token_type_ids`` with which the original reads texts with an image, None if it reads none, given
+    zoo's configuration and ``input_ids``, (B, T)."""
     positions_skip_padding: bool = False
     """Whether the original gives no position to padding tokens inside a text. zoo counts all tokens that are not
     masked, so the texts that are compared have none inside."""

@@ -366,7 +366,11 @@ def _batches(config: Config, model: nn.Module, layout: Layout) -> Iterator[dict[
             if end != pad or compares:  # no other text ends with its padding
                 ids[range(len(ids)), tokens.sum(1) - 1] = end
         image = standard_fields(config).image_token_id
-        yield inputs if image is None else with_image(inputs, image, graphs, longest)
+        if image is not None:
+            inputs = with_image(inputs, image, graphs, longest)
+            types = layout.token_types(config, inputs["input_ids"]) if layout.token_types is not None else None
+            inputs |= {} if types is None else {"token_type_ids": types}
+        yield inputs
 
 
 def call(config: Config, model: nn.Module, feeds: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:

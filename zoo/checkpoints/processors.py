@@ -20,9 +20,12 @@ from zoo.limits import IMAGE_PIXELS, IMAGE_TILES, TEXT_CHARACTERS
 
 __all__ = ["ProcessedPrompt", "open_processor", "place_of_image", "process_prompt", "stated_tiles"]
 
-_INPUTS = {"attention_mask", "input_ids", "mm_token_type_ids", "pixel_attention_mask", "pixel_values", "token_type_ids"}
-"""Outputs that a processor may have. Token types are not read: no imported model has them as inputs. Masks of pixels
-are 1."""
+_INPUTS = {
+    "attention_mask", "input_ids", "labels", "mm_token_type_ids", "pixel_attention_mask", "pixel_values",
+    "token_type_ids",
+}  # fmt: skip
+"""Outputs that a processor may have. Token types and labels are not read: models know the places of images. Masks of
+pixels are 1."""
 _FILES = ("processor_config.json", PROCESSOR, "tokenizer_config.json")
 """Files that may name the class of a processor, the first that does."""
 _COUNTS = ("image_seq_len", "image_seq_length", "num_image_tokens", "num_additional_image_tokens")

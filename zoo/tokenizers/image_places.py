@@ -10,7 +10,10 @@ from zoo.contract import Graph
 from zoo.errors import ArtifactError, UsageError
 from zoo.tiles import ImageTiling
 
-__all__ = ["ImagePlaces", "count_features"]
+__all__ = ["NO_IMAGE", "ImagePlaces", "count_features"]
+
+NO_IMAGE = "the prompt has a place for an image, but there is none"
+"""Error of a prompt without its image."""
 
 
 def count_features(graphs: Sequence[Graph]) -> int | None:
@@ -86,7 +89,7 @@ class ImagePlaces:
             if whole.count(self.token) != count:
                 raise ArtifactError(f"the prompt has the token {self.token} beside those of its image", where)
         elif not tiles and self.prompt_token in ids:
-            raise ArtifactError("the prompt has a place for an image, but there is none", where, "give both")
+            raise ArtifactError(NO_IMAGE, where, "give both")
         indices, number = [0] * len(whole), 0
         for place, token in enumerate(whole if tiles else ()):
             if token == self.token:

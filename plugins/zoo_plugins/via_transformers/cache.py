@@ -130,6 +130,11 @@ class PastCache(TheirCache):
         return [layer not in self._states and layer not in self._keys for layer in range(len(self))]
 
     @property
+    def is_initialized(self) -> bool:
+        """Whether the layers have tensors: a past of no tokens has, too."""
+        return True
+
+    @property
     def is_compileable(self) -> bool:
         """Whether the tensors have a fixed size: they grow."""
         return False

@@ -66,7 +66,7 @@ def inspect_model(c: ClassFields, where: object = None) -> dict[str, Any]:
     if c.task == "image-to-text":
         _require_cross_attention(cls)
     if c.task == "image-text-to-text":
-        require_image_texts(cls)
+        require_image_texts(cls, c.original["model_type"])
     if c.task == "zero-shot-image-classification":
         require_contrastive(cls)
     kinds = ("zoo", "eager") if getattr(cls, "_supports_attention_backend", False) else ("eager",)

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Literal
 
 from zoo import Cost, EmbeddingConfig, ImagePreparation, ImageTiling
 from zoo.spectrogram import SAMPLING_RATE, SpectrogramKind
+from zoo_plugins.via_transformers.known import TOKEN_BLOCKS
 
 IMAGE_OUTPUTS: Mapping[str, tuple[str, ...]] = {
     "image-classification": ("logits",),
@@ -55,8 +56,9 @@ class ClassFields(EmbeddingConfig):
         "num_kv_heads", "head_dim", "value_head_dim", "key_layers", "state_layers", "state_sizes", "num_parameters",
         "flops_per_token", "attention_layers", "num_heads", "num_patches", "output_sizes", "min_image_size",
         "max_detections", "depth_resample", "image_processor", "image_token_id", "image_prompt_id", "image_before",
-        "image_after", "image_before_tiles", "image_before_thumbnail", "image_tiling", "min_tiles", "max_tiles",
-        "image_longest_edge", "min_samples", "min_positions", "samples_per_position", "prompt_replaces_start",
+        "image_after", "image_place", "image_text", "prompt_end", "prompt_special_tokens",
+        "image_before_tiles", "image_before_thumbnail", "image_tiling", "min_tiles", "max_tiles", "image_longest_edge",
+        "min_samples", "min_positions", "samples_per_position", "prompt_replaces_start",
         "embedding_size", "pad_texts", "label_probabilities",
     )  # fmt: skip
     task: Literal[
@@ -145,6 +147,15 @@ class ClassFields(EmbeddingConfig):
     """Tokens before those of an image."""
     image_after: tuple[int, ...] = ()
     """Tokens after those of an image."""
+    image_place: str | None = None
+    """Text that stands for an image in a prompt, in whose place there is ``image_text`` before the prompt is encoded;
+    None if the tokens of an image are put among those of the prompt."""
+    image_text: str | None = None
+    """That text, in which one token stands for those of the image."""
+    prompt_end: str = ""
+    """Text after such a prompt."""
+    prompt_special_tokens: bool = True
+    """Whether the tokenizer puts special tokens around such a prompt."""
     image_before_tiles: tuple[tuple[int, ...], ...] = ()
     """Tokens before those of each tile but the last, in place of ``image_before``, if there are several; of an image
     of the most rows and columns for ``longest_edge``."""
@@ -257,6 +268,11 @@ class ClassFields(EmbeddingConfig):
     def num_key_layers(self) -> int:
         """Number of layers with keys and values."""
         return (self.num_layers or 0) if self.key_layers is None else len(self.key_layers)
+
+    @property
+    def token_blocks(self) -> Literal["image", "prompt"] | None:
+        """The tokens of a prompt with an image that see each other, later ones included; None if all are causal."""
+        return TOKEN_BLOCKS.get(self.original["model_type"]) if self.task == "image-text-to-text" else None
 
     def images(self) -> ImagePreparation:
         """Return how images are prepared. Raises ``ValueError`` if the fields contradict each other."""

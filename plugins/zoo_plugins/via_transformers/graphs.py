@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from zoo import Graph, KeyValues, Size, States, TensorSpec, attentions, floats, mask, token_ids
+from zoo import Graph, KeyValues, Size, States, TensorSpec, attentions, block_ids, floats, mask, token_ids
 from zoo_plugins.clip.config import contrastive_graphs
 from zoo_plugins.via_transformers.fields import (
     ENCODER_DECODER_TASKS,
@@ -191,7 +191,7 @@ def _image_and_text(c: ClassFields) -> tuple[Graph, ...]:
     inputs = *ids, features, mask("attention_mask")
     embedder = Graph(name="embedder", method="embed", inputs=inputs, outputs=(embeddings,), sizes=sizes)
     decoder = _decoder(c)
-    reads = embeddings, *decoder.inputs[1:]
+    reads = embeddings, *decoder.inputs[1:], *([block_ids("block_ids")] if c.token_blocks else [])
     return image, embedder, replace(decoder, name="decoder", method="decode_embeddings", inputs=reads)
 
 

@@ -20,6 +20,7 @@ from zoo.checkpoints import (
     image_processor,
     processor_file,
     read_image_prompt,
+    read_prompt_text,
     read_tiling,
     reading_values,
 )
@@ -27,7 +28,7 @@ from zoo.spectrogram import HOP, SAMPLING_RATE
 from zoo_plugins.bert.sentence import PROJECTIONS, sentence_encoder, sentence_files
 from zoo_plugins.via_transformers.config import ViaTransformersConfig
 from zoo_plugins.via_transformers.fields import DENSE_TASKS, READS_IMAGES, SOUND_TASKS
-from zoo_plugins.via_transformers.known import READS_PADDING, UNSUPPORTED
+from zoo_plugins.via_transformers.known import READS_PADDING, TOKEN_BLOCKS, UNSUPPORTED
 
 if TYPE_CHECKING:
     from zoo_plugins.via_transformers.conversions import FileNames
@@ -87,7 +88,10 @@ class _TransformersLayout(Layout):
             token = image_token(described) if values["task"] == "image-text-to-text" else None
             if token is not None and checkpoint.image_processor and _has_tokenizer(checkpoint):
                 tiling = read_tiling(checkpoint.path, chosen)
-                values |= tiling | read_image_prompt(checkpoint.path, token, {**chosen, **tiling})
+                if original["model_type"] in TOKEN_BLOCKS:
+                    values |= read_prompt_text(checkpoint.path, token)
+                else:
+                    values |= tiling | read_image_prompt(checkpoint.path, token, {**chosen, **tiling})
         values |= chosen
         config = ViaTransformersConfig.from_dict(values, where)
         described = read_original(config, where)
@@ -254,6 +258,13 @@ def _end_token(config: ViaTransformersConfig) -> int | None:
     return end_of_text(read_original(config))
 
 
+def _token_types(config: ViaTransformersConfig, input_ids: Tensor) -> Tensor | None:
+    """Return the types that say which tokens see later ones."""
+    from zoo_plugins.via_transformers.blocks import types_of_blocks
+
+    return types_of_blocks(config, input_ids)
+
+
 def _notes(config: ViaTransformersConfig) -> Sequence[str]:
     """Return what is not promised for a model."""
     if not config.reads_padding:
@@ -270,6 +281,7 @@ LAYOUT = _TransformersLayout(
     runs_original=True,
     positions_skip_padding=True,  # in decoders such as M2M-100's
     end_token=_end_token,
+    token_types=_token_types,
     files=_files,
     notes=_notes,
 )

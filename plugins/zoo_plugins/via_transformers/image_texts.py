@@ -16,8 +16,10 @@ from torch import Tensor
 from zoo import UsageError
 from zoo.checkpoints import Exact
 from zoo.nn import Cache, LayerStates, positions_of
+from zoo_plugins.via_transformers.blocks import seeing_blocks
 from zoo_plugins.via_transformers.cache import PastCache, cache_argument
 from zoo_plugins.via_transformers.fields import ClassFields
+from zoo_plugins.via_transformers.known import FIRST_POSITION, TOKEN_BLOCKS
 from zoo_plugins.via_transformers.replaced import given_positions, replaced, whole_images, without_branches
 
 __all__ = ["decode_embeddings", "embed", "encode_image", "image_token", "require_image_texts"]
@@ -29,21 +31,23 @@ _OPTIONAL = (
     "position_ids", "return_dict", "self", "use_cache", "vision_feature_layer", "vision_feature_select_strategy",
 )  # fmt: skip
 """Arguments of a class that graphs have, or that may be left out: ``image_sizes`` are those of padded images, and
-``pixel_attention_mask`` is 1 for whole tiles. Others describe grids and masks of images, or the tokens that see later
-ones."""
+``pixel_attention_mask`` is 1 for whole tiles. Others describe grids and masks of images."""
 _REMEDY = (
     "of models that read a text with an image, those with one square image, a causal mask and rows of its features"
 )
 
 
-def require_image_texts(cls: Any) -> None:
+def require_image_texts(cls: Any, model_type: str) -> None:
     """Raise :class:`UsageError` unless a class reads token ids, whole images of one size and nothing else.
 
-    Those that make masks of their own let tokens of an image see later ones, also where they can do without such masks.
+    Those that make masks of their own let some tokens see later ones, of which ``TOKEN_BLOCKS`` has the known kinds.
     """
-    if hasattr(cls, "create_masks_for_generate"):
+    has_blocks = model_type in TOKEN_BLOCKS
+    if hasattr(cls, "create_masks_for_generate") and not has_blocks:
         raise UsageError(f"{cls.__name__} makes masks that are not causal", None, f"{_REMEDY} are supported")
-    taken = signature(cls.forward).parameters
+    taken = dict(signature(cls.forward).parameters)
+    if has_blocks:
+        del taken["token_type_ids"]
     features = getattr(cls, "get_image_features", None)
     needed = {} if features is None else signature(features).parameters
     others = [name for name, item in taken.items() if name not in _OPTIONAL and item.kind != Parameter.VAR_KEYWORD]
@@ -108,6 +112,7 @@ def decode_embeddings(
     attention_mask: Tensor | None,
     past: Cache | None,
     states: Sequence[LayerStates] | None,
+    block_ids: Tensor | None = None,
 ) -> Tensor:
     """Return the logits of the tokens that follow, (B, T, V).
 
@@ -118,6 +123,7 @@ def decode_embeddings(
         attention_mask: (B, S), 1 for a token and 0 for padding, the past included.
         past: keys and values of earlier calls; extended in place.
         states: states after earlier calls, of the layers that have any; replaced in place.
+        block_ids: (B, T), the same positive number for tokens that see each other, later ones included.
     """
     rows, length, _ = inputs_embeds.shape
     total = length + (past.length if past is not None else 0)
@@ -128,9 +134,11 @@ def decode_embeddings(
     kept = PastCache(past or Cache.empty(0), states or (), c.key_layers, c.state_layers) if has_past else None
     options: dict[str, Any] = {"use_cache": has_past, cache_argument(original): kept}
     if c.counts_positions:
-        options["position_ids"] = positions
+        options["position_ids"] = positions + FIRST_POSITION.get(c.original["model_type"], 0)
     # Embeddings of the table alone are exact in float32, in which a reference in float64 would compute the first norm.
-    with given_positions(original, positions), without_branches(original), Exact(original):
-        found = original(inputs_embeds=inputs_embeds, attention_mask=attention_mask, return_dict=True, **options)
+    given, blocks = given_positions(original, positions), seeing_blocks(original, block_ids, total)
+    with given, without_branches(original), Exact(original), blocks as more:
+        options |= {"attention_mask": attention_mask, **more}
+        found = original(inputs_embeds=inputs_embeds, return_dict=True, **options)
     logits: Tensor = found["logits"]
     return logits

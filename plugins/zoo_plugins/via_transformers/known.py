@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-__all__ = ["PADS_TEXTS", "READS_PADDING", "UNSUPPORTED", "is_known"]
+from typing import Literal
+
+__all__ = ["FIRST_POSITION", "PADS_TEXTS", "READS_PADDING", "TOKEN_BLOCKS", "UNSUPPORTED", "is_known"]
 
 READS_PADDING = {
     "convbert": "its convolutions read the neighbours of a token",
@@ -15,6 +17,13 @@ READS_PADDING = {
 """Model types whose answers depend on padding by design, and why."""
 PADS_TEXTS = ("siglip",)
 """Model types that compare images with texts, and read texts padded to the greatest length, without a mask."""
+TOKEN_BLOCKS: dict[str, Literal["image", "prompt"]] = {
+    **dict.fromkeys(("gemma3", "shieldgemma2"), "image"),
+    "paligemma": "prompt",
+}
+"""Model types that read a text with an image, whose tokens of the image, or of the whole prompt, see each other."""
+FIRST_POSITION = {"paligemma": 1}
+"""Model types whose decoders count positions from another number than 0."""
 UNSUPPORTED = {
     "fsmt": "its decoder has no causal mask in a call with a cache, and so reads one token at a time",
     "git": "with a cache, its mask has an image before the text",

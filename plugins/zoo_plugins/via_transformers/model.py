@@ -16,6 +16,7 @@ from torch.nn import Module
 from zoo.modules import SharedModule, store_buffers
 from zoo.nn import Cache, EmbeddingHead, LayerStates, positions_of
 from zoo_plugins.via_transformers import contrastive
+from zoo_plugins.via_transformers.blocks import blocks_of_types
 from zoo_plugins.via_transformers.cache import PastCache, cache_argument
 from zoo_plugins.via_transformers.fields import ENCODER_DECODER_TASKS, IMAGE_OUTPUTS, ClassFields
 from zoo_plugins.via_transformers.image_texts import decode_embeddings, embed, encode_image
@@ -89,7 +90,8 @@ class ViaTransformers(SharedModule):
         Args:
             input_ids: (B, T), of a class that reads texts.
             attention_mask: (B, S), 1 for a token and 0 for padding, the past included; of sound, of its samples.
-            token_type_ids: (B, T), the segment of each token; all 0 by default.
+            token_type_ids: (B, T), the segment of each token; all 0 by default. Of a class with ``token_blocks``, the
+                types with which transformers calls it; without them, all tokens are causal.
             past_key_values: keys and values of earlier calls; extended in place.
             past_states: states after earlier calls, of the layers that have any; replaced in place.
             decoder_input_ids: (B, T), the target that an encoder-decoder reads, as in training.
@@ -107,7 +109,9 @@ class ViaTransformers(SharedModule):
         if c.task == "image-text-to-text":
             assert input_ids is not None
             embeddings = self._embed_with_image(input_ids, attention_mask, pixel_values)
-            return {"logits": self.decode_embeddings(embeddings, attention_mask, past_key_values, past_states)}
+            blocks = None if token_type_ids is None else blocks_of_types(c, token_type_ids)
+            decoded = self.decode_embeddings(embeddings, attention_mask, past_key_values, past_states, block_ids=blocks)
+            return {"logits": decoded}
         if pixel_values is not None and input_ids is not None:
             texts, images = self.embed_texts(input_ids, attention_mask, token_type_ids), self.embed_images(pixel_values)
             return {"logits_per_image": self.compare(images, texts), "text_embeds": texts, "image_embeds": images}
@@ -256,6 +260,8 @@ class ViaTransformers(SharedModule):
         attention_mask: Tensor | None = None,
         past_key_values: Cache | None = None,
         past_states: list[LayerStates] | None = None,
+        *,
+        block_ids: Tensor | None = None,
     ) -> Tensor:
         """Return the logits of the next token, (B, T, V).
 
@@ -264,9 +270,11 @@ class ViaTransformers(SharedModule):
             attention_mask: (B, S), 1 for a token and 0 for padding, the past included.
             past_key_values: keys and values of earlier calls; extended in place.
             past_states: states after earlier calls, of the layers that have any; replaced in place.
+            block_ids: (B, T), the same positive number for tokens that see each other, later ones included; by default
+                0, for tokens that see earlier ones alone.
         """
         pasts = past_key_values, past_states
-        return decode_embeddings(self.original, self.config, inputs_embeds, attention_mask, *pasts)
+        return decode_embeddings(self.original, self.config, inputs_embeds, attention_mask, *pasts, block_ids)
 
     def embed_texts(
         self, input_ids: Tensor, attention_mask: Tensor | None = None, token_type_ids: Tensor | None = None

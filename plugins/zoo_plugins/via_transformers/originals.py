@@ -17,6 +17,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from zoo import ArtifactError, UsageError
 from zoo_plugins.via_transformers.attention import ATTENTION, EAGER
 from zoo_plugins.via_transformers.fields import ClassFields
+from zoo_plugins.via_transformers.known import TOKEN_BLOCKS
 
 __all__ = ["build_original", "class_for", "computed_buffers", "computed_names", "read_original", "task_of"]
 
@@ -85,8 +86,14 @@ def _reads(model_class: str, task: str) -> bool:
 
 
 def task_of(model_class: str, model_type: str) -> str | None:
-    """Return the first task of a class; None if it has none of those that are known."""
-    return next(iter(_tasks_of(model_class, model_type)), None)
+    """Return the first task of a class; None if it has none of those that are known.
+
+    Those with ``TOKEN_BLOCKS`` read images, though transformers also lists Gemma 3 among the classes for texts alone.
+    """
+    tasks = _tasks_of(model_class, model_type)
+    if model_type in TOKEN_BLOCKS and "image-text-to-text" in tasks:
+        return "image-text-to-text"
+    return next(iter(tasks), None)
 
 
 def _tasks_of(model_class: str, model_type: str) -> list[str]:

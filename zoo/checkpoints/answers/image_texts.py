@@ -10,6 +10,7 @@ from zoo.errors import ArtifactError, ParityError
 from zoo.images import ImageReader
 from zoo.registry import ModelSpec
 from zoo.tokenizers.image_places import ImagePlaces, count_features
+from zoo.tokenizers.prompt_text import PromptText
 from zoo.tokenizers.tokenizer import Tokenizer
 
 __all__ = ["compare_prompts"]
@@ -30,7 +31,7 @@ def compare_prompts(spec: ModelSpec, checkpoint: Checkpoint, reader: ImageReader
         UsageError: the processor cannot be used.
     """
     places = ImagePlaces.of(spec.config, count_features(spec.graphs), checkpoint.where)
-    processor = open_processor(checkpoint.path)
+    processor, written = open_processor(checkpoint.path), PromptText.of(spec.config)
     cases = [(image, _PROMPTS) for image in sample_images()]
     if reader.tiling is not None:
         cases += [(image, _PROMPTS[3:4]) for image in sample_shapes()]
@@ -40,7 +41,8 @@ def compare_prompts(spec: ModelSpec, checkpoint: Checkpoint, reader: ImageReader
         for text in (prompt.format(place_of_image(processor)) for prompt in prompts):
             expected = process_prompt(processor, image, text, checkpoint.path)
             try:
-                ids, _ = places.expand(tokenizer.encode(text).ids, tiles=len(pixels), columns=columns)
+                ids = tokenizer.encode(text).ids if written is None else written.encode(text, tokenizer)
+                ids, _ = places.expand(ids, tiles=len(pixels), columns=columns)
             except ArtifactError as error:
                 raise ParityError(
                     f"zoo refuses the prompt {text!r} ({error.what})", checkpoint.where, _REMEDY

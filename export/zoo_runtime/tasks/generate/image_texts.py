@@ -12,8 +12,9 @@ import numpy as np
 from zoo.arrays import Array
 from zoo.contract import Graph
 from zoo.errors import ArtifactError, UsageError, Wording, argument
-from zoo.tokenizers.image_places import ImagePlaces, count_features
+from zoo.tokenizers.image_places import NO_IMAGE, ImagePlaces, count_features
 from zoo.tokenizers.inputs import Side, TextInputs, padded
+from zoo.tokenizers.prompt_text import PromptText
 from zoo_runtime.generation.options import Generation
 from zoo_runtime.generation.stepper import Stepper, check_tokens
 from zoo_runtime.onnx_runtime.values import run_session
@@ -34,6 +35,8 @@ class ImagePrompt(Tokens):
     """(tiles, channels, height, width); one tile of an image that is not cut."""
     indices: list[int] = field(kw_only=True, repr=False)
     """For each token, the number of the image's feature in its place, from 1, or 0."""
+    blocks: list[int] = field(kw_only=True, repr=False)
+    """For each token, 1 if it sees the others with a 1, later ones included, or 0."""
 
 
 class ImageTextToText(Continue):
@@ -54,6 +57,8 @@ class ImageTextToText(Continue):
         self.encoder, self.embedder, _ = session.graphs
         self.inputs = TextInputs([self.embedder], session.config, session.path)
         self.places = ImagePlaces.of(session.config, count_features(session.graphs), session.path)
+        self.written = PromptText.of(session.config)
+        self.blocks = next((tensor.name for tensor in session.graphs[2].input_tensors() if tensor.is_blocks), None)
         if self.text_limit() is not None:  # which would count an image as one token, and might cut it off
             remedy = Wording("leave out truncate=True", "leave out --truncate")
             raise UsageError("prompts with images are not truncated", session.path, remedy)
@@ -86,7 +91,12 @@ class ImageTextToText(Continue):
             image, value = value
             tiles, columns = self.images.read_grid(image, where)
             pixels = self.images.normalize(tiles)
-        if isinstance(value, str):
+        if isinstance(value, str) and self.written is not None and (pixels is not None or self.written.place in value):
+            if pixels is None:
+                raise ArtifactError(NO_IMAGE, where, "give both")
+            self.check_lengths(number, value)
+            ids = self.written.encode(value, self.tokenizer, where)
+        elif isinstance(value, str):
             ids = self.encode(number, value).ids
         elif are_ids(value):
             ids = [int(token) for token in value]
@@ -95,20 +105,27 @@ class ImageTextToText(Continue):
             raise ArtifactError(what, where)
         count = 0 if pixels is None else len(pixels)
         ids, indices = self.places.expand(ids, tiles=count, columns=columns, where=where)
-        item = ImagePrompt(number, ids, pixels=pixels, indices=indices)
+        whole = pixels is not None and self.session.option("token_blocks") == "prompt"
+        blocks = [int(whole or index > 0) for index in indices]
+        item = ImagePrompt(number, ids, pixels=pixels, indices=indices, blocks=blocks)
         self._check(item)
         return item
 
     def feed(self, items: Sequence[Tokens], *, left: bool = False) -> dict[str, Array]:
-        """Return the inputs of the graph of embeddings; the graph of images computes the features."""
+        """Return the inputs of the graph of embeddings; the graph of images computes the features.
+
+        Tokens after those of a prompt are generated ones, which see earlier tokens alone.
+        """
         prompts = [item for item in items if isinstance(item, ImagePrompt)]
         side: Side = "left" if left else "right"
-        rows = [(item.ids, [*item.indices, *[0] * (len(item.ids) - len(item.indices))]) for item in prompts]
+        more = [[0] * (len(item.ids) - len(item.indices)) for item in prompts]
         feeds = {
-            "input_ids": padded([ids for ids, _ in rows], side, self.inputs.pad_id),
-            "image_indices": padded([indices for _, indices in rows], side),
-            "attention_mask": padded([[1] * len(ids) for ids, _ in rows], side),
+            "input_ids": padded([item.ids for item in prompts], side, self.inputs.pad_id),
+            "image_indices": padded([item.indices + zeros for item, zeros in zip(prompts, more, strict=True)], side),
+            "attention_mask": padded([[1] * len(item.ids) for item in prompts], side),
         }
+        if self.blocks:
+            feeds[self.blocks] = padded([item.blocks + zeros for item, zeros in zip(prompts, more, strict=True)], side)
         return feeds | {"image_features": self._features(prompts)} | chosen_adapters(self.session, items)
 
     def _features(self, prompts: Sequence[ImagePrompt]) -> Array:
@@ -133,7 +150,8 @@ class ImageTextToText(Continue):
         feeds = self.feed(items, left=True)
         first = self._embed(feeds)
         (made,) = self.encoder.output_tensors()  # given, the stepper runs no graph but the decoder
-        stepper = self.session.stepper({made.name: feeds["image_features"], "inputs_embeds": first})
+        given = {self.blocks: feeds[self.blocks]} if self.blocks else {}
+        stepper = self.session.stepper({made.name: feeds["image_features"], "inputs_embeds": first, **given})
         return items, _Embedding(self, stepper, first), feeds["input_ids"], feeds["attention_mask"]
 
     def embed(self, ids: Array) -> Array:
