@@ -76,6 +76,15 @@ _RT_DETR = {
 _DEPTH = {
     "reassemble_hidden_size": 32, "neck_hidden_sizes": [16] * 4, "fusion_hidden_size": 16, "head_hidden_size": 16
 }  # fmt: skip
+_MROPE = {
+    **SMALL, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [2, 1, 1]},
+}  # fmt: skip
+_PATCHES = {"depth": 2, "hidden_size": 32, "num_heads": 4, "out_hidden_size": 32, "intermediate_size": 48}
+_QWEN3_VL = {
+    "text_config": _MROPE,
+    "vision_config": {**_PATCHES, "num_position_embeddings": 16, "deepstack_visual_indexes": [0, 1]},
+}
 _TEXTS = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
 _IMAGES = ("image_size", *_TEXTS[1:])
 SPECIAL: Mapping[str, Mapping[str, Any]] = {
@@ -131,6 +140,12 @@ SPECIAL: Mapping[str, Mapping[str, Any]] = {
     "vipllava": {"vision_feature_layers": [-2, -1]},
     "gemma3": {"mm_tokens_per_image": 16}, "shieldgemma2": {"mm_tokens_per_image": 16},
     "paligemma": {"projection_dim": SMALL["hidden_size"]},
+    "qwen2_vl": {"text_config": _MROPE, "vision_config": {
+        "depth": 2, "embed_dim": 32, "num_heads": 4, "hidden_size": 32, "mlp_ratio": 2,
+    }},
+    "qwen2_5_vl": {"text_config": _MROPE, "vision_config": {**_PATCHES, "fullatt_block_indexes": [1]}},
+    "exaone4_5": {"vision_config": {**_PATCHES, "fullatt_block_indexes": [1], "num_key_value_heads": 2}},
+    **dict.fromkeys(("qwen3_vl", "qwen3_vl_moe"), _QWEN3_VL),
     "splinter": {"question_token_id": 9}, "lilt": {"hidden_size": 48},
     "layoutlmv3": {"hidden_size": 48, "coordinate_size": 8, "shape_size": 8},
     "reformer": {"axial_pos_embds": False},

@@ -63,7 +63,7 @@ def default_names(num_classes: int) -> tuple[str, ...]:
     return tuple(f"LABEL_{number}" for number in range(num_classes))
 
 
-MANY_SIZES = ("edges", "fit", "round_down")
+MANY_SIZES = ("edges", "fit", "round_down", "area")
 """Values of ``image_resize`` with which images keep, or nearly keep, their proportions, and have many sizes."""
 
 
@@ -81,9 +81,12 @@ class ImagePreparation(Config):
     """Standard deviation that each channel is then divided by; 0.5 by default."""
     image_resample: Literal["nearest", "lanczos", "bilinear", "bicubic", "box", "hamming"] = "bilinear"
     """Filter with which images are resized."""
-    image_resize: Literal["stretch", "shortest_edge", "pad", "turn_and_pad", "edges", "fit", "round_down"] = "stretch"
+    image_resize: Literal["stretch", "shortest_edge", "pad", "turn_and_pad", "edges", "fit", "round_down", "area"] = (
+        "stretch"
+    )
     """How images become of this size: see ``zoo.images.ImageReader``. With ``edges``, the numbers of
-    ``image_size`` are those of the shortest and the longest edge."""
+    ``image_size`` are those of the shortest and the longest edge; with ``area``, the smallest and largest numbers of
+    pixels."""
     image_crop: float = 1.0
     """Sides of the model's image in the centre of a resized one, as a fraction of that image's shorter ones. The
     image is resized to ``image_size`` / ``image_crop`` pixels, rounded down, and its margin is cut off."""
@@ -96,7 +99,7 @@ class ImagePreparation(Config):
 
     @property
     def sides(self) -> tuple[int, int]:
-        """Height and width; with ``edges``, the shortest and the longest edge."""
+        """The two numbers of ``image_size``."""
         return sides_of(self.image_size)
 
     @property

@@ -26,6 +26,8 @@ __all__ = ["ImageReader", "white_of"]
 
 _ROUNDING = 1e-6
 """Added before rounding down: the size before cropping is a quotient of two floats."""
+_LONGEST = 200
+"""Largest ratio of the sides of an image that is resized to an area."""
 _SILENCE = logging.NullHandler()
 _MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 """Pillow's mode for each number of channels."""
@@ -56,7 +58,8 @@ class ImageReader:
     turn an image clockwise whose longer side is not that of the model. Or one of ``MANY_SIZES``: ``edges``: resize the
     shorter side to ``height``, or the longer one to ``width`` where it would be longer, and round down to multiples;
     ``fit``: resize by the factor nearest to 1 that makes a side that of the model, and round to multiples;
-    ``round_down``: round each side down to a multiple."""
+    ``round_down``: round each side down to a multiple; ``area``: round each side to a multiple, and resize images of
+    less than ``height`` or more than ``width`` pixels in all to these."""
     multiple: int
     """The number of which the sides of resized images are multiples, with sizes of ``MANY_SIZES``."""
     rounds_to_even: bool
@@ -141,6 +144,10 @@ class ImageReader:
         tiles."""
         scale = np.float32(1 / white_of(array))
         return (np.moveaxis(array, -1, -3).astype(np.float32) * scale - self.mean) / self.std
+
+    def count_parts(self, pixels: Array) -> int:
+        """Return the number of tiles, (tiles, channels, height, width); with ``area``, of squares of a multiple."""
+        return math.prod(pixels.shape[-2:]) // self.multiple**2 if self.resize == "area" else len(pixels)
 
     @property
     def is_free(self) -> bool:
@@ -244,6 +251,8 @@ class ImageReader:
 
     def _proportional(self, width: int, height: int) -> tuple[int, int]:
         """Return width and height of a resized image of any size, with the rounding of transformers."""
+        if self.resize == "area":
+            return _resized_to_area(width, height, self.multiple, self.height, self.width)
         if self.resize == "round_down":
             return width // self.multiple * self.multiple, height // self.multiple * self.multiple
         if self.resize == "fit":
@@ -269,6 +278,23 @@ class ImageReader:
         return fitting, height * fitting // width
 
 
+def _resized_to_area(width: int, height: int, multiple: int, least: int, most: int) -> tuple[int, int]:
+    """Return width and height in multiples, of nearly the same proportions, with from ``least`` to ``most`` pixels.
+
+    Both are 0 for an image whose longer side is more than 200 times the shorter one.
+    """
+    if max(height, width) / min(height, width) > _LONGEST:
+        return 0, 0
+    across, down = (round(side / multiple) * multiple for side in (width, height))
+    if across * down > most:
+        factor = math.sqrt(height * width / most)
+        across, down = (max(multiple, math.floor(side / factor / multiple) * multiple) for side in (width, height))
+    elif across * down < least:
+        factor = math.sqrt(least / (height * width))
+        across, down = (math.ceil(side * factor / multiple) * multiple for side in (width, height))
+    return across, down
+
+
 def _source_of(value: Any) -> Any:
     if isinstance(value, bytes):
         return io.BytesIO(value)
@@ -283,6 +309,8 @@ def white_of(array: Array) -> int:
 
 def _check_range(array: Array, where: str | None) -> None:
     """Raise :class:`ArtifactError` unless an array has pixels from 0 to white."""
+    if not array.size:
+        raise ArtifactError("the image has no pixels", where)
     if array.dtype.kind not in "uif":
         raise ArtifactError(f"pixels must be numbers, got {array.dtype}", where)
     if not np.isfinite(array).all():

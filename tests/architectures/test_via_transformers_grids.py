@@ -1,4 +1,4 @@
-"""Idefics 3 and SmolVLM of transformers, whose processors cut an image into rows and columns of tiles."""
+"""Models of transformers that read images of any size, as grids of patches, in texts: imported, exported, run."""
 
 from __future__ import annotations
 
@@ -12,150 +12,238 @@ import pytest
 import torch
 import transformers
 from PIL import Image
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from safetensors.torch import save_file
+from transformers.models.qwen2_vl import image_processing_pil_qwen2_vl as qwen2_vl
 
-from tests.architectures.originals import generated_ids, require_same_ids, save_random
+import zoo as library
+from tests.architectures.originals import generated_ids, random_pictures, require_same_ids, save_random, word_tokenizer
 from tests.conftest import Result
-from zoo.checkpoints import import_checkpoint
+from tests.exported import sign_export
+from zoo.checkpoints import export_checkpoint, import_checkpoint
 from zoo.checkpoints.processors import open_processor
+from zoo.errors import ZooError
+from zoo.nn import Cache
 from zoo_export.export import export_model
-from zoo_plugins.via_transformers.replaced import use_whole_tiles
+from zoo_plugins.via_transformers.config import ViaTransformersConfig
+from zoo_plugins.via_transformers.image_grids import positions_in_grid
 from zoo_runtime import load_session
 
 Zoo = Callable[..., Result]
 
 SPECIAL = [
-    "<s>", "<pad>", "</s>", "<unk>", "<image>", "<fake_token_around_image>", "<end_of_utterance>", "<global-img>",
-    *(f"<row_{row}_col_{column}>" for row in (1, 2, 3) for column in (1, 2, 3)),
+    "<s>", "<pad>", "</s>", "<unk>", "<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>",
 ]  # fmt: skip
-BYTES = sorted(pre_tokenizers.ByteLevel.alphabet())
-VOCABULARY = [*SPECIAL, *BYTES, "ĊĊ", "Ġw"]
-VISION = {
-    "image_size": 32, "patch_size": 8, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2,
-    "intermediate_size": 24,
-}  # fmt: skip
+VOCABULARY = [*SPECIAL, *(f"w{number}" for number in range(56))]
+TOKENS = {"image_token_id": 4, "video_token_id": 5, "vision_start_token_id": 6, "vision_end_token_id": 7}
 TEXT = {
-    "model_type": "llama", "vocab_size": len(VOCABULARY), "hidden_size": 24, "num_hidden_layers": 2,
-    "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 40,
-    "max_position_embeddings": 256, "bos_token_id": 0, "pad_token_id": 1, "eos_token_id": 2,
+    "vocab_size": len(VOCABULARY), "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 8, "intermediate_size": 40, "max_position_embeddings": 64, "bos_token_id": 0,
+    "pad_token_id": 1, "eos_token_id": 2,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 100.0, "mrope_section": [2, 1, 1]},
 }  # fmt: skip
-CLASSES = {"idefics3": "Idefics3ForConditionalGeneration", "smolvlm": "SmolVLMForConditionalGeneration"}
+VISION = {
+    "depth": 3, "hidden_size": 16, "num_heads": 2, "out_hidden_size": 32, "patch_size": 4, "intermediate_size": 24,
+}  # fmt: skip
+INTERPOLATED = {**VISION, "num_position_embeddings": 16, "deepstack_visual_indexes": [0, 2]}
+CHECKPOINTS: dict[str, tuple[str, dict[str, Any], str]] = {
+    "qwen2_vl": (
+        "Qwen2VLForConditionalGeneration",
+        {"depth": 2, "embed_dim": 16, "num_heads": 2, "hidden_size": 32, "patch_size": 4, "mlp_ratio": 2},
+        "Qwen2VLProcessor",
+    ),
+    "qwen2_5_vl": (
+        "Qwen2_5_VLForConditionalGeneration",
+        {**VISION, "window_size": 16, "fullatt_block_indexes": [1]},
+        "Qwen2_5_VLProcessor",
+    ),
+    "qwen3_vl": ("Qwen3VLForConditionalGeneration", INTERPOLATED, "Qwen3VLProcessor"),
+}
+"""The class, the configuration of its encoder, and the class of its processor."""
+PLACE = "<|vision_start|><|image_pad|><|vision_end|>"
+PROMPTS = (PLACE, f"w3 w9 {PLACE} w5 w1 w7", f"{PLACE} w2", f"w4 w4 w4 {PLACE} w6")
 
 
-def save(name: str, folder: Path) -> Any:
-    """Save a random model."""
-    values = {"vision_config": VISION, "text_config": TEXT, "image_token_id": 4, "pad_token_id": 1, "scale_factor": 2}
-    return save_random(CLASSES[name], transformers.AutoConfig.for_model(name, **values), folder)
-
-
-def save_processor(name: str, folder: Path, **images: Any) -> None:
-    """Save a processor of images of up to 3 x 3 tiles, and a tokenizer of bytes, where two newlines are one token."""
-    numbers = {word: number for number, word in enumerate(VOCABULARY)}
-    backend = Tokenizer(models.BPE(numbers, [("Ċ", "Ċ"), ("Ġ", "w")]))
-    backend.add_special_tokens([AddedToken(word, normalized=False, special=True) for word in SPECIAL])
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = decoders.ByteLevel()
-    special = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}
-    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=backend, padding_side="left", **special)
-    sizes = {"size": {"longest_edge": 96}, "max_image_size": {"longest_edge": 32}}
-    kind = {"idefics3": "Idefics3", "smolvlm": "SmolVLM"}[name]
-    getattr(transformers, f"{kind}ImageProcessorPil")(**{**sizes, **images}).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    described = {"processor_class": f"{kind}Processor", "image_seq_len": 4}
-    (folder / "processor_config.json").write_text(json.dumps(described))
+def save(name: str, folder: Path, **images: Any) -> Any:
+    """Save a random model with its processor, whose images have 4 to 20 features."""
+    model_class, vision, processor = CHECKPOINTS[name]
+    config = transformers.AutoConfig.for_model(name, text_config=TEXT, vision_config=vision, **TOKENS)
+    theirs = save_random(model_class, config, folder)
+    word_tokenizer(VOCABULARY, SPECIAL, padding_side="left").save_pretrained(folder)
+    described = {"patch_size": 4, "size": {"shortest_edge": 4 * 64, "longest_edge": 20 * 64}, **images}
+    qwen2_vl.Qwen2VLImageProcessorPil(**described).save_pretrained(folder)
+    path = folder / "preprocessor_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "processor_class": processor}))
+    return theirs
 
 
 def pictures() -> list[Image.Image]:
-    """Return pictures of 2, 3, 1 and 3 rows."""
-    random = np.random.default_rng(1)
-    return [
-        Image.fromarray((random.random((height, width, 3)) ** power * 255).astype(np.uint8))
-        for (width, height), power in (((90, 50), 1), ((30, 90), 9), ((400, 41), 0.1), ((50, 50), 3))
-    ]
+    """Return pictures of different proportions, of 5 x 3, 1 x 4, 4 x 4 and 2 x 8 features."""
+    return random_pictures((24, 40), (33, 8), (500, 401), (64, 17))
 
 
-@pytest.mark.slow_after(2)
-@pytest.mark.parametrize("name", CLASSES)
-def test_imported_model_equals_the_original(tmp_path: Path, name: str) -> None:
-    save(name, tmp_path / "hub")
-    imported = import_checkpoint(tmp_path / "hub", tmp_path / "ours")
-    assert imported.comparison.reason is None
-    assert imported.comparison.exact < 1e-13
-    assert (imported.spec.task, imported.spec.config.num_patches) == ("image-text-to-text", 4)
-
-
-@pytest.mark.parametrize("side", [4, 25])
-def test_features_of_whole_tiles_are_those_of_the_class(side: int) -> None:
-    """The class rounds positions: of 25 patches in a row, some have those of their neighbours."""
-    vision = {**VISION, "image_size": 2 * side, "patch_size": 2}
-    config = transformers.Idefics3Config(vision_config=vision, text_config=TEXT, image_token_id=4, scale_factor=1)
-    model = transformers.Idefics3ForConditionalGeneration(config).eval()
-    pixels = torch.randn(3, 3, 2 * side, 2 * side)
-    with torch.inference_mode():
-        wanted = torch.cat(model.get_image_features(pixels[:, None]).pooler_output)
-        use_whole_tiles(model)
-        found = model.get_image_features(pixels).pooler_output
-    torch.testing.assert_close(found.flatten(0, 1), wanted, atol=1e-6, rtol=1e-6)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", CLASSES)
-def test_images_are_cut_as_by_the_processor(tmp_path: Path, name: str) -> None:
-    save(name, tmp_path / "hub")
-    save_processor(name, tmp_path / "hub")
+@pytest.mark.slow_after(1)
+@pytest.mark.parametrize("name", CHECKPOINTS)
+def test_imported_model_equals_the_original_and_is_published_as_it_was(tmp_path: Path, name: str) -> None:
+    theirs = save(name, tmp_path / "hub")
     imported = import_checkpoint(tmp_path / "hub", tmp_path / "ours")
     assert imported.comparison.exact < 1e-13
+    assert imported.answers.counts["images to pixels"] == 4
     assert imported.answers.counts["images and prompts to inputs"] == 42
     c = imported.spec.config
-    assert (c.image_tiling, c.image_longest_edge, c.max_tiles, len(c.image_before_tiles)) == ("longest_edge", 96, 9, 9)
-    newline, newlines = (VOCABULARY.index(word) for word in ("Ċ", "ĊĊ"))
-    assert (c.image_before, c.image_before_thumbnail, c.image_after) == ((5, 7), (newlines, 5, 7), (5,))
-    assert c.image_before_tiles[:4] == ((5, 8), (5, 9), (5, 10), (newline, 5, 11))
+    assert (c.image_resize, c.image_size, c.image_multiple) == ("area", (256, 1280), 8)
+    assert (c.grid_positions, c.image_layers) == (True, 2 if name == "qwen3_vl" else 0)
+    assert (c.image_prompt_id, c.image_before, c.image_after) == (None, (), ())
+    export_checkpoint(tmp_path / "ours", tmp_path / "back")
+    back = type(theirs).from_pretrained(tmp_path / "back")
+    inputs = open_processor(tmp_path / "back")(images=pictures(), text=[*PROMPTS], return_tensors="pt", padding=True)
+    with torch.inference_mode():
+        assert torch.equal(back(**inputs).logits, theirs(**inputs).logits)
+
+
+def test_reference_computes_a_step_after_an_image_as_in_one_call(tmp_path: Path) -> None:
+    save("qwen3_vl", tmp_path / "hub")
+    import_checkpoint(tmp_path / "hub", tmp_path / "ours", verify=False)
+    model = library.load(tmp_path / "ours").double()
+    pixels = torch.randn(1, 3, 16, 24).double()
+    with torch.inference_mode():
+        ids = torch.tensor([[7, *[4] * 6, 8, 9]])
+        embeddings = model.embed(ids, torch.tensor([[0, *range(1, 7), 0, 0]]), model.encode_image(pixels).flatten(1, 2))
+        grid, past = torch.tensor([[1, 2, 3]]), Cache.empty(3)
+        whole = model.decode_embeddings(embeddings, image_grid=grid)
+        steps = [
+            model.decode_embeddings(part, past_key_values=past, image_grid=grid) for part in embeddings.split(2, dim=1)
+        ]
+        torch.testing.assert_close(torch.cat(steps, dim=1), whole, atol=1e-12, rtol=1e-12)
+        torch.testing.assert_close(model(ids, pixel_values=pixels)["logits"], whole, atol=1e-12, rtol=1e-12)
+
+
+def test_positions_are_those_of_the_class(tmp_path: Path) -> None:
+    theirs = save("qwen2_vl", tmp_path / "hub")
+    inputs = open_processor(tmp_path / "hub")(images=pictures(), text=[*PROMPTS], return_tensors="pt", padding=True)
+    ids, mask, grids = (inputs[name] for name in ("input_ids", "attention_mask", "image_grid_thw"))
+    wanted, deltas = theirs.model.get_rope_index(ids, inputs["mm_token_type_ids"], grids, attention_mask=mask)
+    before = [int((row[: row.tolist().index(4)] != 1).sum()) for row in ids]
+    grid = torch.cat((torch.tensor(before)[:, None], grids[:, 1:] // 2), dim=1)
+    counts = (mask.cumsum(1) - 1).clamp(min=0)
+    found = positions_in_grid(counts, grid)
+    assert torch.equal(found[:, mask.bool()], wanted[:, mask.bool()])
+    later = positions_in_grid(counts[:, -1:] + 5, grid)
+    assert torch.equal(later, (counts[:, -1:] + 5 + deltas).expand(3, -1, -1))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", CLASSES)
-@pytest.mark.parametrize("cuts", [True, False])
-def test_texts_about_images_of_different_grids_equal_those_of_transformers(
-    tmp_path: Path, name: str, cuts: bool
-) -> None:
+@pytest.mark.parametrize("name", CHECKPOINTS)
+def test_texts_about_images_of_many_sizes_equal_those_of_transformers(tmp_path: Path, name: str) -> None:
     theirs = save(name, tmp_path / "hub")
-    save_processor(name, tmp_path / "hub", do_image_splitting=cuts)
     import_checkpoint(tmp_path / "hub", tmp_path / "ours", verify=False)
     assert export_model(tmp_path / "ours").passed
-    prompts = ["<image>", "w3 <image> w5", "<image>\n\nw2", "User: <image>what?"]
-    processor = open_processor(tmp_path / "hub")
-    inputs = processor(images=[[image] for image in pictures()], text=prompts, return_tensors="pt", padding=True)
-    assert inputs["pixel_values"].shape[:2] == (4, 10 if cuts else 1)
-    pairs = [*zip(pictures(), prompts, strict=True)]
-    with load_session(tmp_path / "ours") as session:
+    compare_texts(theirs, tmp_path)
+
+
+def compare_texts(theirs: Any, folder: Path) -> None:
+    """Compare the texts of an exported model with those of transformers, greedy and with beams."""
+    inputs = open_processor(folder / "hub")(images=pictures(), text=[*PROMPTS], return_tensors="pt", padding=True)
+    sides = [[5, 3], [1, 4], [4, 4], [2, 8]]
+    assert (inputs["image_grid_thw"][:, 1:] // 2).tolist() == sides
+    plain = {"input_ids": torch.tensor([[8, 9, 11]]), "attention_mask": torch.ones(1, 3, dtype=torch.long)}
+    with load_session(folder / "ours") as session:
         for options in ({}, {"num_beams": 3, "repetition_penalty": 1.5}):
             wanted = generated_ids(theirs, inputs, max_new_tokens=8, **options)
             assert len({tuple(row) for row in wanted}) > 1
+            pairs = [*zip(pictures(), PROMPTS, strict=True)]
             require_same_ids(session.run(pairs, max_new_tokens=8, **options), wanted)
             require_same_ids([session.run([pair], max_new_tokens=8, **options)[0] for pair in pairs], wanted)
-            mixed = session.run([pairs[2], "w3 w9", pairs[0]], max_new_tokens=8, **options)
+            mixed = session.run([pairs[2], "w0 w1 w3", pairs[0]], max_new_tokens=8, **options)
             require_same_ids([mixed[0], mixed[2]], [wanted[2], wanted[0]])
+            rows = theirs.double().generate(**plain, do_sample=False, max_new_tokens=8, **options)
+            require_same_ids(mixed[1:2], [[int(token) for token in rows[0, 3:]]])
 
 
-@pytest.mark.slow_after(2)
+@pytest.mark.slow
+def test_files_prompts_and_errors(tmp_path: Path, zoo: Zoo) -> None:
+    theirs = save("qwen2_5_vl", tmp_path / "hub")
+    import_checkpoint(tmp_path / "hub", tmp_path / "ours", verify=False)
+    sign_export(tmp_path / "ours")
+    processor = open_processor(tmp_path / "hub")
+    inputs = processor(images=pictures(), text=[*PROMPTS], return_tensors="pt", padding=True)
+    wanted = [
+        processor.decode(row, skip_special_tokens=True) for row in generated_ids(theirs, inputs, max_new_tokens=6)
+    ]
+    files = [tmp_path / f"{number}.png" for number in range(4)]
+    for picture, path in zip(pictures(), files, strict=True):
+        picture.save(path)
+    pairs = [part for path, text in zip(files, PROMPTS, strict=True) for part in ("--pair", path, text)]
+    lines = zoo("run", tmp_path / "ours", *pairs, "--max-new-tokens", "6", "--no-stream").out.splitlines()
+    assert [line.strip() for line in lines] == [text.strip() for text in wanted]
+    Image.new("RGB", (1000, 4)).save(tmp_path / "narrow.png")
+    narrow = zoo("run", tmp_path / "ours", "--pair", tmp_path / "narrow.png", PLACE)
+    narrow.failed(3, "an image of 1000 x 4 pixels would become 0 x 0, which is empty")
+    two = zoo("run", tmp_path / "ours", "--pair", files[0], PLACE + PLACE)
+    two.failed(3, "the prompt has 2 places for its image")
+    none = zoo("run", tmp_path / "ours", f"w1 {PLACE}")
+    none.failed(3, "the prompt has a place for an image, but there is none")
+    with load_session(tmp_path / "ours") as session:
+        for shape, prompt, said in (
+            ((16, 20, 3), PLACE, "20 x 16 pixels, but its width must be at least 8, a multiple of 8"),
+            ((0, 8, 3), PLACE, "the image has no pixels"),
+            ((8, 16, 3), [9, 4, 9, 4], "the tokens of the image are not side by side"),
+        ):
+            with pytest.raises(ZooError, match=said):
+                session.run([(np.zeros(shape, np.uint8), prompt)])
+
+
 @pytest.mark.parametrize(
     ("images", "status", "said"),
     [
-        ({"size": {"longest_edge": 0}}, 3, "size"),
-        ({"max_image_size": {"longest_edge": -1}}, 3, "max_image_size"),
-        ({"max_image_size": {"longest_edge": "32"}}, 3, "max_image_size"),
-        ({"max_image_size": {"longest_edge": 1}}, 3, "images of up to 9,216 tiles: at most 1,024 are allowed"),
-        ({"size": {"longest_edge": 10**9}, "max_image_size": {"longest_edge": 1}}, 3, "images of up to 16,777,216 til"),
-        ({"max_image_size": {"longest_edge": 10**6}}, 3, "images in tiles of 1000000 x 1000000 pixels"),
-        ({"size": {"height": 96, "width": 96}}, 3, "size"),
-        ({"do_resize": False}, 2, "do_resize false is not supported"),
+        ({"size": {"shortest_edge": 10**9, "longest_edge": 10**10}}, 3, "images of 10,000,000,000 pixels in 2 frames"),
+        ({"patch_size": 10**6}, 3, "images of 4,000,000,000,000 pixels in 2 frames"),
+        ({"temporal_patch_size": 10**9}, 3, "pixels in 1,000,000,000 frames"),
+        ({"patch_size": 0}, 2, "the image processor cannot be used"),
+        ({"merge_size": 1}, 2, "reads images whose sides are multiples of 8 pixels"),
+        ({"patch_size": 8}, 2, "reads images whose sides are multiples of 8 pixels"),
     ],
 )
-def test_other_sizes_are_refused(tmp_path: Path, zoo: Zoo, images: dict[str, Any], status: int, said: str) -> None:
-    save("idefics3", tmp_path / "hub")
-    save_processor("idefics3", tmp_path / "hub")
+def test_processors_of_other_patches_are_refused(
+    tmp_path: Path, zoo: Zoo, images: dict[str, Any], status: int, said: str
+) -> None:
+    save("qwen2_vl", tmp_path / "hub")
     path = tmp_path / "hub" / "preprocessor_config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **images}))
     zoo("import", tmp_path / "hub", "-o", "ours").failed(status, said)
     assert not Path("ours").exists()
+
+
+@pytest.mark.slow
+def test_model_without_a_processor_is_published_with_one(tmp_path: Path) -> None:
+    save("qwen3_vl", tmp_path / "hub")
+    (tmp_path / "hub" / "preprocessor_config.json").unlink()
+    imported = import_checkpoint(tmp_path / "hub", tmp_path / "ours", verify=False)
+    assert imported.spec.config.image_size == (56 * 56, 28 * 28 * 1280)
+    export_checkpoint(tmp_path / "ours", tmp_path / "back")
+    again = import_checkpoint(tmp_path / "back", tmp_path / "again")
+    assert again.answers.counts["images to pixels"] == 4
+    assert again.spec.config.image_size == imported.spec.config.image_size
+
+
+def test_class_that_interpolates_image_by_image_is_refused(tmp_path: Path, zoo: Zoo) -> None:
+    (tmp_path / "hub").mkdir()
+    hub = {"model_type": "glm4v", "architectures": ["Glm4vForConditionalGeneration"]}
+    (tmp_path / "hub" / "config.json").write_text(json.dumps(hub))
+    save_file({"weight": torch.zeros(1)}, tmp_path / "hub" / "model.safetensors")
+    zoo("import", tmp_path / "hub", "-o", "ours").failed(2, "glm4v is not supported: its encoder interpolates")
+
+
+def test_processor_that_resizes_in_another_way_is_refused(
+    tmp_path: Path, zoo: Zoo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save("qwen2_vl", tmp_path / "hub")
+    resize = lambda height, width, factor, **_: (-(-height // factor) * factor, -(-width // factor) * factor)  # noqa: E731
+    monkeypatch.setattr(qwen2_vl, "smart_resize", resize)
+    zoo("import", tmp_path / "hub", "-o", "ours").failed(2, "prepares images in a way that zoo does not know")
+    assert not Path("ours").exists()
+
+
+def test_areas_are_for_texts_with_an_image() -> None:
+    values = {"task": "depth-estimation", "image_size": [64, 640], "image_resize": "area"}
+    with pytest.raises(ZooError, match="image_resize 'area' is for the task 'image-text-to-text'"):
+        ViaTransformersConfig.from_dict(values)

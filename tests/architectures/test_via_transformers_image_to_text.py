@@ -7,16 +7,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import transformers
 from PIL import Image
-from tokenizers import Tokenizer, models, pre_tokenizers
 from torch.testing import assert_close
 
 import zoo as library
-from tests.architectures.originals import save_random
+from tests.architectures.originals import random_pictures, save_random, word_tokenizer
 from tests.conftest import Result
 from tests.exported import sign_export
 from zoo.checkpoints import Exact, export_checkpoint, import_checkpoint
@@ -68,22 +66,12 @@ def save(name: str, folder: Path, **settings: Any) -> Any:
     model = save_random("VisionEncoderDecoderModel", config, folder)
     body = transformers.ViTImageProcessorPil(size={"height": 32, "width": 32}).to_dict()
     (folder / "preprocessor_config.json").write_text(json.dumps({**body, "image_processor_type": "ViTImageProcessor"}))
-    backend = Tokenizer(models.WordLevel({word: number for number, word in enumerate(VOCABULARY)}, unk_token="<unk>"))
-    backend.pre_tokenizer = pre_tokenizers.Whitespace()
-    special = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}
-    tokenizer = transformers.PreTrainedTokenizerFast(
-        tokenizer_object=backend, additional_special_tokens=["<s_task>"], **special
-    )
-    tokenizer.save_pretrained(folder)
+    word_tokenizer(VOCABULARY, additional_special_tokens=["<s_task>"]).save_pretrained(folder)
     return model
 
 
 def pictures() -> list[Image.Image]:
-    random = np.random.default_rng(1)
-    return [
-        Image.fromarray((random.random((*size, 3)) ** power * 255).astype(np.uint8))
-        for size, power in (((60, 90), 1), ((200, 71), 9), ((32, 32), 0.1))
-    ]
+    return random_pictures((90, 60), (71, 200), (32, 32))
 
 
 def expected(folder: Path, theirs: Any, prompt: int = 1, **options: Any) -> list[tuple[list[int], str]]:

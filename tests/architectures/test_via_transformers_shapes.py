@@ -13,10 +13,9 @@ import torch
 import transformers
 from numpy.testing import assert_allclose
 from PIL import Image
-from tokenizers import Tokenizer, models, pre_tokenizers
 
 import zoo as library
-from tests.architectures.originals import save_random
+from tests.architectures.originals import save_random, word_tokenizer
 from tests.architectures.test_via_transformers_detection import photographs
 from tests.conftest import Result
 from tests.exported import sign_export
@@ -254,13 +253,7 @@ def save_donut(folder: Path, **settings: Any) -> Any:
         *parts, **TOKENS, decoder_start_token_id=2
     )
     model = save_random("VisionEncoderDecoderModel", config, folder)
-    backend = Tokenizer(models.WordLevel({word: number for number, word in enumerate(VOCABULARY)}, unk_token="<unk>"))
-    backend.pre_tokenizer = pre_tokenizers.Whitespace()
-    special = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}
-    tokenizer = transformers.PreTrainedTokenizerFast(
-        tokenizer_object=backend, additional_special_tokens=["<s_task>"], **special
-    )
-    tokenizer.save_pretrained(folder)
+    word_tokenizer(VOCABULARY, additional_special_tokens=["<s_task>"]).save_pretrained(folder)
     body = {
         "do_align_long_axis": False, "do_normalize": True, "do_pad": True, "do_resize": True, "do_thumbnail": True,
         "feature_extractor_type": "DonutFeatureExtractor", "image_mean": [0.5] * 3, "image_std": [0.5] * 3,

@@ -7,14 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import transformers
 from PIL import Image
-from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers.models.got_ocr2 import image_processing_pil_got_ocr2 as got_ocr2
 
-from tests.architectures.originals import generated_ids, require_same_ids, save_random
+from tests.architectures.originals import generated_ids, random_pictures, require_same_ids, save_random, word_tokenizer
 from tests.conftest import Result
 from tests.exported import sign_export
 from zoo.checkpoints import import_checkpoint
@@ -77,20 +75,11 @@ def save(name: str, folder: Path, *, images: dict[str, Any] | None = None, **pro
     """Save a random model with its processor, which makes up to 4 tiles of an image, and the whole image."""
     model_class, values, options = CHECKPOINTS[name]
     theirs = save_random(model_class, transformers.AutoConfig.for_model(name, **values), folder)
-    backend = Tokenizer(models.WordLevel({word: number for number, word in enumerate(VOCABULARY)}, unk_token="<unk>"))
-    backend.add_special_tokens(SPECIAL)
-    backend.pre_tokenizer = pre_tokenizers.Whitespace()
     roles = {
         "start_image_token": "<img>", "end_image_token": "</img>", "context_image_token": "<IMG_CONTEXT>",
         "video_token": "<video>",
     }  # fmt: skip
-    special = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}
-    transformers.PreTrainedTokenizerFast(
-        tokenizer_object=backend,
-        extra_special_tokens=roles,
-        padding_side="left",
-        **special,
-    ).save_pretrained(folder)
+    word_tokenizer(VOCABULARY, SPECIAL, extra_special_tokens=roles, padding_side="left").save_pretrained(folder)
     described = {"size": {"height": 32, "width": 32}, "max_patches": 4, **(images or {})}
     got_ocr2.GotOcr2ImageProcessorPil(**described).save_pretrained(folder)
     (folder / "processor_config.json").write_text(json.dumps({**options, **processor}))
@@ -99,11 +88,7 @@ def save(name: str, folder: Path, *, images: dict[str, Any] | None = None, **pro
 
 def pictures() -> list[Image.Image]:
     """Return pictures of 4, 1, 5 and 3 tiles, with the whole one."""
-    random = np.random.default_rng(1)
-    return [
-        Image.fromarray((random.random((height, width, 3)) ** power * 255).astype(np.uint8))
-        for (width, height), power in (((90, 32), 1), ((32, 30), 9), ((400, 41), 0.1), ((35, 80), 3))
-    ]
+    return random_pictures((90, 32), (32, 30), (400, 41), (35, 80))
 
 
 @pytest.mark.slow_after(2)

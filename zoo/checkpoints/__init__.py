@@ -3,6 +3,7 @@
 from zoo.checkpoints.exact import Exact
 from zoo.checkpoints.exporting import Exported, export_checkpoint
 from zoo.checkpoints.files import processor_file, reading_values
+from zoo.checkpoints.image_grids import feature_side
 from zoo.checkpoints.image_rules import answer_rule
 from zoo.checkpoints.image_texts import read_image_prompt, read_tiling
 from zoo.checkpoints.images import (
@@ -45,6 +46,7 @@ __all__ = [
     "TensorPlace",
     "answer_rule",
     "export_checkpoint",
+    "feature_side",
     "image_processor",
     "import_checkpoint",
     "process_images",

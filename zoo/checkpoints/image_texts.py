@@ -12,11 +12,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from zoo.checkpoints.grids import stated_grid
+from zoo.checkpoints.image_grids import feature_side
 from zoo.checkpoints.images import PROCESSOR, same_pixels, sample_images
 from zoo.checkpoints.processors import open_processor, place_of_image, process_prompt, stated_tiles
+from zoo.checkpoints.tilings import stated_tiling
 from zoo.classes import sides_of
-from zoo.contract import Graph
+from zoo.contract import Graph, sizes_of
 from zoo.errors import UsageError
 from zoo.images import ImageReader
 from zoo.tiles import ImageTiling
@@ -51,7 +52,7 @@ def read_tiling(folder: Path, preparation: Mapping[str, Any]) -> dict[str, Any]:
         UsageError: zoo does not know how it cuts them, or the processor cannot be used.
     """
     processor, where = open_processor(folder), folder / PROCESSOR
-    fields = stated_grid(processor.image_processor, where)
+    fields = stated_tiling(processor.image_processor, where)
     if (tiles := stated_tiles(processor)) is not None:
         fields = {"image_tiling": "aspect_ratio", "min_tiles": tiles[0], "max_tiles": tiles[1]}
     if fields is None:
@@ -96,6 +97,10 @@ def read_image_prompt(folder: Path, token: int, preparation: Mapping[str, Any]) 
         made, columns = [*made, process_prompt(processor, images[0], text, where, **options)], [*columns, 1]
     if more or token not in made[0].ids:
         raise UsageError(f"{name} puts no token {token} in the place of {text!r}", where)
+    if (side := feature_side(processor.image_processor)) is not None:
+        if any(prompt.ids != [token] * (math.prod(prompt.pixels.shape[2:]) // side**2) for prompt in made):
+            raise UsageError(f"{name} puts tokens in the place of an image that do not follow from its size", where)
+        return {"image_prompt_id": prompt_id} if prompt_id != token else {}
     count = max(1, made[0].ids.count(token) // len(made[0].pixels))
     parts = [_parts(prompt.ids, token, count) for prompt in made]
     one, several = (next((part for part in parts if len(part) == 2), [(), ()])), max(parts, key=len)
@@ -111,6 +116,15 @@ def read_image_prompt(folder: Path, token: int, preparation: Mapping[str, Any]) 
         what = f"{name} puts tokens in the place of an image that do not follow from its number of tiles"
         raise UsageError(what, where)
     return fields
+
+
+def _cut_grid(pixels: Tensor, steps: Sequence[int], longest: int | None) -> Tensor:
+    """Return the part of images, (B, C, height, width), whose features are at most half the tokens of a text."""
+    rows, columns = (side // step for side, step in zip(pixels.shape[2:], steps, strict=True))
+    if longest is not None:
+        rows = min(rows, max(1, math.isqrt(longest // 2)))
+        columns = min(columns, max(1, longest // 2 // rows))
+    return pixels[..., : rows * steps[0], : columns * steps[1]]
 
 
 def _parts(ids: Sequence[int], token: int, count: int) -> list[tuple[int, ...]]:
@@ -130,7 +144,8 @@ def with_image(
 ) -> dict[str, Tensor]:
     """Return texts with the tokens of an image after their first token, and no others of these.
 
-    Of images that are cut into tiles, each has two, if a text has room for their tokens.
+    Of images that are cut into tiles, each has two, if a text has room for their tokens. Images of many sizes lose what
+    is more than half the tokens of a text.
 
     Args:
         inputs: ``input_ids`` and ``attention_mask``, each (B, T), ``pixel_values``, (B, C, height, width), and others,
@@ -143,6 +158,9 @@ def with_image(
         UsageError: an image leaves no room for a text.
     """
     count, pixels = count_features(graphs) or 0, inputs["pixel_values"]
+    if sides := [size.multiple_of for name, size in sizes_of(graphs).items() if name in ("height", "width")]:
+        pixels = _cut_grid(pixels, sides, longest)
+        count = math.prod(pixels.shape[2:]) // math.prod(sides)
     cut = any(tensor.name == "tile_features" for graph in graphs for tensor in graph.output_tensors())
     if cut and (longest is None or longest > 2 * count):
         count, pixels = 2 * count, torch.cat((pixels, pixels.flip(-1)))

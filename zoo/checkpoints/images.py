@@ -13,8 +13,9 @@ import numpy as np
 
 from zoo.arrays import Array
 from zoo.checkpoints.files import processor_file
-from zoo.checkpoints.grids import stated_grid
+from zoo.checkpoints.image_grids import check_grid, feature_side, pixels_of
 from zoo.checkpoints.source import Checkpoint
+from zoo.checkpoints.tilings import stated_tiling
 from zoo.classes import ImagePreparation
 from zoo.errors import ArtifactError, UsageError, ZooError
 from zoo.images import ImageReader
@@ -76,7 +77,7 @@ class ProcessedImages:
             image = Image.frombytes("RGB", size, random.bytes(3 * math.prod(size)))
             wanted, found = np.empty(0), np.empty(0)  # of an image that is refused
             with suppress(Exception):  # another library may raise anything
-                wanted = np.asarray(self.processor(image, return_tensors="np")["pixel_values"][0])
+                wanted = pixels_of(self.processor, self.processor(image, return_tensors="np"))[0]
             with suppress(ArtifactError):
                 found = reader.normalize(reader.read(image))
             if not same_pixels(found, wanted):
@@ -114,7 +115,7 @@ def process_images(folder: Path) -> ProcessedImages:
     try:
         processor = load(folder, backend="pil", local_files_only=True, trust_remote_code=False)
         _check_sizes(processor, where)
-        is_grid = stated_grid(processor, where) is not None
+        is_grid = stated_tiling(processor, where) is not None
         if getattr(processor, "do_pan_and_scan", None):
             remedy = "set it to false: the image is then read as a whole"
             raise UsageError("do_pan_and_scan, by which images are also read in parts, is not supported", where, remedy)
@@ -123,8 +124,7 @@ def process_images(folder: Path) -> ProcessedImages:
             processor.crop_to_patches = False
         if is_grid:
             processor.do_resize = processor.do_image_splitting = False
-        pixels = [np.asarray(processor(image, return_tensors="np")["pixel_values"][0]) for image in images]
-        pixels = [image[0] for image in pixels] if is_grid else pixels
+        pixels = [pixels_of(processor, processor(image, return_tensors="np"))[0] for image in images]
     except ZooError:
         raise
     except Exception as error:  # another library may raise anything
@@ -135,6 +135,9 @@ def process_images(folder: Path) -> ProcessedImages:
 
 def _check_sizes(processor: Any, where: Path) -> None:
     """Raise :class:`ArtifactError` for images that are too large to be tried."""
+    if feature_side(processor) is not None:
+        check_grid(processor, where)
+        return
     for sizes in (processor.size, getattr(processor, "crop_size", None), getattr(processor, "pad_size", None)):
         sides = dict(sizes or {})
         shortest = sides.get("shortest_edge") or 0

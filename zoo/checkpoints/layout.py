@@ -249,6 +249,9 @@ class Layout:
             hub[key] = {**hub[key], **value} if key in self.sections else value
         return hub
 
+    def prepare_original(self, original: nn.Module) -> None:
+        """Let the class of transformers, with which an import is compared, take the inputs of zoo's graphs by name."""
+
     # Tensors.
 
     def origins(self, names: Iterable[str], config: Config) -> dict[str, list[TensorPlace]]:

@@ -185,8 +185,7 @@ def _load_named(
         model.set_experts_implementation("eager")  # others have no float64
     if config.task == "multiple-choice":
         model.register_forward_pre_hook(_with_one_choice, with_kwargs=True)
-    if "pixel_attention_mask" in inspect.signature(model.forward).parameters:
-        model.register_forward_pre_hook(_with_rows_of_tiles, with_kwargs=True)
+    layout.prepare_original(model)
     return cast(nn.Module, model)
 
 
@@ -196,14 +195,6 @@ def _with_one_choice(_: nn.Module, args: Any, inputs: Mapping[str, Any]) -> tupl
         name: value[:, None] if isinstance(value, Tensor) and value.dim() == 2 else value
         for name, value in inputs.items()
     }
-
-
-def _with_rows_of_tiles(_: nn.Module, args: Any, inputs: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """Give a class that reads masks of pixels the tiles of each text, (B, tiles, C, height, width)."""
-    pixels, rows = inputs.get("pixel_values"), inputs.get("input_ids")
-    if isinstance(pixels, Tensor) and isinstance(rows, Tensor) and pixels.dim() == 4:
-        return args, {**inputs, "pixel_values": pixels.unflatten(0, (len(rows), -1))}
-    return args, dict(inputs)
 
 
 @contextmanager

@@ -13,15 +13,16 @@ import numpy as np
 
 from zoo.arrays import Array
 from zoo.artifact.weights import load_json
-from zoo.checkpoints.grids import stated_grid
+from zoo.checkpoints.image_grids import GRID, check_grid, feature_side, pixels_of
 from zoo.checkpoints.images import PROCESSOR
+from zoo.checkpoints.tilings import stated_tiling
 from zoo.errors import ArtifactError, UsageError, ZooError
 from zoo.limits import IMAGE_PIXELS, IMAGE_TILES, TEXT_CHARACTERS
 
 __all__ = ["ProcessedPrompt", "open_processor", "place_of_image", "process_prompt", "stated_tiles"]
 
 _INPUTS = {
-    "attention_mask", "input_ids", "labels", "mm_token_type_ids", "pixel_attention_mask", "pixel_values",
+    GRID, "attention_mask", "input_ids", "labels", "mm_token_type_ids", "pixel_attention_mask", "pixel_values",
     "token_type_ids",
 }  # fmt: skip
 """Outputs that a processor may have. Token types and labels are not read: models know the places of images. Masks of
@@ -65,6 +66,8 @@ def open_processor(folder: Path) -> Any:
             processor.image_processor = images
         assert isinstance(place_of_image(processor), str)
         _check_tiles(processor, folder / PROCESSOR)
+        if feature_side(images) is not None:
+            check_grid(images, folder / PROCESSOR)
         for name in _COUNTS:
             count = getattr(processor, name, None) or 0
             if type(count) is not int or count < 0:
@@ -87,11 +90,14 @@ def _without_videos(folder: Path, images: Any, options: Mapping[str, Any]) -> An
     It is None if torchvision is installed, or if the processor is not one of videos: transformers then loads it whole.
     """
     import transformers
+    from transformers.models.auto import processing_auto
     from transformers.utils import import_utils
 
     files = (folder / name for name in _FILES)
     names = (load_json(path).get("processor_class") for path in files if path.exists())
-    cls: Any = getattr(transformers, str(next(filter(None, names), None)), None)
+    by_type: Any = vars(processing_auto)["PROCESSOR_MAPPING_NAMES"]
+    name = next(filter(None, names), None) or by_type.get(load_json(folder / "config.json").get("model_type"))
+    cls: Any = getattr(transformers, str(name), None)
     if import_utils.is_torchvision_available() or cls is None or "video_processor" not in cls.get_attributes():
         return None
 
@@ -115,7 +121,7 @@ def _without_videos(folder: Path, images: Any, options: Mapping[str, Any]) -> An
 def _check_tiles(processor: Any, where: Path) -> None:
     """Raise an error for a processor that cuts images into too many tiles, too large ones, or an impossible number."""
     if (tiles := stated_tiles(processor)) is None:
-        grid = stated_grid(processor.image_processor, where)
+        grid = stated_tiling(processor.image_processor, where)
         count = (1 + grid["max_tiles"] if grid else 1) * (getattr(processor, "image_seq_len", None) or 0)
         TEXT_CHARACTERS.check(count, f"images of {count:,} tokens", where)
         return
@@ -149,8 +155,7 @@ def process_prompt(processor: Any, image: Any, text: str, where: Path, **options
     """
     try:
         found = dict(processor(images=[image], text=[text], **options))
-        (ids,), pixels = found["input_ids"], np.asarray(found["pixel_values"])
-        pixels = pixels[0] if pixels.ndim == 5 and len(pixels) == 1 else pixels
+        (ids,), pixels = found["input_ids"], pixels_of(processor.image_processor, found)
         others = sorted(found.keys() - _INPUTS)
         if not np.all(found.get("pixel_attention_mask", 1)):
             others.append("a mask of padding in images")

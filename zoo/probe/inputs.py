@@ -34,6 +34,8 @@ Values = Literal["finite", "NaN", "infinity", "powers"]
 SMALL_VOCABULARY = 16
 """Size of a vocabulary up to which random ids contain all of them."""
 
+_SIDES = 8
+"""Number of sizes of an image's side beside a text: with one for each length, images would be far larger than texts."""
 SPECIAL = (0.0, -0.0, 1.0, -1.0)
 """Floating-point inputs among the random ones: features and pixels are often exactly zero, and the sign of a zero
 decides the result of functions such as ``atan2``."""
@@ -111,8 +113,8 @@ def make_feeds(
         max_length: the largest length of a row.
         other: size of the first length other than ``sequence``, such as the source's; by default it differs from it by
             one, or is the number of tokens if there is no ``sequence``. Further lengths differ from each other, as far
-            as ``max_length`` allows. Lengths whose sizes are declared have the nearest allowed size, and their largest
-            beside a longest row.
+            as ``max_length`` allows; the sides of images beside texts have 8 sizes. Lengths whose sizes are declared
+            have the nearest allowed size, and their largest beside a longest row.
         special: token ids to place among the random ones, beside the first four and the last of a vocabulary.
         fixed: the sizes of dimensions that have only one.
     """
@@ -125,14 +127,14 @@ def make_feeds(
     elif other is None:  # different, so that confusing the two lengths shows
         other = total + 1 if total < max_length and total != 2 else max(1, total - 1)  # 1 beside 2
     others: dict[str, int] = {}
-    declared, rows = sizes_of(graphs), row_sizes(graphs, point.batch)
+    declared, rows, sides = sizes_of(graphs), row_sizes(graphs, point.batch), _sides_beside_texts(graphs)
     for graph in graphs:
         lengths = {graph.past_length} if graph.past_length else set()
         for name in graph.dim_names():
             if name not in {*rows, "sequence", *lengths}:
                 allowed = declared.get(name, Size())
                 largest = allowed.max if total == max_length else None
-                steps = (other - 1 + len(others)) % max(max_length, other)
+                steps = (other - 1 + len(others)) % (_SIDES if name in sides else max(max_length, other))
                 others.setdefault(name, largest or allowed.min + allowed.multiple_of * steps)
         sizes = {**others, **rows, "sequence": total, **dict.fromkeys(lengths, 0)}
         sizes = {**fit_sizes(graphs, sizes), **fixed}
@@ -141,6 +143,15 @@ def make_feeds(
                 least = declared.get(str(tensor.dims[-1]), Size()).min if tensor.is_mask else 1
                 feeds[tensor.name] = _make_tensor(tensor, tensor.shape(sizes), point, rng, special, least)
     return feeds
+
+
+def _sides_beside_texts(graphs: Sequence[Graph]) -> set[str]:
+    """Return the free dimensions of inputs that have several of declared sizes, as images have, if there are texts."""
+    if not any("sequence" in graph.dim_names() for graph in graphs):
+        return set()
+    declared = sizes_of(graphs)
+    free = [declared.keys() & {*tensor.dims} for graph in graphs for tensor in graph.input_tensors()]
+    return {str(name) for names in free if len(names) > 1 for name in names}
 
 
 def _make_tensor(

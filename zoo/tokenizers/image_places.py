@@ -18,8 +18,10 @@ NO_IMAGE = "the prompt has a place for an image, but there is none"
 
 def count_features(graphs: Sequence[Graph]) -> int | None:
     """Return the number of features of an image, or of a tile of it, which stand in texts as tokens; None for a model
-    without any."""
-    tensors = (tensor for graph in graphs for tensor in graph.output_tensors())
+    without any. Each feature of a grid counts as a tile."""
+    tensors = [tensor for graph in graphs for tensor in graph.output_tensors()]
+    if any(tensor.name == "grid_features" for tensor in tensors):
+        return 1
     counts = (tensor.dims[1] for tensor in tensors if tensor.name in ("image_features", "tile_features"))
     return next((count for count in counts if isinstance(count, int)), None)
 
@@ -31,7 +33,7 @@ class ImagePlaces:
     token: int
     """The token of each feature of an image."""
     count: int
-    """Number of features of an image, or of each of its tiles."""
+    """Number of features of an image, or of each of its tiles; 1 for grids, whose features count as tiles."""
     prompt_token: int
     """The token of a prompt in whose place those of the image are; it may be ``token``."""
     before: tuple[int, ...]

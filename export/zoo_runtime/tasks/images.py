@@ -79,6 +79,8 @@ def sample_images(reader: ImageReader) -> Sequence[Any]:
     """Return random arrays of the size of a model and, if Pillow is installed, images of other sizes."""
     random = np.random.default_rng(0)
     width, height, channels = reader.width, reader.height, reader.channels
+    if reader.resize == "area":
+        width, height = 3 * reader.multiple, 2 * reader.multiple
     shape = (height, width, channels)
     arrays = [random.integers(256, size=shape, dtype=np.uint8), random.random(shape)]
     if reader.mode is None or importlib.util.find_spec("PIL") is None:

@@ -34,7 +34,7 @@ from zoo_plugins.via_transformers.fields import (
 )
 from zoo_plugins.via_transformers.free import free_sizes
 from zoo_plugins.via_transformers.graphs import spectrogram_input
-from zoo_plugins.via_transformers.image_texts import image_token, require_image_texts
+from zoo_plugins.via_transformers.image_texts import image_text_facts, require_image_texts
 from zoo_plugins.via_transformers.model import ViaTransformers
 from zoo_plugins.via_transformers.sounds import sound_facts
 
@@ -229,10 +229,10 @@ def _inspect(c: ClassFields, device: str) -> dict[str, Any]:
 
 def _count_features(c: ClassFields, features: torch.Tensor) -> int:
     """Return the number of features of an image, which have the width of an embedding."""
-    _, count, width = features.shape
-    if width != c.hidden_size:
+    _, *counts, width = features.shape
+    if width != (c.hidden_size or 0) * (1 + c.image_layers):
         raise UsageError(f"{c.model_class} makes features of width {width} for embeddings of width {c.hidden_size}")
-    return count
+    return torch.Size(counts).numel()
 
 
 def _text_facts(c: ClassFields, original: Any) -> dict[str, Any]:
@@ -255,7 +255,7 @@ def _text_facts(c: ClassFields, original: Any) -> dict[str, Any]:
         "num_layers": _count_layers(c, original.config, described),
         **({} if c.task in GENERATION_TASKS else dict.fromkeys(("num_kv_heads", "head_dim", "value_head_dim"))),
         "counts_positions": counts,
-        **({"image_token_id": image_token(original.config)} if c.task == "image-text-to-text" else {}),
+        **(image_text_facts(c, original) if c.task == "image-text-to-text" else {}),
         **(contrastive_facts(c) if c.task == "zero-shot-image-classification" else {}),
     }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
@@ -58,8 +59,8 @@ class ClassFields(EmbeddingConfig):
         "max_detections", "depth_resample", "image_processor", "image_token_id", "image_prompt_id", "image_before",
         "image_after", "image_place", "image_text", "prompt_end", "prompt_special_tokens",
         "image_before_tiles", "image_before_thumbnail", "image_tiling", "min_tiles", "max_tiles", "image_longest_edge",
-        "min_samples", "min_positions", "samples_per_position", "prompt_replaces_start",
-        "embedding_size", "pad_texts", "label_probabilities",
+        "min_samples", "min_positions", "samples_per_position", "prompt_replaces_start", "embedding_size", "pad_texts",
+        "label_probabilities", "grid_positions", "image_layers",
     )  # fmt: skip
     task: Literal[
         "feature-extraction",
@@ -141,6 +142,10 @@ class ClassFields(EmbeddingConfig):
     """How the logits of an image become probabilities of labels: all together, or each on its own."""
     image_token_id: int | None = None
     """Token in the place of each position of an image in a text."""
+    grid_positions: bool = False
+    """Whether the features of an image have positions by row and column in its text, as those of Qwen2-VL have."""
+    image_layers: int = 0
+    """Number of first layers of the decoder after which further features of an image are added, as in Qwen3-VL."""
     image_prompt_id: int | None = None
     """Token of a prompt in whose place those of the image are; ``image_token_id`` by default."""
     image_before: tuple[int, ...] = ()
@@ -180,7 +185,9 @@ class ClassFields(EmbeddingConfig):
     """Standard deviation that each channel is divided by."""
     image_resample: Literal["nearest", "lanczos", "bilinear", "bicubic", "box", "hamming"] | None = None
     """Filter with which images are resized."""
-    image_resize: Literal["stretch", "shortest_edge", "pad", "turn_and_pad", "edges", "fit", "round_down"] | None = None
+    image_resize: (
+        Literal["stretch", "shortest_edge", "pad", "turn_and_pad", "edges", "fit", "round_down", "area"] | None
+    ) = None
     """Whether images are stretched, or keep their proportions and are cut or padded, or have many sizes."""
     image_multiple: int | None = None
     """The number of which the sides of images are multiples that have many sizes."""
@@ -241,7 +248,10 @@ class ClassFields(EmbeddingConfig):
             self.default("problem_type", "single_label_classification")
         if self.task in GENERATION_TASKS and self.num_key_layers and not (self.num_kv_heads and self.head_dim):
             raise ValueError(f"{self.task} needs num_kv_heads and head_dim")
-        if self.has_free_images and self.task not in DENSE_TASKS:
+        if self.image_resize == "area":
+            if self.task != "image-text-to-text":
+                raise ValueError(f"image_resize 'area' is for the task 'image-text-to-text', not {self.task}")
+        elif self.has_free_images and self.task not in DENSE_TASKS:
             raise ValueError(f"image_resize {self.image_resize!r} is for answers per object or pixel, not {self.task}")
         if self.tiling is not None:
             images = self.images()
@@ -293,8 +303,16 @@ class ClassFields(EmbeddingConfig):
 
     @property
     def image_sides(self) -> tuple[int, int]:
-        """Height and width of images, in pixels; of one that is as large as the preparation allows if any may be."""
-        return (0, 0) if self.image_size is None else self.images().sides
+        """Height and width of images, in pixels; of one that is as large as the preparation allows if any may be.
+
+        With ``area``, it is a square, whose features also fit in a text.
+        """
+        if self.image_size is None or self.image_resize != "area":
+            return (0, 0) if self.image_size is None else self.images().sides
+        multiple = self.image_multiple or 1
+        features = self.images().sides[1] // multiple**2
+        side = multiple * max(1, math.isqrt(min(features, self.max_seq_len or features)))
+        return side, side
 
     def cost(self) -> Cost:
         """Return what was counted when the class was inspected."""

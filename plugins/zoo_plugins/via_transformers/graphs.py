@@ -180,6 +180,8 @@ def _image_and_text(c: ClassFields) -> tuple[Graph, ...]:
     count, width = c.num_patches or 1, c.hidden_size or 0
     made = features = floats("image_features", "batch", count, width)
     sizes, most = {}, count
+    if c.has_free_images:
+        return _grid_and_text(c)
     if c.tiling is not None and c.tiling.most > 1:
         most = count * c.tiling.most_in_all
         made = floats("tile_features", "batch", count, width)
@@ -192,6 +194,27 @@ def _image_and_text(c: ClassFields) -> tuple[Graph, ...]:
     embedder = Graph(name="embedder", method="embed", inputs=inputs, outputs=(embeddings,), sizes=sizes)
     decoder = _decoder(c)
     reads = embeddings, *decoder.inputs[1:], *([block_ids("block_ids")] if c.token_blocks else [])
+    return image, embedder, replace(decoder, name="decoder", method="decode_embeddings", inputs=reads)
+
+
+def _grid_and_text(c: ClassFields) -> tuple[Graph, ...]:
+    """Declare the graphs of :func:`_image_and_text` for images of many sizes, with a feature for each multiple of them.
+
+    The features of an image are those of the embedder in turn. Beside those that stand for tokens, they have others,
+    which the decoder adds after layers.
+    """
+    width, size = (c.hidden_size or 0) * (1 + c.image_layers), c.image_multiple or 1
+    made = floats("grid_features", "batch", f"height // {size}", f"width // {size}", width)
+    sides = dict.fromkeys(("height", "width"), Size(min=size, multiple_of=size))
+    image = Graph(name="encoder", method="encode_image", inputs=(_pixels(c),), outputs=(made,), sizes=sides)
+    ids = token_ids("input_ids", c.vocab_size or 0), token_ids("image_indices", (c.max_seq_len or 1) + 1)
+    embeddings = floats("inputs_embeds", "batch", "sequence", width)
+    inputs = *ids, floats("image_features", "batch", "features", width), mask("attention_mask")
+    embedder = Graph(name="embedder", method="embed", inputs=inputs, outputs=(embeddings,))
+    decoder = _decoder(c)
+    reads = embeddings, *decoder.inputs[1:]
+    if c.grid_positions:  # the tokens before the image, and the rows and columns of its features
+        reads += (token_ids("image_grid", c.max_seq_len or 1, length=3),)
     return image, embedder, replace(decoder, name="decoder", method="decode_embeddings", inputs=reads)
 
 

@@ -121,6 +121,14 @@ class _TransformersLayout(Layout):
             raise UsageError(f"{name} of {model_type} has no task that is known", checkpoint.config_file)
         return task
 
+    def prepare_original(self, original: Any) -> None:
+        """Let a class take the inputs of zoo's graphs; see :meth:`zoo.checkpoints.Layout.prepare_original`."""
+        from zoo_plugins.via_transformers.image_grids import call_with_patches
+        from zoo_plugins.via_transformers.replaced import call_with_tiles
+
+        call_with_patches(original)
+        call_with_tiles(original)
+
     def _class(self, checkpoint: Checkpoint) -> str:
         """Return the class that the files name, or else the base model of their type."""
         from zoo_plugins.via_transformers.originals import class_for
@@ -245,6 +253,10 @@ def _rule(config: ViaTransformersConfig) -> dict[str, Any]:
             return {"keep_aspect_ratio": True, "ensure_multiple_of": config.image_multiple}
         case "round_down":
             return {"size_divisor": config.image_multiple}
+        case "area":
+            from zoo_plugins.via_transformers.image_grids import grid_processor
+
+            return grid_processor(config)
     return {}
 
 

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from zoo import UsageError
-from zoo.checkpoints import PROCESSOR, RESAMPLING, process_images
+from zoo.checkpoints import PROCESSOR, RESAMPLING, feature_side, process_images
+from zoo_plugins.via_transformers.image_grids import grid_sizes
 
 __all__ = ["read_preparation", "stated_sizes"]
 
@@ -43,6 +44,8 @@ def stated_sizes(config: Any, chosen: Mapping[str, Any]) -> dict[str, Any]:
     Of an encoder-decoder, they are those of the encoder.
     """
     config = getattr(config, "vision_config", getattr(config, "encoder", config))
+    if grid := grid_sizes(config):
+        return {**grid, **{name: value for name, value in chosen.items() if name in grid}}
     size = chosen.get("image_size", getattr(config, "image_size", None))
     if isinstance(size, list | tuple) and len(size) == 2:
         size = size_of(*size)
@@ -60,7 +63,9 @@ def _free_candidates(processor: Any) -> Iterator[dict[str, Any]]:
     size, fields = processor.size or {}, _pixel_fields(processor, 3)
     edges = tuple(size.get(key) for key in ("shortest_edge", "longest_edge"))
     height, width = (size.get(key) for key in ("height", "width"))
-    if all(edges):
+    if all(edges) and (patch := feature_side(processor)):
+        yield {**fields, "image_size": edges, "image_resize": "area", "image_multiple": patch}
+    elif all(edges):
         for multiple in (1, 16):  # the latter is YOLOS's
             yield {**fields, "image_size": edges, "image_resize": "edges", "image_multiple": multiple}
     elif height and width:

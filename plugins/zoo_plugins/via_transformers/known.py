@@ -26,6 +26,7 @@ FIRST_POSITION = {"paligemma": 1}
 """Model types whose decoders count positions from another number than 0."""
 UNSUPPORTED = {
     "fsmt": "its decoder has no causal mask in a call with a cache, and so reads one token at a time",
+    **dict.fromkeys(("glm46v", "glm4v", "glm4v_moe"), "its encoder interpolates positions image by image"),
     "git": "with a cache, its mask has an image before the text",
     "idefics2": "images of many sizes are padded, with masks of pixels",
     "ovis2": "features of the image are also embeddings of some tokens around it",

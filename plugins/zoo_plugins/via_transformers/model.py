@@ -19,6 +19,7 @@ from zoo_plugins.via_transformers import contrastive
 from zoo_plugins.via_transformers.blocks import blocks_of_types
 from zoo_plugins.via_transformers.cache import PastCache, cache_argument
 from zoo_plugins.via_transformers.fields import ENCODER_DECODER_TASKS, IMAGE_OUTPUTS, ClassFields
+from zoo_plugins.via_transformers.image_grids import image_grid
 from zoo_plugins.via_transformers.image_texts import decode_embeddings, embed, encode_image
 from zoo_plugins.via_transformers.originals import build_original, computed_names
 from zoo_plugins.via_transformers.replaced import (
@@ -110,8 +111,9 @@ class ViaTransformers(SharedModule):
             assert input_ids is not None
             embeddings = self._embed_with_image(input_ids, attention_mask, pixel_values)
             blocks = None if token_type_ids is None else blocks_of_types(c, token_type_ids)
-            decoded = self.decode_embeddings(embeddings, attention_mask, past_key_values, past_states, block_ids=blocks)
-            return {"logits": decoded}
+            grid = image_grid(c, input_ids, attention_mask, pixel_values) if c.grid_positions else None
+            embedded = embeddings, attention_mask, past_key_values, past_states
+            return {"logits": self.decode_embeddings(*embedded, block_ids=blocks, image_grid=grid)}
         if pixel_values is not None and input_ids is not None:
             texts, images = self.embed_texts(input_ids, attention_mask, token_type_ids), self.embed_images(pixel_values)
             return {"logits_per_image": self.compare(images, texts), "text_embeds": texts, "image_embeds": images}
@@ -235,6 +237,8 @@ class ViaTransformers(SharedModule):
     def encode_image(self, pixel_values: Tensor) -> Tensor:
         """Return the features of images, (B, N, E), of which a text has N tokens.
 
+        Of grids, they are (B, rows, columns, E'), where E' includes what is added after layers of the decoder.
+
         Args:
             pixel_values: (B, C, height, width).
         """
@@ -262,6 +266,7 @@ class ViaTransformers(SharedModule):
         past_states: list[LayerStates] | None = None,
         *,
         block_ids: Tensor | None = None,
+        image_grid: Tensor | None = None,
     ) -> Tensor:
         """Return the logits of the next token, (B, T, V).
 
@@ -272,9 +277,13 @@ class ViaTransformers(SharedModule):
             past_states: states after earlier calls, of the layers that have any; replaced in place.
             block_ids: (B, T), the same positive number for tokens that see each other, later ones included; by default
                 0, for tokens that see earlier ones alone.
+            image_grid: (B, 3), in a model with ``grid_positions``, the number of tokens before the image of a text, and
+                the rows and columns of its features; 0 without one.
         """
         pasts = past_key_values, past_states
-        return decode_embeddings(self.original, self.config, inputs_embeds, attention_mask, *pasts, block_ids)
+        return decode_embeddings(
+            self.original, self.config, inputs_embeds, attention_mask, *pasts, block_ids, image_grid
+        )
 
     def embed_texts(
         self, input_ids: Tensor, attention_mask: Tensor | None = None, token_type_ids: Tensor | None = None
@@ -308,7 +317,8 @@ class ViaTransformers(SharedModule):
         mask = None if attention_mask is None else attention_mask[:, -input_ids.shape[1] :]
         if pixel_values is None:
             none = torch.zeros_like(input_ids)
-            return self.embed(input_ids, none, none.new_zeros(len(none), 1, self.config.hidden_size or 0), mask)
+            width = (self.config.hidden_size or 0) * (1 + self.config.image_layers)
+            return self.embed(input_ids, none, none.new_zeros(len(none), 1, width), mask)
         features = self.encode_image(pixel_values)  # (tiles of all rows, N, E)
         features = features.reshape(len(input_ids), -1, features.shape[-1])
         is_image = input_ids.eq(self.config.image_token_id or 0).long()

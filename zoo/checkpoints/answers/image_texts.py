@@ -33,7 +33,7 @@ def compare_prompts(spec: ModelSpec, checkpoint: Checkpoint, reader: ImageReader
     places = ImagePlaces.of(spec.config, count_features(spec.graphs), checkpoint.where)
     processor, written = open_processor(checkpoint.path), PromptText.of(spec.config)
     cases = [(image, _PROMPTS) for image in sample_images()]
-    if reader.tiling is not None:
+    if reader.tiling is not None or reader.is_free:
         cases += [(image, _PROMPTS[3:4]) for image in sample_shapes()]
     for image, prompts in cases:
         tiles, columns = reader.read_grid(image)
@@ -42,7 +42,7 @@ def compare_prompts(spec: ModelSpec, checkpoint: Checkpoint, reader: ImageReader
             expected = process_prompt(processor, image, text, checkpoint.path)
             try:
                 ids = tokenizer.encode(text).ids if written is None else written.encode(text, tokenizer)
-                ids, _ = places.expand(ids, tiles=len(pixels), columns=columns)
+                ids, _ = places.expand(ids, tiles=reader.count_parts(pixels), columns=columns)
             except ArtifactError as error:
                 raise ParityError(
                     f"zoo refuses the prompt {text!r} ({error.what})", checkpoint.where, _REMEDY

@@ -22,7 +22,7 @@ from zoo_runtime.running.context import Context, internals
 from zoo_runtime.running.inputs import are_ids
 from zoo_runtime.running.text_runner import Tokens, chosen_adapters
 from zoo_runtime.tasks.generate.tasks import Continue
-from zoo_runtime.tasks.images import image_input, sample_images
+from zoo_runtime.tasks.images import image_input, require_allowed, sample_images
 
 __all__ = ["ImageTextToText"]
 
@@ -90,6 +90,7 @@ class ImageTextToText(Continue):
         if isinstance(value, list | tuple) and len(value) == 2 and not are_ids(value):
             image, value = value
             tiles, columns = self.images.read_grid(image, where)
+            require_allowed(self.encoder, tiles[0], where)
             pixels = self.images.normalize(tiles)
         if isinstance(value, str) and self.written is not None and (pixels is not None or self.written.place in value):
             if pixels is None:
@@ -103,8 +104,10 @@ class ImageTextToText(Continue):
         else:
             what = f"expected a prompt, or a pair of an image and a prompt, got {type(value).__name__}"
             raise ArtifactError(what, where)
-        count = 0 if pixels is None else len(pixels)
+        count = 0 if pixels is None else self.images.count_parts(pixels)
         ids, indices = self.places.expand(ids, tiles=count, columns=columns, where=where)
+        if self.images.is_free and count and indices.index(count) - indices.index(1) != count - 1:
+            raise ArtifactError("the tokens of the image are not side by side", where)
         whole = pixels is not None and self.session.option("token_blocks") == "prompt"
         blocks = [int(whole or index > 0) for index in indices]
         item = ImagePrompt(number, ids, pixels=pixels, indices=indices, blocks=blocks)
@@ -112,7 +115,7 @@ class ImageTextToText(Continue):
         return item
 
     def feed(self, items: Sequence[Tokens], *, left: bool = False) -> dict[str, Array]:
-        """Return the inputs of the graph of embeddings; the graph of images computes the features.
+        """Return the inputs of the embedder, the blocks and the grids; the graph of images computes the features.
 
         Tokens after those of a prompt are generated ones, which see earlier tokens alone.
         """
@@ -126,32 +129,51 @@ class ImageTextToText(Continue):
         }
         if self.blocks:
             feeds[self.blocks] = padded([item.blocks + zeros for item, zeros in zip(prompts, more, strict=True)], side)
+        if any(tensor.name == "image_grid" for tensor in self.session.graphs[-1].input_tensors()):
+            feeds["image_grid"] = self._grids(prompts)
         return feeds | {"image_features": self._features(prompts)} | chosen_adapters(self.session, items)
 
     def _features(self, prompts: Sequence[ImagePrompt]) -> Array:
-        """Return the features of the images of prompts, (B, N, E), zeros after those of fewer tiles, or of no image."""
-        images = [prompt.pixels for prompt in prompts if prompt.pixels is not None]
+        """Return the features of the images of prompts, (B, N, E), zeros after those of fewer, or of no image."""
+        images = [prompt.pixels.astype(self.session.dtype) for prompt in prompts if prompt.pixels is not None]
         if not images:
             return self._no_features(len(prompts))
-        spec, (made,) = self.encoder.input_tensors()[0], self.encoder.output_tensors()
-        tiles, most = np.concatenate(images).astype(self.session.dtype), max(map(len, images))
-        step = max(len(prompts), most)  # which bounds the memory of a batch of images with many tiles
-        parts = [tiles[first : first + step] for first in range(0, len(tiles), step)]
-        found = np.concatenate([self.session.execute(self.encoder, {spec.name: part})[made.name] for part in parts])
-        count, width = found.shape[1:]
-        features = np.zeros((len(prompts), most * count, width), self.session.dtype)
-        for row, prompt in enumerate(prompts):
-            number = 0 if prompt.pixels is None else len(prompt.pixels)
-            features[row, : number * count] = found[:number].reshape(-1, width)
-            found = found[number:]
+        if self.images.is_free:  # of different sizes
+            found = [self._encode(image) for image in images]
+        else:
+            step = max(len(prompts), *map(len, images))  # which bounds the memory of a batch of images with many tiles
+            tiles = np.concatenate(images)
+            parts = np.concatenate([self._encode(tiles[n : n + step]) for n in range(0, len(tiles), step)])
+            found = np.split(parts, np.cumsum([len(image) for image in images])[:-1])
+        rows = [part.reshape(-1, part.shape[-1]) for part in found]
+        features = np.zeros((len(prompts), max(map(len, rows)), rows[0].shape[1]), self.session.dtype)
+        with_images = [number for number, prompt in enumerate(prompts) if prompt.pixels is not None]
+        for number, row in zip(with_images, rows, strict=True):
+            features[number, : len(row)] = row
         return features
+
+    def _encode(self, pixels: Array) -> Array:
+        """Return the features of images of one size, or of tiles."""
+        graph = self.encoder
+        (spec,), (made,) = graph.input_tensors(), graph.output_tensors()
+        found: Array = self.session.execute(graph, {spec.name: pixels})[made.name]
+        return found
+
+    def _grids(self, prompts: Sequence[ImagePrompt]) -> Array:
+        """Return the number of tokens before each image, and the rows and columns of its features, (B, 3); else 0."""
+        grids = np.zeros((len(prompts), 3), np.int64)
+        for number, prompt in enumerate(prompts):
+            if prompt.pixels is not None:
+                sides = (side // self.images.multiple for side in prompt.pixels.shape[2:])
+                grids[number] = [prompt.indices.index(1), *sides]
+        return grids
 
     def start(self, items: Sequence[Tokens]) -> tuple[Sequence[Tokens], Stepper, Array, Array]:
         feeds = self.feed(items, left=True)
         first = self._embed(feeds)
         (made,) = self.encoder.output_tensors()  # given, the stepper runs no graph but the decoder
-        given = {self.blocks: feeds[self.blocks]} if self.blocks else {}
-        stepper = self.session.stepper({made.name: feeds["image_features"], "inputs_embeds": first, **given})
+        given = {name: feeds[name] for name in (self.blocks, "image_grid") if name in feeds}
+        stepper = self.session.stepper({**given, made.name: feeds["image_features"], "inputs_embeds": first})
         return items, _Embedding(self, stepper, first), feeds["input_ids"], feeds["attention_mask"]
 
     def embed(self, ids: Array) -> Array:
@@ -166,7 +188,9 @@ class ImageTextToText(Continue):
 
     def _no_features(self, rows: int) -> Array:
         tensor = self.encoder.output_tensors()[0]
-        return np.zeros(tensor.shape({"batch": rows}), self.session.dtype)
+        sizes = {"batch": rows, **{name: size.multiple_of for name, size in self.encoder.sizes.items()}}
+        features = np.zeros(tensor.shape(sizes), self.session.dtype)
+        return features.reshape(rows, -1, features.shape[-1])
 
     def _embed(self, feeds: dict[str, Array]) -> Array:
         graph = self.embedder

@@ -1,6 +1,7 @@
 """Methods with the same values as those of transformers, which read values of tensors to decide what they compute.
 
-B batch, T tokens of a text, N tokens of all texts, K chosen experts of a token, E hidden size, F width of an expert.
+B batch, T tokens of a text, N tokens of all texts or patches of all images, K chosen experts of a token, E hidden size,
+F width of an expert, C channels, P side of a patch.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 __all__ = ["Lengths", "replace_methods"]
 
@@ -135,13 +137,24 @@ def _waves(size: int, like: Tensor) -> tuple[Tensor, Tensor]:
     return angles.cos(), angles.sin()
 
 
+def _embed_patches(module: Any, patches: Tensor) -> Tensor:
+    """(N, C frames P P) -> (N, E), as one product: the convolution's steps are as large as its kernel."""
+    weight, bias = module.proj.weight, module.proj.bias
+    return F.linear(patches.to(weight.dtype), weight.flatten(1), bias)
+
+
 _METHODS: dict[str, dict[str, Any]] = {
     "DbrxExperts": {"forward": _dbrx},
     "EsmEmbeddings": {"forward": _embed_esm},
+    "Exaone4_5_PatchEmbed": {"forward": _embed_patches},
     "FNetBasicFourierTransform": {"forward": _transform_fnet},
     "Gemma3nTextMLP": {"_gaussian_topk": _cut_gemma},
     "JetMoeParallelExperts": {"forward": _apply_jetmoe},
     "JetMoeTopKGating": {"forward": _route_jetmoe},
     "LongcatFlashExperts": {"forward": _longcat},
+    "PatchEmbed": {"forward": _embed_patches},
+    "Qwen2_5_VisionPatchEmbed": {"forward": _embed_patches},
+    "Qwen3VLMoeVisionPatchEmbed": {"forward": _embed_patches},
+    "Qwen3VLVisionPatchEmbed": {"forward": _embed_patches},
 }
 """The methods, by class and name."""

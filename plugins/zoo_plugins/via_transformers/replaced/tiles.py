@@ -5,6 +5,7 @@ B tiles, C channels, I side of a tile, P patches of a side, N features of a tile
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from inspect import signature
 from types import MethodType
 from typing import Any
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 
-__all__ = ["use_whole_tiles"]
+__all__ = ["call_with_tiles", "use_whole_tiles"]
 
 
 def use_whole_tiles(model: nn.Module) -> None:
@@ -28,6 +29,20 @@ def use_whole_tiles(model: nn.Module) -> None:
             embeddings: Any = owner.vision_model.embeddings
             embeddings.tile_positions = _positions(embeddings.num_patches_per_side)
             embeddings.forward = MethodType(_embed, embeddings)
+
+
+def call_with_tiles(original: Any) -> None:
+    """Let a class that reads masks of pixels take the tiles of all texts in turn, without masks."""
+    if "pixel_attention_mask" in signature(original.forward).parameters:
+        original.register_forward_pre_hook(_with_rows_of_tiles, with_kwargs=True)
+
+
+def _with_rows_of_tiles(_: nn.Module, args: Any, inputs: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Give a class the tiles of each text, (B, tiles, C, I, I)."""
+    pixels, rows = inputs.get("pixel_values"), inputs.get("input_ids")
+    if isinstance(pixels, Tensor) and isinstance(rows, Tensor) and pixels.dim() == 4:
+        return args, {**inputs, "pixel_values": pixels.unflatten(0, (len(rows), -1))}
+    return args, dict(inputs)
 
 
 def _reads_masks(model: Any) -> bool:

@@ -10,10 +10,10 @@ from zoo.errors import ArtifactError, UsageError
 from zoo.limits import IMAGE_PIXELS
 from zoo.tiles import ImageTiling
 
-__all__ = ["stated_grid"]
+__all__ = ["stated_tiling"]
 
 
-def stated_grid(processor: Any, where: Path) -> dict[str, Any] | None:
+def stated_tiling(processor: Any, where: Path) -> dict[str, Any] | None:
     """Return the fields of :class:`zoo.ImageTiling` for an image processor with a longest edge and a size of tiles.
 
     It is None for other processors.
