@@ -18,7 +18,7 @@ from tests.architectures.test_via_transformers_image_texts import pictures
 from tests.architectures.token_blocks import FAMILIES, PROMPTS, generate, save, save_processor
 from tests.conftest import Result
 from tests.exported import sign_export
-from zoo import ParityError
+from zoo import ArtifactError, ParityError
 from zoo.artifact import ModelDirectory
 from zoo.checkpoints import export_checkpoint, import_checkpoint
 from zoo.nn import Cache
@@ -129,7 +129,10 @@ def test_decoder_that_ignores_blocks_or_sees_all_is_refused(tmp_path: Path, monk
     def seeing_all(original: Any, block_ids: torch.Tensor, total: int) -> Any:
         return seeing(original, torch.ones_like(block_ids), total)
 
-    for broken, said in ((ignoring, "blocks have no effect"), (seeing_all, "no later token changes an earlier output")):
+    for broken, said in (
+        (ignoring, "the block has no effect"),
+        (seeing_all, "no later token changes an earlier output"),
+    ):
         monkeypatch.setattr(image_texts, "seeing_blocks", broken)
         with pytest.raises(ParityError, match=said):
             check_laws(ModelDirectory.open(tmp_path / "ours"))
@@ -163,6 +166,9 @@ def test_processor_with_another_number_of_tokens_is_refused(tmp_path: Path, zoo:
     path = tmp_path / "hub" / "processor_config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "image_seq_length": 5}))
     zoo("import", tmp_path / "hub", "-o", "ours").failed(4, "becomes other tokens")
+    path.write_text(json.dumps({**json.loads(path.read_text()), "image_seq_length": 10**12}))  # would not fit in memory
+    said = "image_seq_length 1,000,000,000,000: at most 4,000,000 are allowed"
+    zoo("import", tmp_path / "hub", "-o", "ours").failed(3, said)
     assert not Path("ours").exists()
 
 
@@ -187,6 +193,11 @@ def test_texts_equal_those_of_transformers(tmp_path: Path, zoo: Zoo, name: str) 
         (alone,) = generate(theirs, {"input_ids": torch.tensor([plain])}, **LENGTH)
         mixed = session.run([(images[1], prompts[1]), plain], **LENGTH)
         require_same_ids(mixed, [generate(theirs, inputs, **LENGTH)[1], alone], padding=0)
+        if name == "gemma3":  # in which two runs of tokens of an image are two blocks
+            count, token = session.config.num_patches, session.config.image_token_id
+            parted = [2, *[token] * (count - 1), 26, token, 14]
+            with pytest.raises(ArtifactError, match="the tokens of the image are not side by side"):
+                session.run([(images[0], parted)])
     images[0].save("image.png")
     options = ("--max-new-tokens", "8", "--min-new-tokens", "8", "--no-stream", "--json")
     (result,) = zoo("run", tmp_path / "ours", "--pair", "image.png", prompts[0], *options).json["results"]

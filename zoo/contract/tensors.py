@@ -52,7 +52,8 @@ def block_ids(name: str, upper: int = 2) -> TensorSpec:
     """Declare the number of each token's block, integers in ``[0, upper)`` of shape (batch, sequence), for a decoder.
 
     Tokens of a block, such as those of an image, see each other, later ones included. Tokens with the number 0 are in
-    no block, and see earlier tokens alone. All tokens of a block are in one call.
+    no block, and see earlier tokens alone. All tokens of a block are in one call, side by side. A layer with a window
+    may limit how far they see.
 
     >>> block_ids("block_ids").shape({"batch": 2, "sequence": 7})
     (2, 7)

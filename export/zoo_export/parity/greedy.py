@@ -24,7 +24,7 @@ def greedy(execute: Executor, graph: Graph, known: Feeds, ids: Array, mask: Arra
     Args:
         execute: runs ``graph``, a decoder with a cache.
         graph: the declaration of the decoder.
-        known: inputs that are the same at every step.
+        known: inputs that are the same at every step, and the blocks of the prompt's tokens; later ones are in none.
         ids: (batch, length), the prompt.
         mask: (batch, length), 1 for a token of the prompt.
     """
@@ -32,12 +32,14 @@ def greedy(execute: Executor, graph: Graph, known: Feeds, ids: Array, mask: Arra
     past = empty_past(graph, len(ids), execute.dtype)
     names = {tensor.name for tensor in graph.input_tensors()}
     constant = {name: value for name, value in known.items() if name in names}
+    blocks = [tensor.name for tensor in graph.input_tensors() if tensor.is_blocks]
     while True:
         new_mask = mask if graph.past_length else mask[:, -ids.shape[1] :]
         outputs = execute(graph, constant | {ids_name: ids} | ({mask_name: new_mask} if mask_name else {}) | past)
         last = outputs["logits"][:, -1]
         yield last
         ids = last.argmax(-1)[:, None].astype(np.int64)
+        constant |= {name: np.zeros_like(ids) for name in blocks}
         past, mask = next_past(graph, outputs), np.pad(mask, ((0, 0), (0, 1)), constant_values=1)
 
 

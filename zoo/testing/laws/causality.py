@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from zoo.contract import Graph
@@ -21,7 +21,8 @@ def causality(subject: Subject) -> None:
     changes the output of another, as in a model that treats each position by itself. A causal model that sees later
     tokens has excellent training loss, but cannot generate text.
 
-    With ``zoo.block_ids``, this holds for tokens in no block, and later tokens of a block change earlier outputs.
+    With ``zoo.block_ids``, this holds for tokens in no block; a token of a block changes the outputs of the one before
+    it in the block, and none before the block.
 
     Mask with ``zoo.nn.build_mask(causal=True)``, or correct the declaration.
     """
@@ -62,12 +63,6 @@ def _check_order(subject: Subject, graph: Graph, length: str) -> None:
             looked_ahead = max(looked_ahead, _moved(graph, length, early, reference, for_later))
             looked_back = max(looked_back, _moved(graph, length, late, reference, for_earlier))
     where = f"graph {graph.name!r}, along {length}"
-    if any(tensor.is_blocks for tensor in graph.input_tensors()):
-        feeds = _in_blocks(graph, make_inputs(subject), 1)
-        later = _in_blocks(graph, _changed(subject, length, feeds, slice(1, None)), 1)
-        results = (run(execute, subject.graphs, inputs)[graph.name] for inputs in (feeds, later))
-        if _moved(graph, length, slice(1), *results) <= TOLERANCE:
-            fail(f"in {where}, a later token of a block changes an earlier output", "none does: blocks have no effect")
     if graph.causal is False:
         if looked_ahead <= TOLERANCE < looked_back:
             happened = "only earlier tokens change later ones"
@@ -78,14 +73,47 @@ def _check_order(subject: Subject, graph: Graph, length: str) -> None:
         fail(f"in {where}, no later token changes an earlier output", happened)
     if looked_back <= TOLERANCE:
         fail(f"in {where}, an earlier token changes a later output", "none does: tokens are independent")
+    _check_blocks(subject, graph, length)
 
 
-def _in_blocks(graph: Graph, feeds: Mapping[str, Any], number: int) -> dict[str, Any]:
-    """Return the inputs with all tokens in one block, or in none if its number is 0."""
+def _check_blocks(subject: Subject, graph: Graph, length: str) -> None:
+    """Check that a token in a block changes the output before it, and that no token changes those before its block."""
+    from zoo.testing.compute import TOLERANCE, executor, make_inputs, run
+
+    execute, inputs, where = executor(subject.exact), make_inputs(subject), f"graph {graph.name!r}, along {length}"
+    blocks = [tensor for tensor in graph.input_tensors() if tensor.is_blocks]
+    if not blocks:
+        return
+    size, last = inputs[blocks[0].name].shape[1], (blocks[0].upper or 2) - 1
+    patterns = [[1] * size, [0, 1, 1], [0, 1, 1, last, last], [0, last, last, 1, 1]]
+    for pattern in patterns if last > 1 else patterns[:2]:
+        numbers = [*pattern, *[0] * size][:size]
+        feeds = _in_blocks(graph, inputs, numbers)
+        reference = run(execute, subject.graphs, feeds)[graph.name]
+        for place in range(1, size):
+            later = _in_blocks(graph, _changed(subject, length, feeds, slice(place, place + 1)), numbers)
+            found = run(execute, subject.graphs, later)[graph.name]
+            first = place
+            while first and numbers[first - 1] == numbers[place] > 0:
+                first -= 1
+            situation = f"in {where}, with blocks {numbers}, "
+            if first and (moved := _moved(graph, length, slice(first), reference, found)) > TOLERANCE:
+                happened = f"token {place} changes one by {moved:.2g} of the largest value"
+                fail(f"{situation}no token changes an output before its block", happened)
+            if first < place and _moved(graph, length, slice(place - 1, place), reference, found) <= TOLERANCE:
+                happened = f"token {place} does not: the block has no effect"
+                fail(f"{situation}a token of a block changes the output before it", happened)
+
+
+def _in_blocks(graph: Graph, feeds: Mapping[str, Any], numbers: int | Sequence[int]) -> dict[str, Any]:
+    """Return the inputs with the tokens in these blocks, (T) or all in one; in none if its number is 0."""
     import numpy as np
 
     names = {tensor.name for tensor in graph.input_tensors() if tensor.is_blocks}
-    return {name: np.full_like(value, number) if name in names else value for name, value in feeds.items()}
+    return {
+        name: np.broadcast_to(np.asarray(numbers, value.dtype), value.shape).copy() if name in names else value
+        for name, value in feeds.items()
+    }
 
 
 def _changed(subject: Subject, length: str, feeds: Mapping[str, Any], place: slice) -> dict[str, Any]:
