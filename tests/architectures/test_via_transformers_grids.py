@@ -187,9 +187,29 @@ def test_files_prompts_and_errors(tmp_path: Path, zoo: Zoo) -> None:
             ((16, 20, 3), PLACE, "20 x 16 pixels, but its width must be at least 8, a multiple of 8"),
             ((0, 8, 3), PLACE, "the image has no pixels"),
             ((8, 16, 3), [9, 4, 9, 4], "the tokens of the image are not side by side"),
+            ((8, 16, 3), [9, 4, 4], "the prompt ends with its image"),
+            ((8, 16, 3), [4, 9, TOKENS["video_token_id"]], "the place of a video"),
         ):
             with pytest.raises(ZooError, match=said):
                 session.run([(np.zeros(shape, np.uint8), prompt)])
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "said"),
+    [
+        ("qwen2_5_vl", {"window_size": 4}, "window_size 4 is smaller than a feature, of 8 pixels"),
+        ("qwen3_vl", {"deepstack_visual_indexes": [9]}, r"deepstack_visual_indexes [9] are not layers of an encoder"),
+    ],
+)
+def test_encoders_that_cannot_run_are_refused(
+    tmp_path: Path, zoo: Zoo, name: str, changes: dict[str, Any], said: str
+) -> None:
+    save(name, tmp_path / "hub")
+    path = tmp_path / "hub" / "config.json"
+    hub = json.loads(path.read_text())
+    path.write_text(json.dumps({**hub, "vision_config": {**hub["vision_config"], **changes}}))
+    zoo("import", tmp_path / "hub", "-o", "ours").failed(2, said)
+    assert not Path("ours").exists()
 
 
 @pytest.mark.parametrize(

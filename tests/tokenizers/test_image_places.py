@@ -18,6 +18,14 @@ def test_place_of_an_image_becomes_its_tokens() -> None:
     assert OTHER.expand([8, 2], tiles=1) == ([6, 9, 9, 9, 7, 5, 2], [0, 1, 2, 3, 0, 0, 0])
 
 
+def test_place_of_a_video_is_refused() -> None:
+    places = replace(SAME, video_token=4)
+    assert places.expand([1, 9], tiles=1) == SAME.expand([1, 9], tiles=1)
+    for ids, tiles in (([1, 9, 4], 1), ([4, 1], 0)):
+        with pytest.raises(ArtifactError, match="the prompt has the token 4, the place of a video: input 1"):
+            places.expand(ids, tiles=tiles, where="input 1")
+
+
 def test_tokens_of_an_image_may_be_there_already() -> None:
     assert SAME.expand([9, 1, 9, 9], tiles=1) == ([9, 1, 9, 9], [1, 0, 2, 3])
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -59,6 +59,9 @@ def open_processor(folder: Path) -> Any:
     load_images: Any = transformers.AutoImageProcessor.from_pretrained
     options = {"local_files_only": True, "trust_remote_code": False}
     try:
+        for path in (folder / name for name in _FILES):  # a processor may repeat a token so often when it is made
+            if path.exists():
+                _check_counts(load_json(path).get, path)
         images = load_images(folder, backend="pil", **options)
         processor = _without_videos(folder, images, options)
         if processor is None:
@@ -68,11 +71,7 @@ def open_processor(folder: Path) -> Any:
         _check_tiles(processor, folder / PROCESSOR)
         if feature_side(images) is not None:
             check_grid(images, folder / PROCESSOR)
-        for name in _COUNTS:
-            count = getattr(processor, name, None) or 0
-            if type(count) is not int or count < 0:
-                raise ArtifactError(f"{name} {count!r:.40} is not possible", folder / _FILES[0])
-            TEXT_CHARACTERS.check(count, f"{name} {count:,}", folder / _FILES[0])
+        _check_counts(lambda name: getattr(processor, name, None), folder / _FILES[0])
     except ZooError:
         raise
     except Exception as error:  # another library may raise anything
@@ -82,6 +81,15 @@ def open_processor(folder: Path) -> Any:
         said = json.dumps(processor.patch_size)
         raise ArtifactError(f"patch_size must be that of the model, got {said}", folder / _FILES[0])
     return processor
+
+
+def _check_counts(stated: Callable[[str], Any], where: Path) -> None:
+    """Raise :class:`ArtifactError` for impossible or excessive numbers of tokens of an image."""
+    for name in _COUNTS:
+        count = stated(name) or 0
+        if type(count) is not int or count < 0:
+            raise ArtifactError(f"{name} {count!r:.40} is not possible", where)
+        TEXT_CHARACTERS.check(count, f"{name} {count:,}", where)
 
 
 def _without_videos(folder: Path, images: Any, options: Mapping[str, Any]) -> Any:

@@ -45,6 +45,8 @@ class ImagePlaces:
     of further tiles."""
     before_thumbnail: tuple[int, ...] = ()
     """Tokens before those of the last of several tiles, which is the thumbnail."""
+    video_token: int | None = None
+    """The token in the place of a video, which no prompt may have; None for a model without any."""
     most_columns: int = 0
     """If not 0, ``before_tiles`` is a table of as many rows as columns, row by row, in which a tile has the place that
     it has in the image."""
@@ -67,7 +69,8 @@ class ImagePlaces:
             what = f"image_before_tiles has tokens of {len(before_tiles)} tiles, of {columns} rows and columns"
             raise UsageError(what, where)
         prompt_token = token if prompt_token is None else prompt_token
-        return cls(token, count, prompt_token, before, after, before_tiles, before_thumbnail, columns)
+        video_token = getattr(config, "video_token_id", None)
+        return cls(token, count, prompt_token, before, after, before_tiles, before_thumbnail, video_token, columns)
 
     def expand(
         self, ids: Sequence[int], *, tiles: int, columns: int = 1, where: str | None = None
@@ -77,8 +80,12 @@ class ImagePlaces:
         A prompt may have the tokens of an image already. An image that is not cut is one tile; 0 are no image.
         Others are in a number of columns.
 
-        Raises :class:`ArtifactError` unless a prompt with an image has one place for it, and another has none.
+        Raises :class:`ArtifactError` unless a prompt with an image has one place for it, and another has none; and for
+        one with a place for a video.
         """
+        if self.video_token is not None and self.video_token in ids:
+            what = f"the prompt has the token {self.video_token}, the place of a video"
+            raise ArtifactError(what, where, "leave it out: videos are not supported")
         whole, count = [*ids], self.count * tiles
         if tiles and whole.count(self.token) != count:
             places = [place for place, token in enumerate(ids) if token == self.prompt_token]

@@ -280,6 +280,12 @@ class ClassFields(EmbeddingConfig):
         return (self.num_layers or 0) if self.key_layers is None else len(self.key_layers)
 
     @property
+    def video_token_id(self) -> int | None:
+        """The token in the place of a video, which is not supported, in a prompt; None if the class has none."""
+        names = ("video_token_id", "video_token_index")
+        return next((value for name in names if isinstance(value := self.original.get(name), int)), None)
+
+    @property
     def token_blocks(self) -> Literal["image", "prompt"] | None:
         """The tokens of a prompt with an image that see each other, later ones included; None if all are causal."""
         return TOKEN_BLOCKS.get(self.original["model_type"]) if self.task == "image-text-to-text" else None

@@ -74,8 +74,15 @@ def grid_facts(c: ClassFields, original: Any) -> dict[str, Any]:
         if (c.image_resize, c.image_multiple) != ("area", stated["image_multiple"]):
             what = f"{c.model_class} reads images whose sides are multiples of {stated['image_multiple']} pixels"
             raise UsageError(what, None, "give the preprocessor_config.json that belongs to the model")
-    layers = getattr(getattr(_vision(original), "config", None), "deepstack_visual_indexes", None)
-    return {"image_layers": len(layers or ()), "grid_positions": hasattr(original.base_model, "get_rope_index")}
+    vision = getattr(_vision(original), "config", None)
+    layers = getattr(vision, "deepstack_visual_indexes", None) or ()
+    depth = getattr(vision, "depth", 0)
+    if not {*layers} <= {*range(depth)}:
+        raise UsageError(f"deepstack_visual_indexes {layers} are not layers of an encoder of depth {depth}")
+    window = getattr(vision, "window_size", None)
+    if isinstance(window, int) and window < (c.image_multiple or 0):
+        raise UsageError(f"window_size {window} is smaller than a feature, of {c.image_multiple} pixels")
+    return {"image_layers": len(layers), "grid_positions": hasattr(original.base_model, "get_rope_index")}
 
 
 def _vision(original: Any) -> Any:

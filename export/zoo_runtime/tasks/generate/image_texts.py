@@ -106,9 +106,14 @@ class ImageTextToText(Continue):
             raise ArtifactError(what, where)
         count = 0 if pixels is None else self.images.count_parts(pixels)
         ids, indices = self.places.expand(ids, tiles=count, columns=columns, where=where)
-        if self.images.is_free and count and indices.index(count) - indices.index(1) != count - 1:
+        features, seeing = self.places.count * count, self.session.option("token_blocks")
+        is_whole = not features or indices.index(features) - indices.index(1) == features - 1
+        if (self.images.is_free or seeing == "image") and not is_whole:
             raise ArtifactError("the tokens of the image are not side by side", where)
-        whole = pixels is not None and self.session.option("token_blocks") == "prompt"
+        if self.session.option("grid_positions") and any(indices[-1:]):
+            # transformers' generate counts on from the last row and column, which is not what the model has learnt
+            raise ArtifactError("the prompt ends with its image", where, "write on, as the model's examples do")
+        whole = pixels is not None and seeing == "prompt"
         blocks = [int(whole or index > 0) for index in indices]
         item = ImagePrompt(number, ids, pixels=pixels, indices=indices, blocks=blocks)
         self._check(item)
