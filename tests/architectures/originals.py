@@ -24,7 +24,7 @@ __all__ = [
 ]
 
 _GRIDS = ("image_grid_thw", "mm_token_type_ids")
-"""What a processor makes of images that are grids of patches, beside the pixels."""
+"""Outputs of processors that cut images into patches: the grid of each image, and the type of each token."""
 AMINO_ACIDS = ["<cls>", "<pad>", "<eos>", "<unk>", *"LAGVSERTIDPKQNFYMHWCXBUZO.-", "<null_1>", "<mask>"]
 """The tokens of the published ESM-2."""
 

@@ -156,7 +156,7 @@ class ClassFields(EmbeddingConfig):
     """Text that stands for an image in a prompt, in whose place there is ``image_text`` before the prompt is encoded;
     None if the tokens of an image are put among those of the prompt."""
     image_text: str | None = None
-    """That text, in which one token stands for those of the image."""
+    """Text that replaces ``image_place``; its image token is repeated for each feature of the image."""
     prompt_end: str = ""
     """Text after such a prompt."""
     prompt_special_tokens: bool = True

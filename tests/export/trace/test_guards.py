@@ -422,7 +422,7 @@ def test_modules_imported_in_a_trace_keep_no_answers(monkeypatch: pytest.MonkeyP
 
 
 def test_compiler_that_starts_in_a_trace_works_after_it() -> None:
-    """It looks up once in a process what the functions are that ask; a model with a loop starts it in its trace."""
+    """The compiler caches its table of these functions; tracing a model with a loop fills the table."""
     for table in (compiler.tracing_state_functions, compiler.TorchInGraphFunctionVariable._get_handlers):
         table.cache_clear()
 

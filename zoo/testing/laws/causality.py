@@ -80,10 +80,10 @@ def _check_blocks(subject: Subject, graph: Graph, length: str) -> None:
     """Check that a token in a block changes the output before it, and that no token changes those before its block."""
     from zoo.testing.compute import TOLERANCE, executor, make_inputs, run
 
-    execute, inputs, where = executor(subject.exact), make_inputs(subject), f"graph {graph.name!r}, along {length}"
     blocks = [tensor for tensor in graph.input_tensors() if tensor.is_blocks]
     if not blocks:
         return
+    execute, inputs, where = executor(subject.exact), make_inputs(subject), f"graph {graph.name!r}, along {length}"
     size, last = inputs[blocks[0].name].shape[1], (blocks[0].upper or 2) - 1
     patterns = [[1] * size, [0, 1, 1], [0, 1, 1, last, last], [0, last, last, 1, 1]]
     for pattern in patterns if last > 1 else patterns[:2]:
