@@ -8,12 +8,14 @@ from zoo.artifact import (
     COMPANIONS,
     GENERATION,
     PREFIXES,
+    PROMPTS,
     SENTENCES,
     TARGET_TOKENIZER,
     TOKENIZER,
     TOKENIZER_CONFIG,
     write_json,
 )
+from zoo.artifact.prefixes import MATRYOSHKA
 from zoo.checkpoints.common import generation_config, task_prefixes
 from zoo.checkpoints.sentences import encoder_settings
 from zoo.checkpoints.source import Checkpoint
@@ -59,6 +61,8 @@ def write_companions(
                 write_json(stage / companion, without_tokens(checkpoint.json(companion), surplus.tokens))
     if not (stage / SENTENCES).exists() and (sentences := encoder_settings(checkpoint)[0]):
         write_json(stage / SENTENCES, sentences)  # from a file of an older name
+    if stated := {key: checkpoint.config[key] for key in MATRYOSHKA if key in checkpoint.config}:
+        write_json(stage / PROMPTS, checkpoint.json(PROMPTS) | stated)
     if generation := generation_config(checkpoint, spec.config):
         write_json(stage / GENERATION, generation)
     if not (stage / PREFIXES).exists() and (prefixes := task_prefixes(checkpoint)):

@@ -17,6 +17,7 @@ from zoo import plugins
 from zoo.artifact import CARD, COMPANIONS, PROMPTS, TOKENIZER, ModelDirectory, write_json
 from zoo.artifact.card import model_card
 from zoo.artifact.outputs import new_output
+from zoo.artifact.prefixes import MATRYOSHKA
 from zoo.artifact.weights import SINGLE, load_json
 from zoo.checkpoints.common import write_common, write_token_files
 from zoo.checkpoints.configuration import find_layout, read_configuration
@@ -164,7 +165,9 @@ def _write_files(stored: ModelDirectory, layout: Layout, stage: Path) -> None:
     files |= layout.files(config) if layout.files is not None else {}
     if PROCESSOR not in stored.files and _has_preparation(stored):
         files.pop(PROCESSOR, None)
+    said = load_json(stored.path / PROMPTS) if PROMPTS in stored.files else {}
     hub = {**layout.write_config(config, stored.path), **write_common(config), "dtype": stored.dtype}
+    hub |= {key: said[key] for key in MATRYOSHKA if key in said}
     for name, content in {**files, "config.json": hub}.items():
         (stage / name).parent.mkdir(exist_ok=True)
         if isinstance(content, str):
@@ -177,7 +180,6 @@ def _write_files(stored: ModelDirectory, layout: Layout, stage: Path) -> None:
     for name in (TOKENIZER, *COMPANIONS):
         if name in stored.files:
             (stage / name).write_bytes(read_bytes(stored.path / name))
-    said = load_json(stage / PROMPTS) if PROMPTS in stored.files else {}
     for name, content in cross_encoder_files(said, config.task, standard_fields(config).problem_type).items():
         write_json(stage / name, content)
 

@@ -8,7 +8,7 @@
 
 ``http/`` talks to clients: ``operations.py`` declares routes and ``bodies.py`` bodies, of which ``openapi.py`` makes a
 document. ``responses.py`` has answers, of which ``encoding.py`` encodes the long ones. ``service.py`` is what all
-routes share: ``openai/`` has those of OpenAI's API, ``inference/`` those of the Open Inference Protocol, and
-``operator.py`` the others. ``app.py`` puts them together, ``connections.py`` limits how long clients may take, and
-``origins.py`` which pages in browsers may use the server.
+routes share: ``openai/`` has those of OpenAI's API, ``texts/`` those of other servers of texts, ``inference/`` those of
+the Open Inference Protocol, and ``operator.py`` the others. ``app.py`` puts them together, ``connections.py`` limits
+how long clients may take, and ``origins.py`` which pages in browsers may use the server.
 """

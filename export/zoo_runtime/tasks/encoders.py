@@ -9,8 +9,9 @@ from typing import Any, Literal
 import numpy as np
 
 from zoo.arrays import Array
-from zoo.artifact.prefixes import read_prefixes
+from zoo.artifact.prefixes import read_matryoshka, read_prefixes
 from zoo.config import Settings
+from zoo.contract import dim_size
 from zoo.errors import ArtifactError, UsageError
 from zoo.plots import Distribution
 from zoo_runtime.running.context import Context
@@ -56,12 +57,20 @@ class Features(TextRunner):
 
 @dataclass(frozen=True, kw_only=True)
 class EmbedOptions(PrefixOptions):
-    """Prefixes; and pooling, for encoders whose graph does not include it."""
+    """Prefixes, the size of vectors; and pooling, for encoders whose graph does not include it."""
+
+    dimensions: int | None = None
+    """Return the first numbers only, scaled to unit length, for a model that is trained for it."""
 
     pooling: Literal["mean", "cls"] = "mean"
     """Mean over all tokens, or the first token."""
     normalize: bool = True
     """Whether to scale the vector to unit length."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.dimensions is not None:
+            self.require_positive("dimensions")
 
 
 _VECTORS = ("sentence_embedding", "text_embeds")
@@ -78,6 +87,10 @@ class Embed(TextRunner):
         self.own = next((tensor.name for tensor in self.graph.output_tensors() if tensor.name in _VECTORS), None)
         """The output that is a vector of a text, if there is one."""
         require_outputs(self.graph, () if self.own else ("last_hidden_state",), session.path)
+        name = self.own or "last_hidden_state"
+        self.width = dim_size(next(one for one in self.graph.output_tensors() if one.name == name).dims[-1], {})
+        """Size of the model's vectors."""
+        self._check_dimensions(chosen.dimensions)
         if self.own and (chosen.pooling, chosen.normalize) != (EmbedOptions.pooling, EmbedOptions.normalize):
             raise UsageError("the model's own pooling is part of its graph", session.path, "leave out the options")
         self.prefix = task_prefix(session, chosen)
@@ -95,6 +108,8 @@ class Embed(TextRunner):
     def answer(self, items: Sequence[Tokens]) -> Sequence[Any]:
         outputs = self.compute(items)
         vectors = outputs[self.own] if self.own else self._pool(items, outputs["last_hidden_state"])
+        if self.chosen.dimensions not in (None, self.width):
+            vectors = _unit(vectors[:, : self.chosen.dimensions].astype(np.float32))
         results = [{"tokens": len(item.ids), "embedding": vector} for item, vector in zip(items, vectors, strict=True)]
         return finite(items, vectors, results)
 
@@ -104,18 +119,35 @@ class Embed(TextRunner):
             vectors = hidden[:, 0]
         else:
             vectors = np.stack([rows[: len(item.ids)].mean(0) for item, rows in zip(items, hidden, strict=True)])
-        if self.chosen.normalize:
-            vectors = vectors / np.maximum(np.linalg.norm(vectors, axis=-1, keepdims=True), 1e-12)
-        return vectors
+        return _unit(vectors) if self.chosen.normalize else vectors
+
+    def _check_dimensions(self, wanted: int | None) -> None:
+        """Raise :class:`UsageError` unless the model has vectors of a size."""
+        if wanted is None or wanted == self.width:
+            return
+        trained = read_matryoshka(self.session.stored)
+        if trained is True and wanted < self.width:
+            return
+        sizes = sorted({*(trained if isinstance(trained, tuple) else ()), self.width})
+        if wanted in sizes:
+            return
+        known = f"1 to {self.width}" if trained is True else " or ".join(map(str, sizes))
+        remedy = "a checkpoint says in its config.json with matryoshka_dimensions that it is trained for others"
+        raise UsageError(f"vectors have {known} dimensions, not {wanted}", self.session.path, remedy)
 
     def show(self, answers: Sequence[Answer]) -> Iterator[str]:
         """Yield a line per embedding, with its cosine similarities to all inputs."""
-        vectors = np.stack([answer.result["embedding"] for answer in answers]).astype(np.float64)
-        vectors /= np.maximum(np.linalg.norm(vectors, axis=-1, keepdims=True), 1e-12)
+        vectors = _unit(np.stack([answer.result["embedding"] for answer in answers]).astype(np.float64))
         for answer, vector in zip(answers, vectors, strict=True):
             values = answer.result["embedding"]
             cosines = " ".join(f"{value:.4f}" for value in vectors @ vector)
             yield f"{label(answer)}: {len(values)} numbers {shown_vector(values)}  cosines {cosines}"
+
+
+def _unit(vectors: Array) -> Array:
+    """Return vectors (B, E) of unit length."""
+    scaled: Array = vectors / np.maximum(np.linalg.norm(vectors, axis=-1, keepdims=True), 1e-12)
+    return scaled
 
 
 class ReplacedTokens(TextRunner):

@@ -20,6 +20,8 @@ from zoo_runtime.server.http.operator import Operator
 from zoo_runtime.server.http.origins import Origins
 from zoo_runtime.server.http.responses import failed
 from zoo_runtime.server.http.service import Service
+from zoo_runtime.server.http.texts.ranking import RankingRoutes
+from zoo_runtime.server.http.texts.tokens import TokenRoutes
 from zoo_runtime.server.request_error import RequestError
 
 __all__ = ["make_app"]
@@ -35,7 +37,9 @@ def make_app(service: Service, api_keys: Sequence[str] = (), origins: Sequence[s
     """
     metrics = Metrics(service.models)
     keys = [key.encode() for key in api_keys]
-    protocols = (OpenAI(service), Inference(service), Operator(service, metrics))
+    protocols = (
+        OpenAI(service), TokenRoutes(service), RankingRoutes(service), Inference(service), Operator(service, metrics),
+    )  # fmt: skip
     operations = [operation for protocol in protocols for operation in protocol.operations()]
     operations.append(document_operation(operations))
     routes = [route(operation, _errors(operation.path), keys) for operation in operations]

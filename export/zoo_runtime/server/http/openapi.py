@@ -93,7 +93,7 @@ def _described(operation: Operation, reference: Any) -> dict[str, Any]:
             },
         },
     }
-    if operation.path.endswith(("/readyz", "/ready")):
+    if operation.path.endswith(("/readyz", "/ready", "/health")):
         operation_object["responses"]["503"] = operation_object["responses"]["200"] | {"description": "Not ready."}
     names = re.findall(r"\{(\w+)\}", operation.path)
     if names:

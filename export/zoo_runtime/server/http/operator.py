@@ -33,6 +33,8 @@ class Operator:
                       public=True),
             Operation(method="GET", path="/readyz", handler=self.readyz, summary="Whether the models are ready.",
                       public=True),
+            Operation(method="GET", path="/health", handler=self.readyz, summary="The same, as in vLLM's server.",
+                      public=True),
             Operation(method="GET", path="/metrics", handler=self.show_metrics, summary="Metrics for Prometheus.",
                       answers=text, public=True),
         ]  # fmt: skip

@@ -24,7 +24,16 @@ _KINDS = {"BOOL": "b", "INT8": "iu", "INT32": "iu", "INT64": "iu"}
 """Kinds of JSON numbers that each datatype accepts. Floating-point datatypes accept all but booleans."""
 
 
-class InputParameters(BodyPart):
+class Hints(BodyPart):
+    """Parameters with which clients say how codecs of other servers would read an array."""
+
+    content_type: str | None = None
+    """Ignored: tensors are read by their datatype."""
+    headers: dict[str, Any] | None = None
+    """Ignored."""
+
+
+class InputParameters(Hints):
     """Parameters of an input."""
 
     binary_data_size: Natural | None = None
@@ -47,7 +56,7 @@ class RequestTensor(BodyPart):
         return self.parameters.binary_data_size if self.parameters is not None else None
 
 
-class OutputParameters(BodyPart):
+class OutputParameters(Hints):
     """Parameters of an output."""
 
     binary_data: bool | None = None
@@ -61,7 +70,7 @@ class RequestOutput(BodyPart):
     parameters: OutputParameters | None = None
 
 
-class InferParameters(BodyPart):
+class InferParameters(Hints):
     """Parameters of a request."""
 
     binary_data_output: bool = False

@@ -19,7 +19,17 @@ from zoo_runtime.server.http.bodies import Body, BodyPart
 from zoo_runtime.server.request_error import RequestError
 from zoo_runtime.tasks.speech.recognition import SpeechRecognition
 
-__all__ = ["Chat", "Completion", "Embeddings", "GenerationBody", "Message", "TaskInputs", "task_input"]
+__all__ = [
+    "Chat",
+    "Completion",
+    "Count",
+    "Embeddings",
+    "GenerationBody",
+    "Message",
+    "ModelBody",
+    "TaskInputs",
+    "task_input",
+]
 
 TokenList = Annotated[list[int], Field(fail_fast=True)]
 Prompt = (
@@ -124,6 +134,22 @@ class GenerationBody(ModelBody):
     """Values that are added to the logits of tokens."""
     response_format: Annotated[PlainText | JsonObject | JsonSchema, Field(discriminator="type")] | None = None
     metadata: dict[str, Any] | None = None
+    """Ignored."""
+    store: bool | None = None
+    """Ignored: nothing is stored."""
+    service_tier: str | None = None
+    """Ignored."""
+    modalities: list[Literal["text"]] | None = None
+    """Ignored: answers are texts."""
+    prompt_cache_key: str | None = None
+    """Ignored."""
+    prompt_cache_retention: str | None = None
+    """Ignored."""
+    safety_identifier: str | None = None
+    """Ignored."""
+    reasoning_effort: str | None = None
+    """Ignored."""
+    verbosity: str | None = None
     """Ignored."""
     top_k: Count | None = None
     """Sample from the k likeliest tokens. No effect without a temperature."""
@@ -276,6 +302,8 @@ class Embeddings(ModelBody):
     """A text, several, token ids, or several lists of them."""
     encoding_format: Literal["float", "base64"] = "float"
     """Vectors as lists, or as base64 of float32 in little-endian order."""
+    dimensions: Count | None = None
+    """Size of the vectors: the model's, or one to which it is trained to shorten them."""
 
     @property
     def inputs(self) -> list[str | list[int]]:

@@ -76,7 +76,11 @@ class OpenAI:
         if not served.embeds:
             raise RequestError(400, f"the model {served.name!r} makes no embeddings", "wrong_task", "model")
         self.service.note_texts(request, input=body.input)
-        runner = served.runner("sentence-embedding", {})
+        options = {} if body.dimensions is None else {"dimensions": body.dimensions}
+        try:
+            runner = served.runner("sentence-embedding", options)
+        except ZooError as error:
+            raise as_request_error(error, "dimensions") from error
         results = await self.service.answer(request, served, runner, body.inputs, "input")
         request.scope[FACTS]["prompt_tokens"] = sum(result["tokens"] for result in results)
         return await as_long_json(
