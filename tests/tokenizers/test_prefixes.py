@@ -191,6 +191,34 @@ def test_long_texts_are_shortened(kind: str) -> None:
     assert len(prefix) < 8000
 
 
+UNSPACED = {"commas": "rain,", "ideographs": "\u96e8\u6c34", "lines": "rain\n"}
+
+
+@pytest.mark.parametrize("text", UNSPACED)
+def test_texts_without_spaces_are_shortened_as_bert_reads_them(text: str) -> None:
+    whole = UNSPACED[text] * 10_000
+    prefix = prefixes("bert").with_more_tokens(whole, 100)
+    assert len(prefix) < 8000
+    ids = made("bert").encode(prefix, add_special_tokens=False).ids
+    assert ids == made("bert").encode(whole, add_special_tokens=False).ids[: len(ids)]
+
+
+@pytest.mark.parametrize("kind", ["unigram", "llama2", "gemma"])
+def test_one_long_word_exceeds_what_its_pieces_can_hold(kind: str) -> None:
+    word = "rainspain" * 10_000
+    assert prefixes(kind).exceeds(word, 100)
+    assert prefixes(kind).with_more_tokens(word, 100) == word
+    assert not prefixes(kind).exceeds("\u2603" * 10_000, 100)  # unknown characters may be one token
+
+
+@pytest.mark.parametrize("content", ["x,y", "\u96e8\u6c34", "x\ny", "rain"])
+def test_added_tokens_across_punctuation_are_kept_whole(content: str) -> None:
+    tokenizer = Tokenizer.from_str(made("bert").to_str())
+    tokenizer.add_tokens([AddedToken(content, single_word=content == "rain")])
+    whole = ("x,y\u96e8\u6c34x\n" * 4000).replace(" ", "")
+    assert TextPrefixes(tokenizer).with_more_tokens(whole, 3) == whole
+
+
 @pytest.mark.parametrize("change", ["crossing token", "word across spaces", "lookahead", "expression", "dropout"])
 def test_texts_of_tokenizers_that_join_words_are_left_whole(change: str) -> None:
     """A prefix would have other tokens."""

@@ -1,7 +1,8 @@
 """Prefixes of a long text whose tokens are the first tokens of the whole text.
 
 A text of 4 MB takes a gigabyte to encode, though a model reads a few hundred of its tokens. A prefix ends between a
-letter or a digit and a space, where the known components of a tokenizer never join two parts of a text.
+letter or a digit and a space, where the known components of a tokenizer never join two parts of a text; for tokenizers
+like BERT's also at punctuation, line breaks and ideographs.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from zoo.tokenizers.library import description, guarded
-from zoo.tokenizers.long_texts.bounds import longest_token
+from zoo.tokenizers.long_texts.bounds import PieceBound, longest_token
 
 __all__ = ["TextPrefixes"]
 
@@ -26,6 +27,12 @@ _PRE_TOKENIZERS = {"BertPreTokenizer", "ByteLevel", "Digits", "Metaspace", "Punc
                    "WhitespaceSplit"}  # fmt: skip
 _DIVIDERS = {"BertPreTokenizer", "Whitespace", "WhitespaceSplit"}
 """Pre-tokenizers that divide a text at every space."""
+_ISOLATED = re.compile(
+    "(?:[,.;:!?\u3400-\u4dbf\u4e00-\u9fff](?=[0-9A-Za-z\u3400-\u4dbf\u4e00-\u9fff])|[0-9A-Za-z](?=[\\n\\t]))"
+)
+"""Characters after which BERT's pre-tokenizer divides a text, and its normalizer between ideographs."""
+_WINDOW = 1000
+"""Characters before the end of a prefix in which such a place is looked for."""
 _ENDS = re.compile(r"\(\?|\\[AbBGzZ]|\$|(?<!\[)\^")
 """Parts of a regular expression whose match depends on where the text ends, apart from the harmless groups."""
 _HARMLESS = re.compile(r"\(\?(?:i?:|>|!\\S\)|!\\d\)|=\(\\d\{3\}\)\+\(\?!\\d\)\))")
@@ -45,6 +52,8 @@ class TextPrefixes:
         self._backend = backend
         self._longest = longest_token(backend)
         self._divides = _divides_at_spaces(backend)
+        self._isolates = self._divides and _isolates(backend)
+        self._bound = PieceBound.of(backend)
 
     def with_more_tokens(self, text: str, count: int, where: object = None) -> str:
         """Return a prefix that has more tokens than ``count``, without special tokens, or else the whole text."""
@@ -60,6 +69,8 @@ class TextPrefixes:
         """Return whether a text has more tokens than ``count``, found without encoding all of it; False if unknown."""
         if self._longest is not None and len(text.encode(errors="replace")) > count * self._longest:
             return True
+        if self._bound is not None and self._bound.fewest(text, count) > count:
+            return True
         return len(self.with_more_tokens(text, count, where)) < len(text)
 
     def count(self, text: str, where: object = None) -> int:
@@ -71,7 +82,12 @@ class TextPrefixes:
                 return 0
 
     def _boundary(self, text: str, size: int) -> int:
-        """Return the last place up to ``size`` between a letter or a digit and a space; 0 if there is none."""
+        """Return the last place up to ``size`` where a text is divided for sure; 0 if there is none."""
+        if self._isolates:
+            start = max(0, size - _WINDOW)
+            places = [found.end() + start for found in _ISOLATED.finditer(text[start : size + 1])]
+            if places:
+                return places[-1]
         end = text.rfind(" ", 0, size)
         while end > 0 and not self._is_word(text[end - 1]):
             end = text.rfind(" ", 0, end)
@@ -109,6 +125,16 @@ def _divides_at_spaces(backend: Any) -> bool:
         return False
     vocabulary = [piece for piece, *_ in model["vocab"]] if isinstance(model["vocab"], list) else model["vocab"]
     return any(space in vocabulary for space in _SPACES) and not any(map(_crosses, vocabulary))
+
+
+def _isolates(backend: Any) -> bool:
+    """Return whether a tokenizer divides texts as BERT's does, and no added token reaches across such a place."""
+    facts = description(backend)
+    normalizers = [*_parts(facts["normalizer"])]
+    pads = any(one["type"] == "BertNormalizer" and one["handle_chinese_chars"] for one in normalizers)
+    divides = [one["type"] for one in _parts(facts["pre_tokenizer"])] == ["BertPreTokenizer"]
+    crossing = any(token["single_word"] or _ISOLATED.search(token["content"]) for token in facts["added_tokens"])
+    return pads and divides and not crossing
 
 
 def _parts(component: Mapping[str, Any] | None) -> Iterator[Mapping[str, Any]]:
