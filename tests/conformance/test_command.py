@@ -22,6 +22,15 @@ ON_UNKNOWN_KEY: Edit = (
     "    def graphs",
 )
 
+_ATTENDS = "        x = x + self.attention("
+JOINS: Edit = (
+    "model",
+    _ATTENDS,
+    "        if (key := past_key_values[0].key) is not None:\n"
+    f"            torch.cat((key, x.new_zeros(rows, 2, length, 8)), 2)\n{_ATTENDS}",
+)
+"""Join the past and new keys as a plugin with a cache of its own does."""
+
 
 @pytest.fixture
 def describing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,6 +77,29 @@ def test_failure_shows_expectation_and_explanation(install, zoo, describing) -> 
         "  happened: hidden_size of Settings has none\n"
         "  read more: zoo plugins check --explain documented\n"
     )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("edits", "cause"),
+    [
+        ([], "the past has 4 heads of size 8, new keys and values have 2 of size 8: declare num_kv_heads"),
+        ([JOINS],
+         "got size 2 for tensor number 1 in the list.; graphs() declares a past of 4 heads of size 8"),
+    ],
+    ids=["zoo's cache", "own cache"],
+)  # fmt: skip
+def test_one_mistake_is_printed_once(install, zoo, edits: list[Edit], cause: str) -> None:
+    """The past of a graph is declared with other heads than the model has: every check that calls it fails."""
+    declared = "num_heads=self.num_heads, head_dim=head_dim)"
+    wrong: Edit = ("config", declared, declared.replace("self.num_heads", "2 * self.num_heads"))
+    install_edited(install, "zoo-acme", [wrong, *edits])
+    done = zoo("plugins", "check", "zoo-acme")
+    failures = [line for line in done.out.splitlines() if line.startswith("  happened: ")]
+    assert len(failures) <= 2, failures  # an export has an explanation of its own
+    assert cause in failures[0]
+    (same,) = [line for line in done.out.splitlines() if line.startswith("  the same in: ")]
+    assert {"causality", "cache", "gradients", "lengths"} <= {*same.removeprefix("  the same in: ").split(", ")}
 
 
 @pytest.mark.slow

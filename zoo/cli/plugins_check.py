@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -27,6 +28,10 @@ __all__ = ["check_plugin"]
 
 _JOBS = "zoo.testing.running"
 _LOAD = "load"
+_EXCEPTION = re.compile(
+    r"\b\w+(?:Error|Exception): (?P<message>[^;]{8,}?)(?:;.*)?(?: \([\w./-]+:\d+, in [^()]*\))?$", re.DOTALL
+)
+"""An exception in what happened, with the remedy and the place that follow some of them."""
 
 
 @dataclass(frozen=True)
@@ -210,13 +215,26 @@ def _print(rows: list[_CheckRow]) -> None:
         ],
         right=[3],
     )
-    for row in rows:
-        if row.result.status == "failed":
-            echo("\n" + one_line(f"{row.title} {row.result.check}"))
-            echo(f"  expected: {one_line(row.result.expected)}")
-            echo(f"  happened: {one_line(row.result.happened)}")
-            if row.result.check != _LOAD:
-                echo(f"  read more: zoo plugins check --explain {row.result.check}")
+    failed = [row for row in rows if row.result.status == "failed"]
+    while failed:
+        first = failed[0]
+        same = [row for row in failed if _has_cause_of(first, row)]
+        failed = [row for row in failed if row not in same]
+        echo("\n" + one_line(f"{first.title} {first.result.check}"))
+        echo(f"  expected: {one_line(first.result.expected)}")
+        echo(f"  happened: {one_line(first.result.happened)}")
+        if len(same) > 1:
+            echo(f"  the same in: {', '.join(row.result.check for row in same[1:])}")
+        if first.result.check != _LOAD:
+            echo(f"  read more: zoo plugins check --explain {first.result.check}")
+
+
+def _has_cause_of(first: _CheckRow, other: _CheckRow) -> bool:
+    """Return whether two failures are one, or the message of the exception in the first occurs in the other."""
+    if first is other:
+        return True
+    raised = _EXCEPTION.search(first.result.happened)
+    return first.title == other.title and raised is not None and raised["message"] in other.result.happened
 
 
 @contextlib.contextmanager

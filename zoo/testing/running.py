@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from zoo import plugins
-from zoo.contract import Architecture
+from zoo.contract import Architecture, KeyValues
 from zoo.errors import PluginError
 from zoo.plugins import Plugin
 from zoo.plugins.discovery import describe
@@ -122,10 +122,19 @@ def run_check(check: Check, subject: Subject | Plugin, expected_failure: str | N
     return Result(check=check.name, seconds=time.perf_counter() - started, **facts)
 
 
+_JOINED = "Sizes of tensors must match except in dimension"
+"""Part of torch's message when keys are appended to a past of another size."""
+
+
 def _what(error: BaseException, subject: Subject | Plugin) -> str:
     """Describe an error, with the innermost frame in the plugin's own code."""
     plugin = subject if isinstance(subject, Plugin) else subject.plugin
     text = describe(error) if isinstance(error, Exception) else f"{type(error).__name__}: {error}"
+    if _JOINED in text and isinstance(subject, Subject):
+        pasts = [past for graph in subject.graphs for past in graph.pasts if isinstance(past, KeyValues)]
+        text += "".join(
+            f"; graphs() declares a past of {past.num_heads} heads of size {past.head_dim}" for past in pasts
+        )
     references = [plugin.module, *(text for item in plugin.architectures for text in (item.config, item.model))]
     packages = {reference.partition(":")[0].partition(".")[0] for reference in references}
     for frame in reversed(list(traceback.walk_tb((error.__cause__ or error).__traceback__))):
