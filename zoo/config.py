@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Literal, Self, TypeVar
 
 from zoo.contract import Graph
 from zoo.cost import Cost
-from zoo.errors import UsageError, Wording, close_to, nearest
+from zoo.errors import UnknownKeyError, UsageError, Wording, close_to, nearest
 from zoo.limits import LAYERS
 from zoo.reading import parse_toml
 from zoo.terminal import is_unicode, shown
@@ -83,7 +83,7 @@ class Settings:
     def _field_type(cls, key: str, where: object) -> Any:
         fields = cls.field_types()
         if key not in fields:
-            raise UsageError(f"unknown key {key!r} for {cls.__name__}", where, nearest(key, fields))
+            raise UnknownKeyError(f"unknown key {key!r} for {cls.__name__}", where, nearest(key, fields), key=key)
         return fields[key]
 
     @classmethod

@@ -118,6 +118,22 @@ class UsageError(ZooError):
     exit_code = 2
 
 
+class UnknownKeyError(UsageError):
+    """A key that settings do not have.
+
+    Args:
+        what: what is wrong.
+        where: the place.
+        remedy: what to do.
+        key: the key.
+    """
+
+    def __init__(self, what: str, where: object = None, remedy: str | Wording | None = None, *, key: str) -> None:
+        super().__init__(what, where, remedy)
+        self.key = key
+        self.where = where
+
+
 class ArtifactError(ZooError):
     """A missing, truncated, altered or invalid file or input."""
 

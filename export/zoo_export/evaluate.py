@@ -36,7 +36,7 @@ from zoo.training.setup import make_criterion, model_tokenizer, read_data
 from zoo_export.opened import ModuleSession
 from zoo_export.scores import Scorer, scorer_of
 from zoo_runtime.onnx_runtime.adapters import ADAPTER_IDS
-from zoo_runtime.running.choosing import runner_class
+from zoo_runtime.running.choosing import parse_options
 from zoo_runtime.running.loading import load_session
 from zoo_runtime.running.session import Session
 
@@ -149,7 +149,7 @@ def evaluate(
     if kind is None and (options or texts):
         first_option = next(iter([*options, *texts]))
         raise UsageError("no answers of zoo run are scored", first_option, "leave the option out")
-    options_of_task = {} if kind is None else runner_class(kind.task, stored.spec.task)[1].options.parse_settings(texts)
+    options_of_task = {} if kind is None else parse_options(kind.task, stored.spec.task, texts)
 
     def scores() -> Iterator[Scores]:
         for name in names:

@@ -43,6 +43,8 @@ BAD_INPUT: dict[str, tuple[list[str], int, tuple[str, ...]]] = {
         2,
         ("exists and is not a directory written by zoo publish --layout hub: file: choose another place",),
     ),
+    "path of no model": (["show", "no/such"], 3, ("no such directory: no/such",)),
+    "misspelt choice": (["build", "gpt-tiny", "--dtype", "flaot16"], 2, ("did you mean 'float16'",)),
     "unknown model to explain": (["why", "bert-bse", "--json"], 2, ("did you mean 'bert-base'",)),
     "unknown model to build": (["build", "gpt-smal", "--json"], 2, ("did you mean 'gpt-small'",)),
     "unknown model to export": (["export", "gpt-smal", "--onnx"], 2, ("did you mean 'gpt-small'",)),

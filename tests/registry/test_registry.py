@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.rows import each_row
-from zoo import PluginError, UsageError
+from zoo import ArtifactError, PluginError, UsageError
 from zoo.models.count import parameter_count, within_size
 from zoo.plugins.presets import built_in_presets, user_presets
 from zoo.registry import PresetSummary, registry
@@ -193,6 +193,11 @@ def test_unknown_model_is_rejected_with_a_suggestion(name: str, nearest: str) ->
     """The message has the nearest names, or some names if none is near."""
     with pytest.raises(UsageError, match=f"^unknown model {name!r}: .*{nearest}"):
         registry().resolve(name)
+
+
+def test_path_of_no_model_is_no_preset() -> None:
+    with pytest.raises(ArtifactError, match="^no such directory: models/gpt$"):
+        registry().resolve("models/gpt")
 
 
 def test_unknown_distribution_is_rejected() -> None:

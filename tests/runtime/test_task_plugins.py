@@ -138,7 +138,14 @@ def test_task_runs_with_its_options(masks: Path, likeliest: None, zoo: Zoo) -> N
         (("--task", "likeliest", "--option", "place=2"), "unknown key 'place' for Options: --option place=2: did you"),
         (("--task", "likeliest", "--option", "places=two"), "places must be int, got 'two'"),
         (("--task", "likeliest", "--option", "places=0"), "places must be positive, got 0: task likeliest"),
-        (("--task", "likeliest", "--max-new-tokens", "2"), "unknown key 'max_new_tokens' for Options: task likeliest"),
+        (
+            ("--task", "likeliest", "--max-new-tokens", "2"),
+            "unknown key 'max_new_tokens' for Options: task likeliest: it is an option of augment, image-text",
+        ),
+        (
+            ("--task", "likeliest", "--option", "function_to_apply=none"),
+            "unknown key 'function_to_apply' for Options: --option function_to_apply=none: it is an option of ",
+        ),
     ],
 )
 def test_unknown_task_options_are_rejected(

@@ -424,11 +424,14 @@ def test_best_weights_are_kept(zoo: Zoo, corpus: Path) -> None:
         (("gpt-tiny", "--data", "corpus.txt", "--set", "max_length=4000", "-o", "x"), 2, "longest input"),
         (("nothing", "--resume"), 3, "no such directory"),
         (("nothing", "--resume", "--epochs", "2"), 2, "cannot be changed when training continues"),
+        (("gpt-tiny", "--data", "empty.jsonl", "-o", "x"), 3, "the data has no rows: empty.jsonl"),
+        (("models/gpt", "--data", "corpus.txt", "-o", "x"), 3, "no such directory: models/gpt"),
         (("bert-tiny", "--task", "text-classification", "--data", "bad.jsonl", "-o", "x", "--tokenizer", "bytes"), 3,
          "2 of 4 rows cannot be used: bad.jsonl, row 2: not JSON"),
     ],
 )  # fmt: skip
 def test_errors(zoo: Zoo, corpus: Path, arguments: tuple[str, ...], status: int, message: str) -> None:
+    Path("empty.jsonl").touch()
     Path("bad.jsonl").write_text('{"text": "a", "label": "b"}\n{"text"\n{"text": "c"}\n{"text": "d", "label": "e"}\n')
     assert message in zoo("train", *arguments).failed(status)
     assert not Path("x").exists()

@@ -8,6 +8,7 @@ import errno
 import gc
 import importlib
 import os
+import re
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
@@ -18,7 +19,16 @@ import click
 from zoo import memo, plugins, signals
 from zoo.cli import output
 from zoo.contract import Command
-from zoo.errors import DISK, PluginError, StorageError, UnreadableError, UsageError, ZooError, missing_package
+from zoo.errors import (
+    DISK,
+    PluginError,
+    StorageError,
+    UnreadableError,
+    UsageError,
+    ZooError,
+    close_to,
+    missing_package,
+)
 from zoo.plugins.discovery import describe
 from zoo.system import has_abandoned_threads
 from zoo.terminal import one_line
@@ -259,7 +269,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except ZooError as error:
             return _fail(error, error.command_line, error.exit_code, arguments)
         except click.ClickException as error:
-            return _fail(error, error.format_message(), error.exit_code, arguments)
+            return _fail(error, _explained(error), error.exit_code, arguments)
         except (click.Abort, KeyboardInterrupt):
             signals.end_at_once()
             status = signals.status() or 130
@@ -282,6 +292,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 return _fail(missing, str(missing), missing.exit_code, arguments)
             what = f"internal error: {type(error).__name__}: {error}: run again with --debug and report it"
             return _fail(error, what, 1, arguments)
+
+
+def _explained(error: click.ClickException) -> str:
+    """Return click's message, and for a misspelt choice the nearest one."""
+    message = error.format_message()
+    kind = getattr(error.param, "type", None) if isinstance(error, click.BadParameter) else None
+    given = re.match("'(.*?)' is not one of", error.message)
+    near = close_to(given[1], map(str, kind.choices)) if isinstance(kind, click.Choice) and given else None
+    return message if near is None else f"{message.rstrip('.')}: {near}"
 
 
 def _call(arguments: Sequence[str]) -> int:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from zoo import plugins
 from zoo.contract import Architecture
-from zoo.errors import PluginError, UsageError, ZooError, nearest
+from zoo.errors import ArtifactError, PluginError, UsageError, ZooError, nearest
 from zoo.memo import Memo
 from zoo.plugins import Plugin, Plugins, blame, clash, isolation, loading
 from zoo.plugins.discovery import DISTRIBUTION
@@ -136,6 +136,8 @@ class Registry:
                 raise UsageError(f"presets inherit in a cycle ({cycle})", self._entries(base)[-1].where)
             entries = self._entries(base)
             if not entries:
+                if "/" in base and not chain:
+                    raise ArtifactError("no such directory", base)
                 where = f"base of {chain[0].where}" if chain else None
                 remedy = known_provider(base) or nearest(base, self.names())
                 raise UsageError(f"unknown model {base!r}", where, remedy)

@@ -79,6 +79,7 @@ def prepare(
     criterion: Criterion,
     key: Any,
     *,
+    name: str | None = None,
     skip_bad: int = 0,
     shorter: str = SHORTER,
     progress: Progress | None = None,
@@ -91,6 +92,7 @@ def prepare(
         rows: by role, see :func:`zoo.training.data.rows.read_rows`; iterated again if the cache is full.
         criterion: encodes them.
         key: plain data that determines the examples: the digests of the data and the tokenizer, and all settings.
+        name: what the data is called, for errors.
         skip_bad: number of unusable rows that may be left out.
         shorter: how to get shorter blocks, for an error message; ``{}`` stands for the longest that the data fills.
         progress: called with the number of rows read.
@@ -98,14 +100,14 @@ def prepare(
     Raises:
         ArtifactError: more rows are unusable, none is left, or the data does not fill a block.
     """
-    name = hashlib.sha256(json.dumps(key, sort_keys=True, default=str).encode()).hexdigest()[:32]
+    entry_name = hashlib.sha256(json.dumps(key, sort_keys=True, default=str).encode()).hexdigest()[:32]
     limit, cache = _limit(), memo.directory()
 
     def get(parent: Path) -> tuple[Facts, StoredExamples]:
-        target = parent / "examples" / name
+        target = parent / "examples" / entry_name
         for _ in range(_ATTEMPTS):
             if _read(target) is None:
-                _add(target, lambda stage: _write(rows, criterion, stage, skip_bad, progress), limit)
+                _add(target, lambda stage: _write(rows, criterion, stage, skip_bad, name, progress), limit)
             with suppress(OSError):
                 os.utime(target / _FACTS)  # the time of the last use
             if (entry := _read(target)) is not None:
@@ -121,7 +123,7 @@ def prepare(
         atexit.register(opened.close)
         entry = get(opened.enter_context(scratch_folder()))
     facts, stored = entry
-    _check_bad(facts, skip_bad, [])
+    _check_bad(facts, skip_bad, [], name)
     examples: Examples = stored
     if criterion.packed:
         examples = Blocks(stored.stream("input_ids"), criterion.max_length)
@@ -202,6 +204,7 @@ def _write(
     criterion: Criterion,
     directory: Path,
     skip_bad: int,
+    name: str | None,
     progress: Progress | None,
 ) -> Facts:
     bad: list[tuple[str, str]] = []
@@ -231,7 +234,7 @@ def _write(
         encoded, unknown = (count - earlier for count, earlier in zip(counts, before, strict=True))
         more = dict(criterion.noted - noted)
         facts = Facts(number, len(bad), truncated, tokens, encoded, unknown, _ambiguous(inputs, labels), more)
-        _check_bad(facts, skip_bad, bad)
+        _check_bad(facts, skip_bad, bad, name)
     return facts
 
 
@@ -254,7 +257,7 @@ def _ambiguous(inputs: array[int], labels: array[int]) -> int:
     return int(np.isin(every, values[counts > 1]).sum())
 
 
-def _check_bad(facts: Facts, skip_bad: int, bad: Sequence[tuple[str, str]]) -> None:
+def _check_bad(facts: Facts, skip_bad: int, bad: Sequence[tuple[str, str]], name: str | None) -> None:
     """Raise :class:`ArtifactError` for more unusable rows than allowed, or if none is usable."""
     if facts.bad > skip_bad:
         reasons = dict(reversed([(reason, where) for where, reason in bad]))  # the first row of each reason
@@ -264,4 +267,4 @@ def _check_bad(facts: Facts, skip_bad: int, bad: Sequence[tuple[str, str]]) -> N
         skip = f", or leave them out with --skip-bad {facts.bad}" if facts.bad < facts.rows else ""
         raise ArtifactError(what, None, f"mend them{skip}")
     if facts.rows == facts.bad:
-        raise ArtifactError("the data has no rows")
+        raise ArtifactError("the data has no rows", name)

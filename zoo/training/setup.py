@@ -166,4 +166,6 @@ def read_data(
         __version__, plugin.fingerprint, objective.criterion, dict(plan.options), dict(plan.columns),
         criterion.max_length, spec.config.to_dict(), digest_of(tokenizer), dict(source.digests),
     ]  # fmt: skip
-    return prepare(source.rows, criterion, key, skip_bad=plan.skip_bad, shorter=shorter, progress=progress)
+    return prepare(
+        source.rows, criterion, key, name=source.name, skip_bad=plan.skip_bad, shorter=shorter, progress=progress
+    )

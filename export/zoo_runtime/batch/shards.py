@@ -22,7 +22,7 @@ from zoo_runtime.files.results import Results
 from zoo_runtime.files.rows import ColumnError, column_types, read_rows
 from zoo_runtime.files.vector_search import source
 from zoo_runtime.onnx_runtime.adapters import number_of
-from zoo_runtime.running.choosing import find_export
+from zoo_runtime.running.choosing import find_export, parse_options
 from zoo_runtime.running.inputs import Answer
 from zoo_runtime.running.loading import load_session
 from zoo_runtime.running.runner import Runner
@@ -137,7 +137,7 @@ def _open(text: str) -> Session:
 
 
 def _runner(plan: Plan, session: Session) -> Runner[Any]:
-    more = session.options(plan.task).parse_settings(plan.settings)
+    more = parse_options(plan.task or session.task, session.stored.spec.task, plan.settings)
     if twice := sorted(more.keys() & plan.options.keys()):
         raise UsageError(f"{twice[0]} is set twice", f"--option {twice[0]}", "leave out one of them")
     number_of(plan.adapter, session.adapters, session.path)

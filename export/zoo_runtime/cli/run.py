@@ -244,11 +244,12 @@ def _open_runner(
     """Open the runner of a task, which must be able to give the outputs."""
     from zoo_runtime.onnx_runtime.adapters import number_of
     from zoo_runtime.plots import check_plottable
+    from zoo_runtime.running.choosing import parse_options
     from zoo_runtime.running.runner import MakesVariants, WritesMaps
 
     for name in inputs.adapters:
         number_of(name, session.adapters, directory)
-    options = session.options(flags.task).parse_settings(flags.settings)
+    options = parse_options(flags.task or session.task, session.stored.spec.task, flags.settings)
     if twice := sorted(options.keys() & flags.options.keys()):
         raise UsageError(f"{twice[0]} is set twice", f"--option {twice[0]}", "leave out one of them")
     runner = session.runner(flags.task, **options, **flags.options)

@@ -41,11 +41,12 @@ def command(
     from zoo_runtime.files.results import plain
     from zoo_runtime.files.rows import open_parquet
     from zoo_runtime.files.vector_search import check_source, search_vectors
+    from zoo_runtime.running.choosing import parse_options
 
     open_parquet(str(vectors)).close()  # reported before the model is loaded
     with load_session(directory, task=TASK) as session:
         check_source(vectors, session.stored)
-        options = session.options(TASK).parse_settings(settings)
+        options = parse_options(TASK, session.stored.spec.task, settings)
         embedding = session.run(query, task=TASK, **options)["embedding"]
     matches = search_vectors(vectors, embedding, top_k=top_k, column=column)
     if as_json:

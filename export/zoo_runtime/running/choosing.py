@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from zoo import plugins
 from zoo.artifact import VARIANTS, Export, ModelDirectory, declared_graphs, find_exports, precisions
 from zoo.artifact.weights import dtype_name
-from zoo.errors import ArtifactError, PluginError, UsageError, argument, nearest
+from zoo.errors import ArtifactError, PluginError, UnknownKeyError, UsageError, argument, close_to, nearest
 from zoo.plugins import Plugin, ZooWarning
 from zoo.registry import load_reference
 from zoo_runtime.arguments import check_text
@@ -21,7 +22,10 @@ from zoo_runtime.running.runner import Runner
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["check_export", "chosen_provider", "create_runner", "find_export", "runner_class"]
+__all__ = ["check_export", "chosen_provider", "create_runner", "find_export", "parse_options", "runner_class"]
+
+_OWNERS = 8
+"""Most tasks that an error about an option names."""
 
 
 def chosen_provider(provider: Provider | Literal["auto"], directory: Path) -> Provider:
@@ -93,6 +97,33 @@ def runner_class(task: str, declared: str) -> tuple[Plugin, type[Runner[Any]]]:
     return plugin, cls
 
 
+def parse_options(task: str, declared: str, texts: Iterable[str]) -> dict[str, Any]:
+    """Return the options of ``task`` in settings ``KEY=VALUE``, for models that declare the task ``declared``."""
+    _, cls = runner_class(task, declared)
+    with _owners_named(cls):
+        return cls.options.parse_settings(texts)
+
+
+@contextmanager
+def _owners_named(cls: type[Runner[Any]]) -> Iterator[None]:
+    """Name the tasks that have an option which ``cls`` has not, in an error about it."""
+    try:
+        yield
+    except UnknownKeyError as error:
+        if close_to(error.key, cls.options.field_types()) is not None:
+            raise
+        owners = []
+        for plugin in plugins.active().loaded():
+            for item in plugin.tasks:
+                other = load_reference(item.run, plugin)
+                if isinstance(other, type) and issubclass(other, Runner) and error.key in other.options.field_types():
+                    owners.append(item.name)
+        if not owners:
+            raise
+        remedy = f"it is an option of {', '.join(owners[:_OWNERS])}" + (", ..." if len(owners) > _OWNERS else "")
+        raise UsageError(error.what, error.where, remedy) from error
+
+
 def create_runner(session: Internals, task: str, options: Mapping[str, Any]) -> Runner[Any]:
     """Create the runner of a task on a session, with the given options."""
     plugin, cls = runner_class(task, session.stored.spec.task)
@@ -100,7 +131,8 @@ def create_runner(session: Internals, task: str, options: Mapping[str, Any]) -> 
         raise UsageError(f"the task {task} does not read chats", session.path, argument("chat", text="leave out {}"))
     with plugins.blame(plugin, f"cannot prepare the task {task}", fault=ArtifactError):
         where = f"task {task}"
-        checked = {key: cls.options.check_field(key, value, where) for key, value in options.items()}
+        with _owners_named(cls):
+            checked = {key: cls.options.check_field(key, value, where) for key, value in options.items()}
         runner = cls(session, cls.options.from_dict({**cls.defaults(session, checked), **checked}, where))
     runner.plugin = plugin
     return runner
