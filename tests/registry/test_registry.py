@@ -196,7 +196,7 @@ def test_unknown_model_is_rejected_with_a_suggestion(name: str, nearest: str) ->
 
 
 def test_path_of_no_model_is_no_preset() -> None:
-    with pytest.raises(ArtifactError, match="^no such directory: models/gpt$"):
+    with pytest.raises(ArtifactError, match=r"^no such directory: models/gpt$"):
         registry().resolve("models/gpt")
 
 
