@@ -112,7 +112,7 @@ class _BeamSearch:
             self.row.block(len(self.running[0]) + 1)
             self.open = False
             return np.arange(beams)
-        width = min(beams * max(2, 1 + len(self.choose.held)), possible)
+        width = min(beams * max(2, 1 + len(self.choose.ending)), possible)
         if self.row.matcher is not None:  # any number of extensions may complete their texts
             width = possible
         order = np.argpartition(-totals, width - 1)[:width]
@@ -126,12 +126,12 @@ class _BeamSearch:
             total = float(totals[order[place]])
             if len(going) == beams and place >= beams:
                 break
-            matcher = None if token in self.choose.held else self._follow(beam, int(token))
+            matcher = None if token in self.choose.ending else self._follow(beam, int(token))
             complete = matcher is not None and matcher.is_complete
             ranks = self.ranks[beam]
             if options.logprobs is not None:
                 ranks = [*ranks, rank(scores[beam], int(token), options.logprobs)]
-            if full or complete or token in self.choose.held:
+            if full or complete or token in self.choose.ending:
                 if place < beams and not (already and options.early_stopping):
                     self.finished.append(Beam(ids, total / length**options.length_penalty, ranks, complete))
             elif len(going) < beams:

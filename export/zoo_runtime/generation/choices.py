@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Array", "Choices", "Continuation", "ForbiddenError", "Ranked", "draw", "log_softmax", "probabilities", "rank",
+    "seed_of",
 ]  # fmt: skip
 
 
@@ -48,7 +49,7 @@ class Continuation:
         prompt: token ids of the prompt, which penalties include.
         room: maximum number of tokens that can follow the prompt, at least 1.
         options: options of generation.
-        ends: end tokens.
+        ends: end tokens, which end the text unless the options ignore them.
         text: called with every new token, for stop strings and streaming; whether a stop string has appeared.
         matcher: the constraint of the text, if there is one.
     """
@@ -71,10 +72,10 @@ class Continuation:
         self.error: ArtifactError | None = None
         self.text = list(prompt)
         """Token ids of the prompt and the continuation."""
-        self.seed: tuple[int, ...] = (options.seed, number)
+        self.seed: tuple[int, ...] = (seed_of(options.seed), number)
         """Seed of the text's random numbers."""
         self.limit = min(room, options.max_new_tokens or room)
-        self._ends = ends
+        self._ends = frozenset() if options.ignore_eos else ends
         self._on_token = text
         self._stops = frozenset(options.stop_token_ids)
         self._forced = options.forced_bos_token_id
@@ -137,8 +138,8 @@ class Continuation:
 
 
 _PENALTIES = (
-    "min_new_tokens", "min_length", "repetition_penalty", "no_repeat_ngram_size", "suppress_tokens",
-    "begin_suppress_tokens", "forced_bos_token_id", "forced_eos_token_id",
+    "min_new_tokens", "min_length", "repetition_penalty", "presence_penalty", "frequency_penalty",
+    "no_repeat_ngram_size", "suppress_tokens", "begin_suppress_tokens", "forced_bos_token_id", "forced_eos_token_id",
 )  # fmt: skip
 """Options that change logits before a token is chosen."""
 
@@ -164,6 +165,9 @@ class Choices:
         self.bias = bias
         self.timestamps = timestamps
         self.held = sorted(ends.union(options.stop_token_ids))
+        """Tokens that are suppressed until ``min_new_tokens``."""
+        self.ending = sorted({*options.stop_token_ids}) if options.ignore_eos else self.held
+        """Tokens that end a text."""
         default = Generation()
         self._penalises = any(getattr(options, name) != getattr(default, name) for name in _PENALTIES)
         self._penalises |= bias is not None or timestamps is not None
@@ -209,6 +213,9 @@ class Choices:
         values = logits[tokens]
         size = options.no_repeat_ngram_size
         logits[tokens] = np.where(values < 0, values * options.repetition_penalty, values / options.repetition_penalty)
+        if options.presence_penalty or options.frequency_penalty:
+            new, counts = np.unique(tokens[len(text) - count :], return_counts=True)
+            logits[new] -= options.presence_penalty + options.frequency_penalty * counts
         if 0 < size <= len(text):
             runs = np.lib.stride_tricks.sliding_window_view(tokens, size)
             alike = (runs[:, :-1] == tokens[len(text) - size + 1 :]).all(-1)
@@ -280,6 +287,11 @@ def rank(scores: Array, token: int, count: int) -> Ranked:
 def _log(chances: Array) -> Array:
     with np.errstate(divide="ignore"):
         return np.log(chances)
+
+
+def seed_of(seed: int) -> int:
+    """Return a seed without a sign: the same 64 bits, since numpy's generators refuse negative seeds."""
+    return seed % 2**64
 
 
 def draw(chances: Array, uniform: float) -> int:

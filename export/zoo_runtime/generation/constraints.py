@@ -18,6 +18,7 @@ from zoo.errors import MissingPackageError, UsageError, argument
 from zoo.limits import CONSTRAINT_CHARACTERS, CONSTRAINT_STEPS
 from zoo.tokenizers.library import description, guarded
 from zoo.tokenizers.tokenizer import Tokenizer
+from zoo_runtime.generation.json_schemas import close_objects
 from zoo_runtime.generation.options import CONSTRAINTS, Generation
 
 __all__ = ["Constraint", "Matcher"]
@@ -57,6 +58,8 @@ class Constraint:
         matcher = llguidance.LLMatcher
         if kind == "json_schema":
             schema = _read_schema(value)
+            if not options.additional_properties:
+                close_objects(schema)
             try:
                 grammar = matcher.grammar_from_json_schema(schema, {"whitespace_pattern": _SPACE})
             except ValueError as error:  # a number beyond 64 bits
@@ -66,6 +69,7 @@ class Constraint:
         else:
             grammar = matcher.grammar_from_lark(value)
         self._ends = frozenset(ends)
+        self._may_end = not options.ignore_eos
         tokens = _read_vocabulary(tokenizer, vocabulary, tuple(sorted(self._ends)))
         limits = llguidance.LLParserLimits(initial_lexer_fuel=CONSTRAINT_STEPS.value())
         self._first = matcher(tokens, grammar, log_level=0, limits=limits)
@@ -80,15 +84,22 @@ class Constraint:
 
     def start(self) -> Matcher:
         """Return the state at the start of a text. Nothing is compiled again."""
-        return Matcher(self._first.deep_copy(), self._ends)
+        return Matcher(self._first.deep_copy(), self._ends, self._may_end)
 
 
 class Matcher:
-    """The state of a constraint after a part of a text."""
+    """The state of a constraint after a part of a text.
 
-    def __init__(self, matcher: Any, ends: frozenset[int]) -> None:
+    Args:
+        matcher: llguidance's state.
+        ends: end tokens.
+        may_end: allow them where the text satisfies the constraint; otherwise, it goes on to where nothing may follow.
+    """
+
+    def __init__(self, matcher: Any, ends: frozenset[int], may_end: bool) -> None:
         self._matcher = matcher
         self._ends = ends
+        self._may_end = may_end
 
     @property
     def is_complete(self) -> bool:
@@ -107,7 +118,7 @@ class Matcher:
         bitmap = np.unpackbits(bits, bitorder="little")[: len(scores)].astype(bool)
         allowed[: len(bitmap)] = bitmap
         ends = [token for token in self._ends if token < len(scores)]
-        allowed[ends] = self._matcher.is_accepting()
+        allowed[ends] = self._may_end and self._matcher.is_accepting()
         return np.where(allowed, scores, -np.inf).astype(scores.dtype)
 
     def append(self, token: int) -> None:
@@ -116,7 +127,7 @@ class Matcher:
 
     def copy(self) -> Matcher:
         """Return a state that goes on independently."""
-        return Matcher(self._matcher.deep_copy(), self._ends)
+        return Matcher(self._matcher.deep_copy(), self._ends, self._may_end)
 
 
 def _problem_at_first_token(matcher: Any) -> str:

@@ -12,7 +12,10 @@ from zoo.errors import UsageError
 from zoo.limits import BEAMS
 from zoo_runtime.generation.bias import bias_settings, read_bias
 
-__all__ = ["CONSTRAINTS", "MOST_DRAFTED", "MOST_PENALTY", "NEW_TOKENS", "NOT_NEGATIVE", "POSITIVE", "Generation"]
+__all__ = [
+    "CONSTRAINTS", "MOST_DRAFTED", "MOST_PENALTY", "MOST_SUBTRACTED", "NEW_TOKENS", "NOT_NEGATIVE", "POSITIVE", "SEEDS",
+    "Generation",
+]  # fmt: skip
 
 CONSTRAINTS = ("json_schema", "regex", "grammar")
 """Options that constrain texts; at most one is set."""
@@ -20,11 +23,15 @@ MOST_DRAFTED = 1024
 """Largest number of tokens that are drafted at once: a step computes logits for all of them."""
 MOST_PENALTY = 1000.0
 """Largest ``repetition_penalty``, and inverse of the smallest: logits stay finite in float32."""
+MOST_SUBTRACTED = 2.0
+"""Largest absolute value of ``presence_penalty`` and ``frequency_penalty``, as in OpenAI's API."""
+SEEDS = (-(2**63), 2**64 - 1)
+"""Smallest and largest random seed: integers of 64 bits, with or without a sign."""
 NEW_TOKENS = 32
 """Default number of new tokens."""
 POSITIVE = ("max_new_tokens", "max_length", "repetition_penalty", "top_k", "top_p", "num_beams", "draft_tokens")
 """Options that must be positive, if they are set."""
-NOT_NEGATIVE = ("temperature", "min_new_tokens", "min_length", "no_repeat_ngram_size", "seed", "prompt_lookup")
+NOT_NEGATIVE = ("temperature", "min_new_tokens", "min_length", "no_repeat_ngram_size", "prompt_lookup")
 """Options that must not be negative."""
 
 
@@ -45,6 +52,10 @@ class Generation(Settings):
     The value of several ids, ``1,2=VALUE``, or of a text of several tokens, is added to the last after the others."""
     repetition_penalty: float = 1.0
     """Divides positive logits, and multiplies negative ones, of tokens already in the text (Keskar et al. 2019)."""
+    presence_penalty: float = 0.0
+    """Subtracted from the logits of tokens that the new text has, in [-2, 2]. The prompt does not count."""
+    frequency_penalty: float = 0.0
+    """Subtracted from the logit of a token for each time that the new text has it, in [-2, 2]."""
     no_repeat_ngram_size: int = 0
     """Forbid repeating n-grams of this size (Paulus et al. 2018). 0 allows repetition."""
     suppress_tokens: tuple[int, ...] = ()
@@ -77,8 +88,12 @@ class Generation(Settings):
     """Stop strings: the text ends before the first of them."""
     stop_token_ids: tuple[int, ...] = ()
     """Tokens that end a text, in addition to the model's end tokens."""
+    ignore_eos: bool = False
+    """Go on after the model's end tokens, which are still forbidden before ``min_new_tokens``."""
     json_schema: str | None = None
     """JSON schema of the text, as JSON, or as a dictionary in Python."""
+    additional_properties: bool = False
+    """Allow objects of the schema to have properties that it does not name, where it does not say whether they may."""
     regex: str | None = None
     """Regular expression that the whole text matches, in the syntax of Rust's regex crate."""
     grammar: str | None = None
@@ -131,6 +146,12 @@ class Generation(Settings):
         if not 1 / MOST_PENALTY <= self.repetition_penalty <= MOST_PENALTY:
             bounds = f"[{1 / MOST_PENALTY:g}, {MOST_PENALTY:g}]"
             raise ValueError(f"repetition_penalty must lie in {bounds}, got {self.repetition_penalty}")
+        for name in ("presence_penalty", "frequency_penalty"):
+            if not abs(getattr(self, name)) <= MOST_SUBTRACTED:
+                bounds = f"[-{MOST_SUBTRACTED:g}, {MOST_SUBTRACTED:g}]"
+                raise ValueError(f"{name} must lie in {bounds}, got {getattr(self, name)}")
+        if not SEEDS[0] <= self.seed <= SEEDS[1]:
+            raise ValueError(f"seed must be an integer of 64 bits, got {self.seed}")
         if abs(self.length_penalty) > 100:
             raise ValueError(f"length_penalty must lie in [-100, 100], got {self.length_penalty}")
         for name in ("top_p", "min_p"):

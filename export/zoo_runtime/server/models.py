@@ -300,8 +300,8 @@ class Served:
                 del self._runners[next(iter(self._runners))]
         return runner
 
-    def read(self, runner: Runner[Any], value: Any, number: int, param: str) -> Any:
-        """Read an input.
+    def read(self, runner: Runner[Any], value: Any, number: int, param: str, *, new: int = 1) -> Any:
+        """Read an input, after which there must be room for a number of new tokens if the task generates some.
 
         Raises :class:`RequestError` if it is empty, too long, or not of the vocabulary.
         """
@@ -309,7 +309,7 @@ class Served:
             item = runner.read(value, number)
         except ZooError as error:
             raise as_request_error(error, param) from error
-        if isinstance(runner, Generate) and runner.room(item) < 1:
+        if isinstance(runner, Generate) and runner.room(item) < new:
             problem = f"{len(runner.prompt(item))} tokens leave no room for new ones"
             raise RequestError(400, problem, "context_length_exceeded", param)
         return item

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from zoo.arrays import Array
 from zoo.errors import ArtifactError, ZooError
-from zoo_runtime.generation.choices import Choices, Continuation
+from zoo_runtime.generation.choices import Choices, Continuation, Ranked
+from zoo_runtime.generation.prompts import rank_prompt
 from zoo_runtime.generation.text import GrowingText
 from zoo_runtime.running.opening import encode_rows, serving_sizes
 from zoo_runtime.running.runner import Runner
@@ -23,6 +24,7 @@ from zoo_runtime.running.session import Session
 from zoo_runtime.server.engines.prefixes import PrefixCache
 from zoo_runtime.server.engines.work import Event, ModelEngine, Work, as_error, last_event
 from zoo_runtime.tasks.generate.base import Generate
+from zoo_runtime.tasks.generate.scoring import describe_prompt
 from zoo_runtime.tasks.generate.tasks import Continue, Translate
 
 __all__ = ["RowEngine", "batches_rows"]
@@ -51,8 +53,25 @@ class _RowText:
     growing: GrowingText | None
     unread: list[int]
     """Tokens that the model has not read: the rest of the prompt, or the last token."""
+    prompt: list[int]
+    ranks: list[Ranked] = field(default_factory=list)
+    """The probabilities of the prompt's tokens so far, if the work asks for them."""
     delivered: int = 0
     """Number of tokens at the last event."""
+
+    @property
+    def is_scored(self) -> bool:
+        """Whether tokens of the prompt are still to be ranked."""
+        return self.work.scores_prompt and len(self.ranks) < len(self.prompt) - 1
+
+    def score(self, logits: Array) -> None:
+        """Rank tokens of the prompt by the logits after the next unread ones, (T, V)."""
+        start = len(self.prompt) - len(self.unread)
+        self.ranks += rank_prompt(self.prompt, start, logits, self.runner.chosen.logprobs or 0)
+
+    def describe_prompt(self) -> list[dict[str, Any]]:
+        """Return the probabilities of the prompt's tokens as a part of the result."""
+        return describe_prompt(self.runner, self.work.item, self.ranks)
 
 
 class RowEngine(ModelEngine):
@@ -126,8 +145,10 @@ class RowEngine(ModelEngine):
             constants = {name: encoded[name][0] for name in self.rows.constants}
         self.rows.start(place, constants)
         prompt = list(runner.prompt(work.item))
-        cached = 0 if self.prefixes is None else self.prefixes.start(place, prompt)
-        self._texts[place] = _RowText(work, runner, row, growing, prompt[cached:])
+        cached = 0
+        if self.prefixes is not None:
+            cached = self.prefixes.start(place, prompt, reuse=not work.scores_prompt)
+        self._texts[place] = _RowText(work, runner, row, growing, prompt[cached:], prompt)
 
     def _step(self) -> None:
         for place in [place for place, text in self._texts.items() if text.work.cancelled]:
@@ -151,22 +172,45 @@ class RowEngine(ModelEngine):
         """Read the next tokens of some rows, and choose the next token of those that have read all."""
         unread = {place: self._texts[place].unread for place in places}
         portions = {place: tokens[: self.rows.portion(place, len(tokens))] for place, tokens in unread.items()}
-        next_logits = self.rows.extend(portions, every=False)
+        every = any(self._texts[place].is_scored for place in places)
+        next_logits = self.rows.extend(portions, every=every)
         ready: dict[int, list[tuple[int, Array]]] = {}
         choosers: dict[int, Choices] = {}
         for place, logits in next_logits.items():
             text = self._texts[place]
-            text.unread = text.unread[len(portions[place]) :]
-            if isinstance(logits, ArtifactError):
-                self._leave(place, Event(error=logits))
+            try:
+                if isinstance(logits, ArtifactError):
+                    raise logits
+                if text.is_scored:
+                    text.score(logits)
+                text.unread = text.unread[len(portions[place]) :]
+                if self.prefixes is not None:
+                    self.prefixes.add(place, portions[place])
+                if not text.unread:
+                    self._end_prompt(place, text)
+            except Exception as error:
+                self._leave(place, Event(error=as_error(error)))
                 continue
-            if self.prefixes is not None:
-                self.prefixes.add(place, portions[place])
-            if not text.unread:
+            if not text.unread and not text.work.reads_only:
                 choosers[id(text.runner)] = text.runner.choose
                 ready.setdefault(id(text.runner), []).append((place, logits[-1].astype(np.float32)))
         for key, rows in ready.items():
             self._choose(choosers[key], rows)
+
+    def _end_prompt(self, place: int, text: _RowText) -> None:
+        """Deliver what is wanted of a text that has been read, if that was its prompt."""
+        work = text.work
+        if work.scores_prompt and work.streams and not text.row.ids and not work.cancelled:
+            work.deliver(Event(ranks=text.describe_prompt(), is_prompt=True))
+        if work.reads_only:
+            self._end(place, text, text.runner.result(work.item, [], "length"))
+
+    def _end(self, place: int, text: _RowText, result: dict[str, Any], rest: str = "") -> None:
+        """Free a row, and deliver the result of its text, with what is left of the text."""
+        work = text.work
+        if work.scores_prompt and not work.streams:
+            result["prompt_logprobs"] = text.describe_prompt()
+        self._leave(place, last_event(work, rest, result, text.delivered))
 
     def _choose(self, choose: Choices, rows: list[tuple[int, Array]]) -> None:
         """Choose the next tokens of texts with the same options."""
@@ -203,7 +247,7 @@ class RowEngine(ModelEngine):
             return
         rest = growing.rest() if growing is not None else ""
         result = text.runner.result(text.work.item, row.ids, row.finish, growing, row.ranks)
-        self._leave(place, last_event(text.work, rest, result, text.delivered))
+        self._end(place, text, result, rest)
 
     def _leave(self, place: int, event: Event) -> None:
         """Free a row, and deliver the last event of its text."""

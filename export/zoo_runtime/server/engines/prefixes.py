@@ -65,16 +65,22 @@ class PrefixCache:
         self._ends: dict[int, _Key | None] = {}
         """The last chunk of each row whose next chunk may be kept."""
 
-    def start(self, row: int, prompt: Sequence[int]) -> int:
+    def start(self, row: int, prompt: Sequence[int], *, reuse: bool = True) -> int:
         """Continue a row, which has just been started, with the longest known beginning of a prompt.
 
-        Returns its number of tokens. At least one token is left to be read, for its logits.
+        Args:
+            row: the row.
+            prompt: its prompt.
+            reuse: False if all tokens are to be read, for the logits of each.
+
+        Returns:
+            Its number of tokens. At least one token is left to be read, for its logits.
         """
         self._ends.pop(row, None)
         if self.rows.constants:  # a past depends on them, too
             return 0
         self._ends[row] = None
-        matches = list(self._known(prompt))
+        matches = list(self._known(prompt)) if reuse else []
         if matches:
             self.rows.restore_parts(row, [self._chunks[key].arrays for key in matches])
             self._ends[row] = matches[-1]

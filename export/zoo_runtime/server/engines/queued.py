@@ -8,10 +8,12 @@ from typing import Any
 
 from zoo import plugins
 from zoo.errors import ArtifactError, PluginError, ZooError
+from zoo_runtime.generation.choices import Ranked
 from zoo_runtime.running.session import Session
 from zoo_runtime.server.engines.exact_batches import MOST, Batches
 from zoo_runtime.server.engines.work import Event, ModelEngine, Work, as_error, last_event
 from zoo_runtime.tasks.generate.base import Generate
+from zoo_runtime.tasks.generate.scoring import describe_prompt, score_prompt
 
 __all__ = ["QueueEngine"]
 
@@ -83,10 +85,36 @@ class QueueEngine(ModelEngine):
     def _compute(self, works: Sequence[Work]) -> Sequence[Event | None]:
         self._session.check_weights()
         runner = works[0].runner
+        if isinstance(runner, Generate) and (works[0].scores_prompt or works[0].reads_only):
+            return [self._read(works[0], runner)]
         if isinstance(runner, Generate) and _steps(runner) and runner.room(works[0].item) > 0:
             return [self._generate(works[0], runner)]
         results = self._batches.answer(runner, [work.item for work in works])
         return [self._last(work, result) for work, result in zip(works, results, strict=True)]
+
+    def _read(self, work: Work, runner: Generate) -> Event | None:
+        """Return the last event of a text with the probabilities of its prompt, or without new tokens."""
+        scores = None
+        if work.scores_prompt:
+            ranks: list[Ranked] = []
+            for some in score_prompt(runner, work.item):
+                if work.cancelled or self._closing:
+                    return None
+                ranks += some
+                self._session.check_weights()
+            scores = describe_prompt(runner, work.item, ranks)
+            if work.streams:
+                work.deliver(Event(ranks=scores, is_prompt=True))
+        if work.reads_only:
+            event: Event | None = last_event(work, "", runner.result(work.item, [], "length"))
+        elif _steps(runner):
+            event = self._generate(work, runner)
+        else:
+            (result,) = runner.answer([work.item])
+            event = self._last(work, result)
+        if event is not None and event.result is not None and scores is not None and not work.streams:
+            event.result["prompt_logprobs"] = scores
+        return event
 
     def _last(self, work: Work, result: Any) -> Event:
         """Return the last event of a work that is not generated token by token."""

@@ -39,6 +39,8 @@ class Event:
     """The log-probabilities of the tokens since the last event, if the options ask for them."""
     result: dict[str, Any] | None = None
     error: ZooError | None = None
+    is_prompt: bool = False
+    """Whether the log-probabilities are those of the prompt's tokens, of which the first has none."""
 
     @property
     def is_last(self) -> bool:
@@ -56,6 +58,9 @@ class Work:
         deliver: called in the engine's thread with each event. It must not block or raise.
         seed: random seed of a generated text, in place of that of the runner's options.
         streams: deliver text as soon as it is final, instead of the result alone.
+        scores_prompt: add the log-probabilities of the prompt's tokens to the result, as ``prompt_logprobs``, or
+            deliver them before the text if it is streamed.
+        reads_only: generate nothing.
     """
 
     runner: Runner[Any]
@@ -63,6 +68,8 @@ class Work:
     deliver: Callable[[Event], None]
     seed: int | None = None
     streams: bool = False
+    scores_prompt: bool = False
+    reads_only: bool = False
     cancelled: bool = False
     """Set by any thread to end the work within one step. No event follows."""
     begun: float = field(default_factory=time.monotonic)

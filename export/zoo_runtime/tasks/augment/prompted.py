@@ -8,7 +8,7 @@ from string import Formatter
 from typing import Any
 
 from zoo.errors import ArtifactError, ZooError
-from zoo_runtime.generation.choices import Continuation
+from zoo_runtime.generation.choices import Continuation, seed_of
 from zoo_runtime.generation.options import Generation
 from zoo_runtime.generation.text import GrowingText
 from zoo_runtime.running.context import Context
@@ -121,7 +121,7 @@ class AugmentByPrompt(Continue):
     def open_row(self, item: Tokens, text: GrowingText | None = None) -> Continuation:
         row = super().open_row(item, text)
         if isinstance(item, Prompt):
-            row.seed = (self.chosen.seed, item.number, item.variant)
+            row.seed = (seed_of(self.chosen.seed), item.number, item.variant)
         return row
 
 

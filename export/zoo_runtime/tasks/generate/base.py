@@ -245,7 +245,7 @@ class Generate(TextRunner):
         return GrowingText(self.tokenizer.target.backend, self.prompt(item), self.chosen.stop)
 
     def _reason(self, beam: Beam) -> str:
-        if beam.ids[-1] in self.ends:
+        if beam.ids[-1] in self.ends and not self.chosen.ignore_eos:
             return "end"
         if beam.ids[-1] in self.chosen.stop_token_ids:
             return "stop"

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 
 from zoo_runtime.generation.bias import MOST_BIAS
-from zoo_runtime.generation.options import MOST_PENALTY
+from zoo_runtime.generation.options import MOST_PENALTY, MOST_SUBTRACTED, SEEDS
 from zoo_runtime.running.inputs import Pair, are_ids, is_pair, texts_of
 from zoo_runtime.running.runner import Runner
 from zoo_runtime.running.text_runner import TextRunner
@@ -20,16 +20,9 @@ from zoo_runtime.server.request_error import RequestError
 from zoo_runtime.tasks.speech.recognition import SpeechRecognition
 
 __all__ = [
-    "Chat",
-    "Completion",
-    "Count",
-    "Embeddings",
-    "GenerationBody",
-    "Message",
-    "ModelBody",
-    "TaskInputs",
-    "task_input",
-]
+    "Chat", "Count", "Embeddings", "GenerationBody", "Message", "ModelBody", "Natural", "Prompt", "TaskInputs", "Texts",
+    "Tops", "inputs_of", "task_input",
+]  # fmt: skip
 
 TokenList = Annotated[list[int], Field(fail_fast=True)]
 Prompt = (
@@ -51,12 +44,14 @@ Bias = Annotated[
     Field(max_length=_MOST_BIASES, json_schema_extra={"additionalProperties": False}),
     BeforeValidator(lambda given: _shortened(given, _MOST_BIASES + 1)),  # each wrong one would be an error
 ]
+Texts = Annotated[int, Field(ge=1, le=128)]
+"""Number of texts for each prompt."""
+Subtracted = Annotated[float, Field(ge=-MOST_SUBTRACTED, le=MOST_SUBTRACTED)]
 Tops = Annotated[int, Field(ge=0, le=20)]
-_PLAIN = ("temperature", "top_p", "top_k", "min_p", "min_new_tokens", "repetition_penalty", "no_repeat_ngram_size",
-          "stop_token_ids", "suppress_tokens", "regex", "grammar")  # fmt: skip
+_PLAIN = ("temperature", "top_p", "top_k", "min_p", "min_new_tokens", "repetition_penalty", "presence_penalty",
+          "frequency_penalty", "no_repeat_ngram_size", "stop_token_ids", "suppress_tokens", "ignore_eos", "regex",
+          "grammar", "additional_properties")  # fmt: skip
 """Fields that are options of :class:`zoo_runtime.Generation`."""
-_COMPLETION_TOKENS = 16
-"""Default number of new tokens of a completion, as in OpenAI's API."""
 
 
 class ModelBody(Body):
@@ -73,6 +68,8 @@ class StreamOptions(BodyPart):
 
     include_usage: bool = False
     """Send the numbers of tokens at the end."""
+    continuous_usage_stats: bool = False
+    """With ``include_usage``, also send those of a text so far with each part of it."""
     include_obfuscation: bool = False
     """Ignored."""
 
@@ -117,19 +114,19 @@ class GenerationBody(ModelBody):
     """Divides logits before sampling. 0 takes the likeliest token each time."""
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     """Sample from the likeliest tokens that together have this probability. No effect without a temperature."""
-    n: Annotated[int, Field(ge=1, le=128)] = 1
+    n: Texts = 1
     """Number of texts for each prompt."""
     stop: str | Stops | None = None
     """Strings before the first of which a text ends."""
-    seed: Natural | None = None
-    """Random seed."""
+    seed: Annotated[int, Field(ge=SEEDS[0], le=SEEDS[1])] | None = None
+    """Random seed, an integer of 64 bits with or without a sign."""
     stream: bool = False
     """Send the texts as server-sent events while they are generated."""
     stream_options: StreamOptions | None = None
-    presence_penalty: Annotated[float, Field(ge=0, le=0)] = 0
-    """Not supported: use ``repetition_penalty``."""
-    frequency_penalty: Annotated[float, Field(ge=0, le=0)] = 0
-    """Not supported: use ``repetition_penalty``."""
+    presence_penalty: Subtracted | None = None
+    """Subtracted from the logits of tokens that the new text has."""
+    frequency_penalty: Subtracted | None = None
+    """Subtracted from the logit of a token for each time that the new text has it."""
     logit_bias: Bias | None = None
     """Values that are added to the logits of tokens."""
     response_format: Annotated[PlainText | JsonObject | JsonSchema, Field(discriminator="type")] | None = None
@@ -164,12 +161,17 @@ class GenerationBody(ModelBody):
     """Forbid repeating n-grams of this size. 0 allows repetition."""
     stop_token_ids: TokenIds | None = None
     """Tokens that end a text, in addition to the model's end tokens."""
+    ignore_eos: bool | None = None
+    """Go on after the model's end tokens."""
     suppress_tokens: TokenIds | None = None
     """Tokens that are never chosen."""
     regex: str | None = None
     """Regular expression that the whole text matches."""
     grammar: str | None = None
     """Context-free grammar of the text, in llguidance's variant of Lark."""
+    additional_properties: bool | None = None
+    """Allow objects of a JSON schema to have properties that it does not name, where it does not say whether they
+    may."""
 
     @property
     def most_tokens(self) -> int | None:
@@ -180,6 +182,26 @@ class GenerationBody(ModelBody):
     def ranks(self) -> int | None:
         """Number of likeliest tokens to report in the place of each; None for no probabilities."""
         return None
+
+    @property
+    def echoes(self) -> bool:
+        """Whether texts begin with their prompts."""
+        return False
+
+    @property
+    def drawn(self) -> int:
+        """Number of texts that are generated for each prompt."""
+        return self.n
+
+    @property
+    def selects(self) -> bool:
+        """Whether only some of the generated texts are returned."""
+        return self.drawn > self.n
+
+    @property
+    def wants_running_usage(self) -> bool:
+        """Whether each part of a stream comes with the numbers of tokens so far."""
+        return self.wants_usage and self.stream_options is not None and self.stream_options.continuous_usage_stats
 
     @property
     def wants_usage(self) -> bool:
@@ -210,40 +232,6 @@ class GenerationBody(ModelBody):
         fields = dict.fromkeys((*_PLAIN, "stop", "logit_bias")) | {"json_schema": "response_format"}
         words = re.findall(r"\w+", message)
         return next((fields[word] or word for word in words if word in fields), None)
-
-
-class Completion(GenerationBody):
-    """Body of ``/v1/completions``."""
-
-    prompt: Prompt
-    """A text, several, token ids, or several lists of them; for encoder-decoders, the source."""
-    logprobs: Tops | None = None
-    """Number of likeliest tokens whose log-probabilities are reported in each place."""
-    echo: Literal[False] = False
-    """Not supported."""
-    best_of: int | None = None
-    """Not supported: must equal ``n``."""
-    suffix: Literal[""] = ""
-    """Not supported."""
-
-    @model_validator(mode="after")
-    def _check_best_of(self) -> Self:
-        if self.best_of not in (None, self.n):
-            raise ValueError(f"best_of must equal n, got {self.best_of} and {self.n}")
-        return self
-
-    @property
-    def most_tokens(self) -> int:
-        return self.max_tokens or _COMPLETION_TOKENS
-
-    @property
-    def ranks(self) -> int | None:
-        return self.logprobs
-
-    @property
-    def prompts(self) -> list[str | list[int]]:
-        """The prompts, each a text or token ids."""
-        return _inputs(self.prompt)
 
 
 class TextPart(BodyPart):
@@ -308,7 +296,7 @@ class Embeddings(ModelBody):
     @property
     def inputs(self) -> list[str | list[int]]:
         """The inputs, each a text or token ids."""
-        return _inputs(self.input)
+        return inputs_of(self.input)
 
 
 class PairInput(BodyPart):
@@ -353,12 +341,13 @@ def task_input(runner: Runner[Any], value: str | PairInput | FileInput | list[An
     raise RequestError(400, problem, "invalid_type", param)
 
 
-def _shortened(value: Any, count: int) -> Any:
-    """Return a dictionary with its first items only."""
-    return dict(islice(value.items(), count)) if isinstance(value, dict) else value
-
-
-def _inputs(prompt: Prompt) -> list[str | list[int]]:
+def inputs_of(prompt: Prompt) -> list[str | list[int]]:
+    """Return the texts or lists of token ids of a prompt or an input."""
     if isinstance(prompt, str) or isinstance(prompt[0], int):
         return [prompt]
     return list(prompt)
+
+
+def _shortened(value: Any, count: int) -> Any:
+    """Return a dictionary with its first items only."""
+    return dict(islice(value.items(), count)) if isinstance(value, dict) else value

@@ -13,16 +13,19 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from zoo.errors import ZooError
-from zoo_runtime.generation.options import Generation
-from zoo_runtime.server.engines.work import Work
+from zoo_runtime.generation.choices import seed_of
+from zoo_runtime.server.engines.work import Event, Work
 from zoo_runtime.server.http.encoding import MOST_NUMBERS
 from zoo_runtime.server.http.observe import FACTS, LEFT
 from zoo_runtime.server.http.openai.bodies import Chat, GenerationBody
+from zoo_runtime.server.http.openai.completions import Echo, best
 from zoo_runtime.server.http.openai.shapes import AnswerShapes
 from zoo_runtime.server.http.responses import Events, Stream, as_json, as_long_json, sent, while_connected
 from zoo_runtime.server.http.service import Service
 from zoo_runtime.server.models import Served
 from zoo_runtime.server.request_error import RequestError, as_request_error, server_error
+from zoo_runtime.tasks.generate.base import Generate
+from zoo_runtime.tasks.generate.scoring import require_scores
 
 __all__ = ["generate"]
 
@@ -47,48 +50,57 @@ async def generate(
     """
     if not served.generates:
         raise RequestError(400, f"the model {served.name!r} generates no text", "wrong_task", "model")
-    most = service.limits.tokens if body.most_tokens is None else body.most_tokens
-    if most > service.limits.tokens:
-        problem = f"at most {service.limits.tokens} tokens can be generated, not {most}"
-        raise RequestError(400, problem, "invalid_value", "max_tokens")
+    most = _most_tokens(service, body)
     events = Events(service.mailbox)
 
-    def prepare() -> tuple[list[Work], int]:
-        options = {**body.options(served.temperature), "max_new_tokens": most}
-        if body.ranks is not None:
-            options["logprobs"] = body.ranks
+    def prepare() -> tuple[list[Work], list[Echo]]:
+        options = {**body.options(served.temperature), "max_new_tokens": max(most, 1)}
+        if body.ranks is not None or body.selects:
+            options["logprobs"] = body.ranks or 0
         try:
             runner = served.runner(None, options)
         except ZooError as error:
             raise as_request_error(error, body.field_of(str(error))) from error
-        assert isinstance(runner.chosen, Generation)
-        seed = secrets.randbits(31) if body.seed is None and runner.chosen.temperature else body.seed
+        assert isinstance(runner, Generate)
+        if body.echoes:
+            _require_scores(runner)
+        seed = None if body.seed is None else seed_of(body.seed)
+        if seed is None and runner.chosen.temperature:
+            seed = secrets.randbits(31)
         inputs = prompts()
-        service.check_count(served, runner, len(inputs) * body.n, param)
-        ranked = 0 if body.stream or body.ranks is None else body.ranks + 1
-        if len(inputs) * body.n * most * ranked > MOST_NUMBERS:
-            problem = f"the answer could have more than {MOST_NUMBERS} probabilities: ask for fewer, or for a stream"
-            raise RequestError(400, problem, "answer_too_large", "max_tokens")
-        works = []
-        for place in range(len(inputs) * body.n):
-            item = served.read(runner, inputs[place // body.n], place + 1, param)
-            works.append(Work(runner, item, events.deliver(place), seed, body.stream))
-        return works, sum(len(work.item.ids) for work in works[:: body.n])
+        count = len(inputs) * body.drawn
+        service.check_count(served, runner, count, param)
+        ranked = 0 if body.ranks is None else body.ranks + 1
+        _check_numbers(0 if body.stream else count * most * ranked)
+        works, echoes = [], []
+        scores = body.echoes and body.ranks is not None
+        for place in range(count):
+            prompt = inputs[place // body.drawn]
+            item = served.read(runner, prompt, place + 1, param, new=min(most, 1))
+            works.append(Work(runner, item, events.deliver(place), seed, body.stream, scores, not most))
+            if body.echoes and place % body.drawn < body.n:
+                echoes.append(Echo.of(prompt, item, served.session.tokenizer))
+        read = sum(len(work.item.ids) for work in works) if scores else 0
+        _check_numbers((read + (0 if body.stream else count * most)) * ranked)
+        return works, echoes
 
     begun = time.monotonic()
-    works, prompt_tokens = await run_in_threadpool(prepare)
+    works, echoes = await run_in_threadpool(prepare)
     facts = request.scope[FACTS]
-    facts["prompt_tokens"] = prompt_tokens
-    answer = AnswerShapes(served.name, isinstance(body, Chat), served.token_bytes)
+    facts["prompt_tokens"] = sum(len(work.item.ids) for work in works[:: body.drawn])
+    answer = AnswerShapes(served.name, isinstance(body, Chat), served.token_bytes, echoes)
     service.note_texts(request, output=answer.texts)
     served.engine(works[0].runner).submit(works)
     if body.stream:
         stream = _Streamed(service, works, events, answer, begun, begun + service.limits.seconds, facts)
         async with service.while_running():
-            return await stream.respond(request, wants_usage=body.wants_usage)
+            return await stream.respond(request, body)
     results = await service.collect(request, works, events)
     facts["tokens"] = sum(len(result["generated_ids"]) for result in results)
+    if body.selects:
+        results = best(results, body.drawn, body.n)
     if body.ranks is None:
+        results = [result | {"logprobs": None} for result in results]
         return as_json(answer.whole(results, _usage(facts)))
     return await as_long_json(lambda: answer.whole(results, _usage(facts)))
 
@@ -114,7 +126,7 @@ class _Streamed:
         self.done = [False] * len(self.works)
         self.facts["tokens"] = 0
 
-    async def respond(self, request: Request, *, wants_usage: bool) -> Response:
+    async def respond(self, request: Request, body: GenerationBody) -> Response:
         """Return a stream that begins with the first text. An error before it has a status of its own."""
         seconds = self.end - self.begun
         try:
@@ -129,8 +141,8 @@ class _Streamed:
         async def pieces() -> AsyncIterator[bytes]:
             nonlocal index, event
             for place in range(len(self.works)):
-                if (opening := self.answer.opening(place)) is not None:
-                    yield sent(opening)
+                if (opening := self.answer.opening(place, with_ranks=body.ranks is not None)) is not None:
+                    yield sent(opening | self._running_usage(place, body))
             try:
                 async with self.service.while_running(self.end - time.monotonic()):
                     while True:
@@ -139,7 +151,11 @@ class _Streamed:
                         self.tokens[index], self.done[index] = event.tokens, event.is_last
                         self.facts["tokens"] = sum(self.tokens)
                         reason = event.result["finish_reason"] if event.result is not None else None
-                        yield sent(self.answer.chunk(index, event.text, reason, event.ranks))
+                        if event.is_prompt:
+                            yield await run_in_threadpool(self._sent_prompt, index, event, body)
+                        else:
+                            chunk = self.answer.chunk(index, event.text, reason, event.ranks)
+                            yield sent(chunk | self._running_usage(index, body))
                         if all(self.done):
                             break
                         index, event = await self.events.next()
@@ -150,11 +166,22 @@ class _Streamed:
                 self.facts["status"] = failure.status
                 yield sent(failure.body)
                 return
-            if wants_usage:
+            if body.wants_usage:
                 yield sent(self.answer.usage(_usage(self.facts)))
             yield b"data: [DONE]\n\n"
 
         return Stream(pieces(), self._finish)
+
+    def _sent_prompt(self, index: int, event: Event, body: GenerationBody) -> bytes:
+        """Return the chunk of a prompt with its probabilities, which may be long."""
+        return sent(self.answer.prompt_chunk(index, event.ranks or ()) | self._running_usage(index, body))
+
+    def _running_usage(self, index: int, body: GenerationBody) -> dict[str, Any]:
+        """Return the field ``usage`` of a chunk, null if the numbers of tokens come at the end alone."""
+        if not body.wants_running_usage:
+            return {"usage": None} if body.wants_usage else {}
+        tokens = {"prompt_tokens": len(self.works[index].item.ids), "tokens": self.tokens[index]}
+        return {"usage": _usage(tokens)}
 
     def _finish(self) -> None:
         if not all(self.done):
@@ -164,6 +191,32 @@ class _Streamed:
     def _cancel(self) -> None:
         for work in self.works:
             work.cancel()
+
+
+def _most_tokens(service: Service, body: GenerationBody) -> int:
+    """Return the maximum number of new tokens of each text. Raises :class:`RequestError` if it is out of bounds."""
+    most = service.limits.tokens if body.most_tokens is None else body.most_tokens
+    if most > service.limits.tokens:
+        problem = f"at most {service.limits.tokens} tokens can be generated, not {most}"
+        raise RequestError(400, problem, "invalid_value", "max_tokens")
+    if not most and not body.echoes:
+        raise RequestError(400, "max_tokens 0 requires echo", "invalid_value", "max_tokens")
+    return most
+
+
+def _require_scores(runner: Generate) -> None:
+    """Raise :class:`RequestError` unless prompts can be returned with their texts."""
+    try:
+        require_scores(runner)
+    except ZooError as error:
+        raise as_request_error(error, "echo") from error
+
+
+def _check_numbers(count: int) -> None:
+    """Raise :class:`RequestError` for an answer with too many log-probabilities."""
+    if count > MOST_NUMBERS:
+        problem = f"the answer could have more than {MOST_NUMBERS} probabilities: ask for fewer, or for a stream"
+        raise RequestError(400, problem, "answer_too_large", "max_tokens")
 
 
 def _usage(facts: Mapping[str, Any]) -> dict[str, int]:

@@ -10,7 +10,8 @@ from starlette.responses import Response
 
 from zoo.errors import UsageError, ZooError
 from zoo_runtime.server.http.observe import FACTS
-from zoo_runtime.server.http.openai.bodies import Chat, Completion, Embeddings, TaskInputs, task_input
+from zoo_runtime.server.http.openai.bodies import Chat, Embeddings, TaskInputs, task_input
+from zoo_runtime.server.http.openai.completions import Completion
 from zoo_runtime.server.http.openai.generate import generate
 from zoo_runtime.server.http.openai.shapes import embeddings_answer
 from zoo_runtime.server.http.operations import Operation

@@ -12,7 +12,12 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["AnswerShapes", "embeddings_answer"]
+from zoo_runtime.server.http.openai.completions import Echo
+
+__all__ = ["LOWEST", "AnswerShapes", "embeddings_answer"]
+
+LOWEST = -9999.0
+"""Log-probability of an impossible token in completions, as in vLLM's server."""
 
 _REASONS = {"end": "stop", "stop": "stop", "complete": "stop", "length": "length"}
 
@@ -25,11 +30,13 @@ class AnswerShapes:
         model: name of the model.
         is_chat: whether it answers a chat.
         token_bytes: returns the bytes of a token, or None if it is no text.
+        echoes: the prompts with which texts begin, by choice; empty if they do not.
     """
 
     model: str
     is_chat: bool
     token_bytes: Callable[[int], bytes | None]
+    echoes: Sequence[Echo] = ()
     id: str = field(default_factory=lambda: secrets.token_hex(12))
     created: int = field(default_factory=lambda: int(time.time()))
     texts: list[str] = field(default_factory=list)
@@ -39,13 +46,22 @@ class AnswerShapes:
 
     def whole(self, results: Sequence[Mapping[str, Any]], usage: Mapping[str, int]) -> dict[str, Any]:
         """Return the answer from the results of the task."""
-        self.texts.extend(result["generated"] or "" for result in results)
+        self.texts.extend(self._prompt(place) + (result["generated"] or "") for place, result in enumerate(results))
         choices = [self._choice(place, result) for place, result in enumerate(results)]
         return self._object("") | {"choices": choices, "usage": dict(usage)}
 
-    def opening(self, index: int) -> dict[str, Any] | None:
-        """Return the first chunk of a choice, if it has one without text."""
-        return self._chunk(index, {"delta": {"role": "assistant", "content": ""}}) if self.is_chat else None
+    def opening(self, index: int, *, with_ranks: bool = False) -> dict[str, Any] | None:
+        """Return the first chunk of a choice, if it has one before its text: of a prompt, unless it has ranks."""
+        if self.is_chat:
+            return self._chunk(index, {"delta": {"role": "assistant", "content": ""}})
+        return self.chunk(index, self._prompt(index)) if self.echoes and not with_ranks else None
+
+    def prompt_chunk(self, index: int, ranks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """Return the chunk of the prompt with which a text begins, with the probabilities of its tokens."""
+        text = self._prompt(index)
+        self.texts.extend([""] * (index + 1 - len(self.texts)))
+        self.texts[index] += text
+        return self._chunk(index, {"text": text, "logprobs": self._echoed(index, ranks)})
 
     def chunk(
         self, index: int, text: str, reason: str | None = None, ranks: Sequence[Mapping[str, Any]] | None = None
@@ -71,11 +87,24 @@ class AnswerShapes:
     def _choice(self, index: int, result: Mapping[str, Any]) -> dict[str, Any]:
         text = result["generated"] or ""
         reason = _REASONS[result["finish_reason"]]
-        content: dict[str, Any] = {"text": text}
+        content: dict[str, Any] = {"text": self._prompt(index) + text}
         if self.is_chat:
             content = {"message": {"role": "assistant", "content": text, "refusal": None}}
+        before = self._echoed(index, result["prompt_logprobs"]) if "prompt_logprobs" in result else None
         logprobs = self._logprobs(index, result.get("logprobs"))
+        if before is not None and logprobs is not None:
+            logprobs = {name: values + logprobs[name] for name, values in before.items()}
         return {"index": index, **content, "logprobs": logprobs, "finish_reason": reason}
+
+    def _prompt(self, index: int) -> str:
+        """Return the text of the prompt with which a choice begins; empty if it does not."""
+        return self.echoes[index].text if self.echoes else ""
+
+    def _echoed(self, index: int, ranks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """Return the tokens of the prompt of a choice as columns. The next ones begin after its text."""
+        echo = self.echoes[index]
+        self._offsets[index] = len(echo.text)
+        return _columns(ranks, 0) | {"text_offset": list(echo.offsets)}
 
     def _logprobs(self, index: int, ranks: Sequence[Mapping[str, Any]] | None) -> dict[str, Any] | None:
         """Return the log-probabilities of the next tokens of a choice."""
@@ -99,9 +128,20 @@ def _columns(ranks: Sequence[Mapping[str, Any]], start: int) -> dict[str, Any]:
     """Return the tokens of a completion and their log-probabilities as columns. The first text begins at ``start``."""
     texts = [rank["text"] or "" for rank in ranks]
     offsets = np.cumsum([start, *map(len, texts)])[:-1].tolist()
-    tops = [_by_text(rank["top"]) for rank in ranks]
-    chances = [rank["log_probability"] for rank in ranks]
+    tops = [None if rank["top"] is None else _by_text(_with_own(rank)) for rank in ranks]
+    chances = [_finite(rank["log_probability"]) for rank in ranks]
     return {"tokens": texts, "token_logprobs": chances, "top_logprobs": tops, "text_offset": offsets}
+
+
+def _with_own(rank: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return the likeliest tokens in the place of a token, and the token itself if it is none of them."""
+    is_top = any(top["token"] == rank["token"] for top in rank["top"])
+    return [*rank["top"], *([] if is_top else [rank])]
+
+
+def _finite(log_probability: float | None) -> float | None:
+    """Return a log-probability for JSON, which has no infinity. A token of a prompt may have the probability 0."""
+    return None if log_probability is None else max(log_probability, LOWEST)
 
 
 def _by_text(ranks: Sequence[Mapping[str, Any]]) -> dict[str, float]:
@@ -109,7 +149,7 @@ def _by_text(ranks: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     counts = Counter(rank["text"] or "" for rank in ranks)
     names = ((rank["text"] or "", f"token_id:{rank['token']}") for rank in ranks)
     return {
-        text if counts[text] == 1 else number: rank["log_probability"]
+        text if counts[text] == 1 else number: max(rank["log_probability"], LOWEST)
         for rank, (text, number) in zip(ranks, names, strict=True)
     }
 
