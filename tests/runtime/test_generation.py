@@ -526,6 +526,9 @@ REFUSED = {
     "beams and texts": ({"num_beams": 2, "stop": ("x",)}, "beam search does not support stop strings"),
     "empty stop": ({"stop": ("",)}, "a stop string must not be empty"),
     "a word": ({"seed": "x"}, "seed must be int, got 'x'"),
+    "a long seed": ({"seed": 2**64}, "seed must be an integer of 64 bits, got 18446744073709551616"),
+    "much subtracted": ({"presence_penalty": 2.5}, r"presence_penalty must lie in \[-2, 2\], got 2.5"),
+    "no number": ({"frequency_penalty": float("nan")}, r"frequency_penalty must .*, got nan"),
 }
 
 

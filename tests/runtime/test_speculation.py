@@ -32,6 +32,7 @@ CHOICES: dict[str, dict[str, Any]] = {
     "greedy": {},
     "sampled": {"temperature": 0.9, "top_k": 20, "top_p": 0.9, "min_p": 0.02, "seed": 7},
     "penalised": {"repetition_penalty": 1.3, "no_repeat_ngram_size": 3, "min_new_tokens": 5},
+    "subtracted": {"presence_penalty": 0.8, "frequency_penalty": 0.9, "ignore_eos": True},
     "sampled from all": {"temperature": 1.0, "seed": 1},
 }
 Opened = Callable[..., Session]

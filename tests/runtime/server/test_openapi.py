@@ -70,7 +70,9 @@ def test_document_says_what_is_checked(document: dict[str, Any], http: httpx.Cli
     schema = {**document["components"]["schemas"]["Completion"], "components": document["components"]}
     check = jsonschema.Draft202012Validator(schema)
     for fields in ({"n": 0}, {"n": 1}, {"temperature": -0.1}, {"temperature": 0}, {"logprobs": 20}, {"logprobs": 21},
-                   {"logit_bias": {"a": 1}}, {"logit_bias": {"5": 1}}, {"echo": True}, {"echo": False}, {"x": 1},
+                   {"logit_bias": {"a": 1}}, {"logit_bias": {"5": 1}}, {"echo": True}, {"echo": 1}, {"x": 1},
+                   {"seed": -(2**63)}, {"seed": 2**64}, {"presence_penalty": -2}, {"frequency_penalty": 2.1},
+                   {"best_of": 2}, {"best_of": 0}, {"ignore_eos": True}, {"additional_properties": 0},
                    {"stop": "a"}, {"stop": 1}, {"response_format": {"type": "xml"}}, {"prompt": []},
                    {"response_format": {"type": "text"}}, {"stream_options": {"usage": 1}}):  # fmt: skip
         body = {"model": "writer", "prompt": "a", "max_tokens": 1, **fields}
