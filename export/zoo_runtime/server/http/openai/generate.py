@@ -77,7 +77,8 @@ async def generate(
         for place in range(count):
             prompt = inputs[place // body.drawn]
             item = served.read(runner, prompt, place + 1, param, new=min(most, 1))
-            works.append(Work(runner, item, events.deliver(place), seed, body.stream, scores, not most))
+            how = {"streams": body.stream, "scores_prompt": scores, "reads_only": not most}
+            works.append(Work(runner, item, events.deliver(place), seed, **how))
             if body.echoes and place % body.drawn < body.n:
                 echoes.append(Echo.of(prompt, item, served.session.tokenizer))
         read = sum(len(work.item.ids) for work in works) if scores else 0
