@@ -188,6 +188,14 @@ def test_prompt_that_fills_all_positions(client: openai.OpenAI, reference: Refer
         client.completions.create(model=model, prompt=ids, echo=True, max_tokens=1, logprobs=1)
 
 
+def test_offsets_are_characters(client: openai.OpenAI) -> None:
+    """Tokens that are parts of one character have its place; so do tokens after it theirs."""
+    (choice,) = client.completions.create(model="writer", prompt="é日 t", echo=True, max_tokens=0, logprobs=0).choices
+    assert choice.logprobs is not None
+    assert (choice.logprobs.tokens or [])[-2:] == [" ", "t"]
+    assert (choice.logprobs.text_offset or [])[-7:] == [0, 0, 1, 1, 1, 2, 3]
+
+
 def test_encoder_decoder_does_not_return_its_source(server: Server, translator: Path) -> None:
     body = {"model": translator.name, "prompt": "hello", "echo": True, "logprobs": 1}
     refused = httpx.post(f"{server.url}/v1/completions", json=body, timeout=SECONDS)

@@ -51,6 +51,8 @@ def requests(count: int, positions: int, seed: int = 1) -> list[tuple[str, dict[
             options |= {"temperature": choose.choice((0.5, 1.0, 3.0)), "seed": choose.randint(0, 99)}
         if number % 5 == 0:
             options |= {"repetition_penalty": 1.3}
+        if number % 6 == 0:
+            options |= {"presence_penalty": 0.5, "frequency_penalty": 0.7, "ignore_eos": True}
         if number % 7 == 0:
             options |= {"stop": ("a", "e")}
         found.append((prompt, options))

@@ -8,7 +8,6 @@ from typing import Any, Literal, Self
 
 from pydantic import model_validator
 
-from zoo.tokenizers.stream import TextStream
 from zoo.tokenizers.tokenizer import Tokenizer
 from zoo_runtime.running.text_runner import Tokens
 from zoo_runtime.server.http.openai.bodies import GenerationBody, Natural, Prompt, Texts, Tops, inputs_of
@@ -72,7 +71,7 @@ class Echo:
 
     text: str
     offsets: Sequence[int]
-    """The character of the text at which each token begins."""
+    """The character of the text at which each token begins, or of which it is a part."""
 
     @classmethod
     def of(cls, prompt: str | Sequence[int], item: Tokens, tokenizer: Tokenizer | None) -> Self:
@@ -84,15 +83,27 @@ class Echo:
             return cls("", [0] * len(item.ids))
         text = prompt if isinstance(prompt, str) else tokenizer.decode(prompt, special_tokens=True)
         added = item.encoding.special_tokens_mask if item.encoding is not None else [0] * len(item.ids)
-        special = tokenizer.special_ids
-        stream, offsets, end = TextStream(tokenizer.backend), [], 0
-        for token, is_added in zip(item.ids, added, strict=True):
-            offsets.append(min(end, len(text)))
-            if token in special:
-                end += 0 if is_added else len(tokenizer.decode([token], special_tokens=True))
-            else:
-                end += len(stream.step(token))
+        contents = [
+            b"" if is_added else _content(tokenizer, token) for token, is_added in zip(item.ids, added, strict=True)
+        ]
+        first = next(filter(None, contents), b"")
+        begun = -1 if first[:1] == b" " and text[:1] != " " else 0  # a space that decoding drops
+        offsets = []
+        for content in contents:
+            offsets.append(min(max(begun - _continues(content[:1]), 0), len(text)))
+            begun += sum(not _continues(content[place : place + 1]) for place in range(len(content)))
         return cls(text, offsets)
+
+
+def _content(tokenizer: Tokenizer, token: int) -> bytes:
+    """Return the bytes of a token, or the text of a special token as bytes."""
+    content = tokenizer.token_bytes(token)
+    return tokenizer.decode([token], special_tokens=True).encode() if content is None else content
+
+
+def _continues(byte: bytes) -> bool:
+    """Return whether a byte of UTF-8 continues a character."""
+    return bool(byte) and byte[0] & 0xC0 == 0x80
 
 
 def best(results: Sequence[dict[str, Any]], drawn: int, count: int) -> list[dict[str, Any]]:
