@@ -11,7 +11,10 @@ from zoo.config import Settings
 from zoo.errors import UsageError
 from zoo.reading import parse_toml, read_text
 
-__all__ = ["OPTIONS", "ModelConfig", "ServeConfig", "read_config"]
+__all__ = ["OPTIONS", "ModelConfig", "ServeConfig", "ToolFormatName", "read_config"]
+
+ToolFormatName = Literal["hermes", "llama", "mistral", "mistral-named", "functiongemma", "gemma4", "json"]
+"""How models call functions: see :mod:`zoo_runtime.server.tools.formats`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,12 +35,14 @@ class ModelConfig(Settings):
     """Repack weights for speed, or use the memory-mapped file."""
     unverified: bool | None = None
     """Allow exports that are not verified."""
+    tool_format: ToolFormatName | None = None
+    """How the model calls functions; by default as its chat template does."""
 
     def __post_init__(self) -> None:
         self.require_positive("threads")
 
 
-OPTIONS = tuple(field.name for field in fields(ModelConfig) if field.name != "path")
+OPTIONS = tuple(field.name for field in fields(ModelConfig) if field.name not in ("path", "tool_format"))
 """Options of :func:`zoo_runtime.load_session`."""
 
 
@@ -77,6 +82,7 @@ class ServeConfig(Settings):
     threads: int | None = None
     memory: Literal["fast", "mapped"] = "fast"
     unverified: bool = False
+    tool_format: ToolFormatName | None = None
 
     def __post_init__(self) -> None:
         if not self.host:
