@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -74,6 +75,7 @@ class Tokenizer:
         """Number of texts that were truncated, a pair being one."""
         self._inputs = inputs
         self._target = target
+        self._showing: dict[tuple[str, ...], Tokenizer] = {}
         self._cutting: Any = None
         """A copy of the backend that truncates, once a text was too long."""
 
@@ -125,6 +127,21 @@ class Tokenizer:
         """The ids of all special tokens."""
         added = self.backend.get_added_tokens_decoder()
         return frozenset(number for number, token in added.items() if token.special)
+
+    def showing(self, texts: Sequence[str]) -> Tokenizer:
+        """Return a tokenizer that decodes these special tokens like others; it is made once for each choice of them."""
+        added = self.backend.get_added_tokens_decoder().values() if texts else ()
+        shown = tuple(sorted({*texts} & {token.content for token in added if token.special}))
+        if not shown:
+            return self
+        if shown not in self._showing:
+            content = description(self.backend)
+            for token in content["added_tokens"]:
+                token["special"] = token["special"] and token["content"] not in shown
+            with guarded():
+                backend = type(self.backend).from_str(json.dumps(content))
+            self._showing[shown] = Tokenizer(backend, self._inputs, special_tokens=self.special_tokens)
+        return self._showing[shown]
 
     @cached_property
     def token_bytes(self) -> TokenBytes:

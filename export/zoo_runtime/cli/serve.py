@@ -7,13 +7,13 @@ import os
 import sys
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import click
 
 from zoo.cli.options import PATH, THREADS
 from zoo.errors import MissingPackageError, UsageError, ZooWarning
-from zoo_runtime.server.config import OPTIONS, ServeConfig, read_config
+from zoo_runtime.server.config import OPTIONS, ServeConfig, ToolFormatName, read_config
 
 _KEY = "ZOO_API_KEY"
 _PACKAGES = ("jiter", "prometheus_client", "pydantic", "starlette", "uvicorn")
@@ -54,6 +54,8 @@ _PACKAGES = ("jiter", "prometheus_client", "pydantic", "starlette", "uvicorn")
 @click.option("--memory", type=click.Choice(["fast", "mapped"]), default="fast", show_default=True,
               help="Repack weights for speed, or use the memory-mapped file.")  # fmt: skip
 @click.option("--unverified", is_flag=True, help="Allow exports that are not verified.")
+@click.option("--tool-format", type=click.Choice(get_args(ToolFormatName)),
+              help="How the models call functions.  [default: as their chat templates do]")  # fmt: skip
 @click.pass_context
 def command(context: click.Context, /, directories: tuple[Path, ...], config: Path | None, **flags: Any) -> None:
     """Answer requests over HTTP with the exported models in each DIRECTORY.
@@ -82,14 +84,20 @@ def command(context: click.Context, /, directories: tuple[Path, ...], config: Pa
         stated, models = ({}, {}) if config is None else read_config(config)
         settings = ServeConfig.from_dict(stated | stated_flags, config)
         if directories:
-            options = settings.options()
-            return settings, [ModelPlace(folder.resolve().name, folder, options) for folder in directories]
+            options, form = settings.options(), settings.tool_format
+            return settings, [ModelPlace(folder.resolve().name, folder, options, form) for folder in directories]
         if not models:
             raise UsageError("no models are given", config, "write [models.NAME] tables")
         overrides = {name: value for name, value in stated_flags.items() if name in OPTIONS}
         return settings, [
-            ModelPlace(name, Path(model.path), settings.options(model) | overrides) for name, model in models.items()
-        ]  # fmt: skip
+            ModelPlace(
+                name,
+                Path(model.path),
+                settings.options(model) | overrides,
+                stated_flags.get("tool_format") or model.tool_format or settings.tool_format,
+            )
+            for name, model in models.items()
+        ]
 
     settings, _ = read()
     keys = _read_keys(None if settings.api_key_file is None else Path(settings.api_key_file))

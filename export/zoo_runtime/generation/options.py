@@ -98,6 +98,8 @@ class Generation(Settings):
     """Regular expression that the whole text matches, in the syntax of Rust's regex crate."""
     grammar: str | None = None
     """Context-free grammar of the text, in llguidance's variant of Lark."""
+    shown_tokens: tuple[str, ...] = ()
+    """Special tokens that stay in the text, such as ``<tool_call>``; others are left out."""
     prompt_lookup: int = 0
     """Draft this many tokens from the last place in the text where its last tokens also occur (Saxena 2023)."""
     draft: str | None = None

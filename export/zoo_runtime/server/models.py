@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -44,11 +44,13 @@ class ModelPlace:
         name: its name in requests.
         directory: the model directory.
         options: see :func:`zoo_runtime.load_session`.
+        tool_format: how the model calls functions; by default as its chat template does.
     """
 
     name: str
     directory: Path
     options: Mapping[str, Any] = field(default_factory=dict)
+    tool_format: str | None = None
 
     @property
     def version(self) -> str:
@@ -191,11 +193,15 @@ class Served:
         self._lock = threading.Lock()
         self._holders = 0
         self._retired = False
+        self._written: set[str] = set()
+        """Parts of requests that the chat template is known to write."""
         self.task = self.session.task
         self.generates = self.task in _GENERATION
         self.embeds = False
         self.temperature = 0.0
         """Temperature of texts for which a request sets none."""
+        self.ends: frozenset[int] = frozenset()
+        """End tokens of texts."""
         with suppress(ZooError):
             self.runner(_EMBEDDING, {})
             self.embeds = True
@@ -204,7 +210,9 @@ class Served:
         self._rows: RowEngine | None = None
         if self.generates:
             runner = self.runner(None, {"num_beams": 1})
+            assert isinstance(runner, Generate)
             self.temperature = runner.chosen.temperature
+            self.ends = runner.ends
             if batches_rows(runner):
                 self._rows = RowEngine(self.session, settings.queue, settings.prefix_bytes)
         for engine in self.engines:
@@ -334,6 +342,18 @@ class Served:
             return list(tokenizer.encode(text, where="messages").ids)
         except ArtifactError as error:
             raise as_request_error(error, "messages") from error
+
+    def writes(self, what: str, prompt: list[int], other: Callable[[], list[int]]) -> bool:
+        """Return whether the chat template writes a part of a request.
+
+        Args:
+            what: the part.
+            prompt: the token ids of a chat that has the part.
+            other: returns those of the chat without it, which is asked until they differ once.
+        """
+        if what not in self._written and prompt != other():
+            self._written.add(what)
+        return what in self._written
 
     def _template(self, directory: Path) -> ChatTemplate | None:
         try:

@@ -17,6 +17,7 @@ import httpx
 import pytest
 
 from tests.exported import CHAT_TEMPLATE, LIVELY
+from tests.runtime.server.caller import train_caller
 from zoo.checkpoints.exporting import export_checkpoint
 from zoo.checkpoints.importing import import_checkpoint
 from zoo_export.export import export_graphs_only
@@ -46,6 +47,19 @@ def writer(exported_build: Exported, once: Exported, tmp_path_factory: pytest.Te
         return folder / "writer"
 
     return once("writer", "served", make)
+
+
+@pytest.fixture(scope="session")
+def caller(once: Exported, one_thread: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A decoder that has learned to call functions, exported for serving."""
+
+    def make() -> Path:
+        folder = tmp_path_factory.mktemp("caller")
+        import_checkpoint(train_caller(folder / "hub"), folder / "caller", verify=False)
+        export_graphs_only(folder / "caller", options=Options(profile="serving", fix={"batch": 4, "sequence": 64}))
+        return folder / "caller"
+
+    return once("caller", "served", make)
 
 
 @pytest.fixture(scope="session")

@@ -30,6 +30,7 @@ from zoo_runtime.tasks.generate.drafting import Drafting
 from zoo_runtime.tasks.generate.vocabulary import check_tokens, end_tokens, vocabulary_of
 
 if TYPE_CHECKING:
+    from zoo.tokenizers.tokenizer import Tokenizer
     from zoo_runtime.generation.constraints import Constraint
 
 __all__ = ["Generate"]
@@ -82,6 +83,8 @@ class Generate(TextRunner):
         if not decoder.pasts:
             raise UsageError(f"graph {decoder.name} cannot generate: it declares no past", session.path)
         self.ends = frozenset(end_tokens(session))
+        if chosen.shown_tokens and session.tokenizer is None:
+            raise UsageError("shown tokens need a tokenizer", session.path)
         bias = make_bias(chosen.logit_bias, session.tokenizer, vocabulary_of(session))
         self.choose = Choices(chosen, self.ends, bias)
         self.in_one_graph = internals(session).export.traits.interface == "loop"
@@ -242,7 +245,12 @@ class Generate(TextRunner):
 
     def open_text(self, item: Tokens) -> GrowingText:
         """Return the empty text of a continuation, which ends at the stop strings."""
-        return GrowingText(self.tokenizer.target.backend, self.prompt(item), self.chosen.stop)
+        return GrowingText(self._written.backend, self.prompt(item), self.chosen.stop)
+
+    @property
+    def _written(self) -> Tokenizer:
+        """The tokenizer that decodes texts."""
+        return self.tokenizer.target.showing(self.chosen.shown_tokens)
 
     def _reason(self, beam: Beam) -> str:
         if beam.ids[-1] in self.ends and not self.chosen.ignore_eos:
@@ -272,9 +280,7 @@ class Generate(TextRunner):
             shown = text.text()
             reason = "stop" if text.stopped else reason
         elif self.session.tokenizer is not None:
-            shown = self.tokenizer.target.continuation(
-                self.prompt(item), ids if reason in ("length", "complete") else ids[:-1]
-            )
+            shown = self._written.continuation(self.prompt(item), ids if reason in ("length", "complete") else ids[:-1])
         result = {"tokens": len(item.ids), "generated_ids": ids, "generated": shown, "finish_reason": reason}
         if (logprobs := self.describe(ranks)) is not None:
             result["logprobs"] = logprobs

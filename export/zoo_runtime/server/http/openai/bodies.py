@@ -16,6 +16,7 @@ from zoo_runtime.running.inputs import Pair, are_ids, is_pair, texts_of
 from zoo_runtime.running.runner import Runner
 from zoo_runtime.running.text_runner import TextRunner
 from zoo_runtime.server.http.bodies import Body, BodyPart
+from zoo_runtime.server.http.openai.tool_bodies import NamedTool, ToolCall, ToolChoice, Tools
 from zoo_runtime.server.request_error import RequestError
 from zoo_runtime.tasks.speech.recognition import SpeechRecognition
 
@@ -248,6 +249,10 @@ class Message(BodyPart):
 
     role: str
     content: str | Annotated[list[TextPart], Field(fail_fast=True)] | None = None
+    tool_calls: Annotated[list[ToolCall], Field(fail_fast=True)] | None = None
+    """Calls that the assistant has written."""
+    tool_call_id: str | None = None
+    """The call whose result a message with the role ``tool`` is."""
 
     def plain(self) -> dict[str, Any]:
         """Return the message with the texts of its parts joined."""
@@ -267,12 +272,39 @@ class Chat(GenerationBody):
     """Report the log-probability of each token."""
     top_logprobs: Tops | None = None
     """Number of likeliest tokens whose log-probabilities are reported in each place; requires ``logprobs``."""
+    tools: Tools = Field(default_factory=list)
+    """Functions that the model may call."""
+    tool_choice: ToolChoice | None = None
+    """Whether the model may call functions, must call some, or must call this one; by default it may."""
+    parallel_tool_calls: bool = True
+    """Allow several calls in an answer."""
 
     @model_validator(mode="after")
     def _check_ranks(self) -> Self:
         if self.top_logprobs is not None and not self.logprobs:
             raise ValueError(f"top_logprobs requires logprobs, got {self.top_logprobs} and false")
         return self
+
+    @model_validator(mode="after")
+    def _check_tools(self) -> Self:
+        names = [tool.function.name for tool in self.tools]
+        if len(set(names)) < len(names):
+            raise ValueError("two tools have the same name")
+        wanted = self.tool_choice
+        if wanted == "required" and not names:
+            raise ValueError("tool_choice 'required' needs tools")
+        if isinstance(wanted, NamedTool) and wanted.function.name not in names:
+            raise ValueError(f"tool_choice names {wanted.function.name!r}, which is none of the tools")
+        return self
+
+    @property
+    def calls(self) -> bool:
+        """Whether the answer may call functions."""
+        return bool(self.tools) and self.tool_choice != "none"
+
+    def field_of(self, message: str) -> str | None:
+        found = super().field_of(message)
+        return "tools" if found == "grammar" and self.grammar is None else found
 
     @property
     def most_tokens(self) -> int | None:

@@ -37,6 +37,7 @@ async def generate(
     body: GenerationBody,
     prompts: Callable[[], Sequence[str | list[int]]],
     param: str,
+    answer: AnswerShapes | None = None,
 ) -> Response:
     """Answer a request for generated text.
 
@@ -47,14 +48,14 @@ async def generate(
         body: its body.
         prompts: returns the prompts, in a thread of its own.
         param: the field of the body that has them, for errors.
+        answer: the shapes of the answer; by default those of a completion or a chat.
     """
-    if not served.generates:
-        raise RequestError(400, f"the model {served.name!r} generates no text", "wrong_task", "model")
-    most = _most_tokens(service, body)
+    most = _most_tokens(service, served, body)
     events = Events(service.mailbox)
+    answer = answer or AnswerShapes(served.name, isinstance(body, Chat), served.token_bytes)
 
     def prepare() -> tuple[list[Work], list[Echo]]:
-        options = {**body.options(served.temperature), "max_new_tokens": max(most, 1)}
+        options = {**body.options(served.temperature), "max_new_tokens": max(most, 1), **answer.options}
         if body.ranks is not None or body.selects:
             options["logprobs"] = body.ranks or 0
         try:
@@ -89,7 +90,7 @@ async def generate(
     works, echoes = await run_in_threadpool(prepare)
     facts = request.scope[FACTS]
     facts["prompt_tokens"] = sum(len(work.item.ids) for work in works[:: body.drawn])
-    answer = AnswerShapes(served.name, isinstance(body, Chat), served.token_bytes, echoes)
+    answer.echoes = echoes
     service.note_texts(request, output=answer.texts)
     served.engine(works[0].runner).submit(works)
     if body.stream:
@@ -141,9 +142,8 @@ class _Streamed:
 
         async def pieces() -> AsyncIterator[bytes]:
             nonlocal index, event
-            for place in range(len(self.works)):
-                if (opening := self.answer.opening(place, with_ranks=body.ranks is not None)) is not None:
-                    yield sent(opening | self._running_usage(place, body))
+            for place, opening in enumerate(self.answer.openings(len(self.works), with_ranks=body.ranks is not None)):
+                yield self.answer.encoded(opening | self._running_usage(place, body))
             try:
                 async with self.service.while_running(self.end - time.monotonic()):
                     while True:
@@ -155,8 +155,8 @@ class _Streamed:
                         if event.is_prompt:
                             yield await run_in_threadpool(self._sent_prompt, index, event, body)
                         else:
-                            chunk = self.answer.chunk(index, event.text, reason, event.ranks)
-                            yield sent(chunk | self._running_usage(index, body))
+                            for chunk in self.answer.chunks(index, event.text, reason, event.ranks):
+                                yield self.answer.encoded(chunk | self._running_usage(index, body))
                         if all(self.done):
                             break
                         index, event = await self.events.next()
@@ -167,9 +167,8 @@ class _Streamed:
                 self.facts["status"] = failure.status
                 yield sent(failure.body)
                 return
-            if body.wants_usage:
-                yield sent(self.answer.usage(_usage(self.facts)))
-            yield b"data: [DONE]\n\n"
+            for piece in self.answer.closing(_usage(self.facts), wants_usage=body.wants_usage):
+                yield piece
 
         return Stream(pieces(), self._finish)
 
@@ -194,8 +193,13 @@ class _Streamed:
             work.cancel()
 
 
-def _most_tokens(service: Service, body: GenerationBody) -> int:
-    """Return the maximum number of new tokens of each text. Raises :class:`RequestError` if it is out of bounds."""
+def _most_tokens(service: Service, served: Served, body: GenerationBody) -> int:
+    """Return the maximum number of new tokens of each text.
+
+    Raises :class:`RequestError` if it is out of bounds, or the model generates no text.
+    """
+    if not served.generates:
+        raise RequestError(400, f"the model {served.name!r} generates no text", "wrong_task", "model")
     most = service.limits.tokens if body.most_tokens is None else body.most_tokens
     if most > service.limits.tokens:
         problem = f"at most {service.limits.tokens} tokens can be generated, not {most}"

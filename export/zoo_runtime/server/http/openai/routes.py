@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from starlette.concurrency import run_in_threadpool
@@ -14,6 +16,8 @@ from zoo_runtime.server.http.openai.bodies import Chat, Embeddings, TaskInputs, 
 from zoo_runtime.server.http.openai.completions import Completion
 from zoo_runtime.server.http.openai.generate import generate
 from zoo_runtime.server.http.openai.shapes import embeddings_answer
+from zoo_runtime.server.http.openai.tools.answers import CallAnswer
+from zoo_runtime.server.http.openai.tools.calling import chat_prompts, plan_calls
 from zoo_runtime.server.http.operations import Operation
 from zoo_runtime.server.http.responses import as_json, as_long_json
 from zoo_runtime.server.http.service import Service
@@ -64,11 +68,18 @@ class OpenAI:
         """``/v1/chat/completions``."""
         body = await self.service.read_json(request, Chat)
         served = self.service.find(request, body.model)
+        return await self.answer_chat(request, served, body)
+
+    async def answer_chat(
+        self, request: Request, served: Served, body: Chat, make: Callable[..., CallAnswer] = CallAnswer
+    ) -> Response:
+        """Answer a chat in the shapes of ``make``."""
         messages = [message.plain() for message in body.messages]
         self.service.note_texts(request, input=messages)
-        return await generate(
-            self.service, request, served, body, lambda: [served.chat_prompt(messages)], "messages"
-        )  # fmt: skip
+        calling = await run_in_threadpool(plan_calls, served, body)
+        answer = make(served.name, True, served.token_bytes, options=calling.options, calling=calling)
+        prompts = partial(chat_prompts, served, messages, calling)
+        return await generate(self.service, request, served, body, prompts, "messages", answer)
 
     async def embed(self, request: Request) -> Response:
         """``/v1/embeddings``."""

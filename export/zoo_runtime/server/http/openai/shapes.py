@@ -6,13 +6,14 @@ import base64
 import secrets
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from zoo_runtime.server.http.openai.completions import Echo
+from zoo_runtime.server.http.responses import sent
 
 __all__ = ["LOWEST", "AnswerShapes", "embeddings_answer"]
 
@@ -41,6 +42,8 @@ class AnswerShapes:
     created: int = field(default_factory=lambda: int(time.time()))
     texts: list[str] = field(default_factory=list)
     """The texts so far."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Options of the task that the answer needs."""
     _offsets: Counter[int] = field(default_factory=Counter)
     """Number of characters of the tokens so far, by choice, in a stream with log-probabilities."""
 
@@ -50,31 +53,52 @@ class AnswerShapes:
         choices = [self._choice(place, result) for place, result in enumerate(results)]
         return self._object("") | {"choices": choices, "usage": dict(usage)}
 
-    def opening(self, index: int, *, with_ranks: bool = False) -> dict[str, Any] | None:
-        """Return the first chunk of a choice, if it has one before its text: of a prompt, unless it has ranks."""
+    def chunks(
+        self, index: int, text: str, reason: str | None = None, ranks: Sequence[Mapping[str, Any]] | None = None
+    ) -> list[dict[str, Any]]:
+        """Return the chunks for new text: see :meth:`chunk`."""
+        return [self.chunk(index, text, reason, ranks)]
+
+    def openings(self, count: int, *, with_ranks: bool = False) -> list[dict[str, Any]]:
+        """Return the chunks before those of texts, for so many choices: of a prompt, unless it has ranks."""
         if self.is_chat:
-            return self._chunk(index, {"delta": {"role": "assistant", "content": ""}})
-        return self.chunk(index, self._prompt(index)) if self.echoes and not with_ranks else None
+            opening = {"delta": {"role": "assistant", "content": ""}}
+            return [self._chunk(index, opening) for index in range(count)]
+        echoed = self.echoes and not with_ranks
+        return [self.chunk(index, self._prompt(index)) for index in range(count)] if echoed else []
 
     def prompt_chunk(self, index: int, ranks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """Return the chunk of the prompt with which a text begins, with the probabilities of its tokens."""
         text = self._prompt(index)
-        self.texts.extend([""] * (index + 1 - len(self.texts)))
-        self.texts[index] += text
+        self.note(index, text)
         return self._chunk(index, {"text": text, "logprobs": self._echoed(index, ranks)})
+
+    def closing(self, usage: Mapping[str, int], *, wants_usage: bool) -> Iterator[bytes]:
+        """Yield the end of a stream."""
+        if wants_usage:
+            yield self.encoded(self._object(".chunk") | {"choices": [], "usage": dict(usage)})
+        yield b"data: [DONE]\n\n"
+
+    def encoded(self, body: Mapping[str, Any]) -> bytes:
+        """Return a chunk as a server-sent event."""
+        return sent(body)
 
     def chunk(
         self, index: int, text: str, reason: str | None = None, ranks: Sequence[Mapping[str, Any]] | None = None
     ) -> dict[str, Any]:
         """Return a chunk of new text, which may be the last one of its choice, with the probabilities of its tokens."""
-        self.texts.extend([""] * (index + 1 - len(self.texts)))
-        self.texts[index] += text
+        self.note(index, text)
         content: dict[str, Any] = {"delta": {"content": text} if text else {}} if self.is_chat else {"text": text}
         return self._chunk(index, content | {"logprobs": self._logprobs(index, ranks)}, reason)
 
-    def usage(self, usage: Mapping[str, int]) -> dict[str, Any]:
-        """Return the last chunk of a stream, without choices."""
-        return self._object(".chunk") | {"choices": [], "usage": dict(usage)}
+    def note(self, index: int, text: str) -> None:
+        """Add new text of a choice to the texts so far."""
+        self.texts.extend([""] * (index + 1 - len(self.texts)))
+        self.texts[index] += text
+
+    def reason(self, index: int, reason: str) -> str:
+        """Return why a text ends, in OpenAI's words."""
+        return _REASONS[reason]
 
     def _chunk(self, index: int, content: Mapping[str, Any], reason: str | None = None) -> dict[str, Any]:
         choice = {"index": index, "logprobs": None, **content, "finish_reason": _REASONS.get(reason or "")}
