@@ -15,6 +15,8 @@ from zoo_runtime.server.http.observe import FACTS
 from zoo_runtime.server.http.openai.bodies import Chat, Embeddings, TaskInputs, task_input
 from zoo_runtime.server.http.openai.completions import Completion
 from zoo_runtime.server.http.openai.generate import generate
+from zoo_runtime.server.http.openai.responses.answers import ResponseAnswer
+from zoo_runtime.server.http.openai.responses.bodies import Responses
 from zoo_runtime.server.http.openai.shapes import embeddings_answer
 from zoo_runtime.server.http.openai.tools.answers import CallAnswer
 from zoo_runtime.server.http.openai.tools.calling import chat_prompts, plan_calls
@@ -28,6 +30,8 @@ __all__ = ["OpenAI"]
 
 _SERVER_OPTIONS = {"draft"}
 """Options of tasks that name files."""
+_RESPONSE_FIELDS = {"messages": "input", "max_tokens": "max_output_tokens", "response_format": "text"}
+"""Fields of ``/v1/responses`` that become others of a chat."""
 _FEWER = "send fewer inputs at a time"
 _STREAMED: dict[str, dict[str, Any]] = {"application/json": {"type": "object"}, "text/event-stream": {"type": "string"}}
 
@@ -49,6 +53,8 @@ class OpenAI:
                       body=Completion, answers=_STREAMED),
             Operation(method="POST", path="/v1/chat/completions", handler=self.chat, summary="Answer a chat.",
                       body=Chat, answers=_STREAMED),
+            Operation(method="POST", path="/v1/responses", handler=self.respond, summary="Answer items of a chat.",
+                      body=Responses, answers=_STREAMED),
             Operation(method="POST", path="/v1/embeddings", handler=self.embed, summary="Embed texts.",
                       body=Embeddings),
             Operation(method="POST", path="/v1/tasks/{name}", handler=self.run_task, summary="Run a task.",
@@ -69,6 +75,16 @@ class OpenAI:
         body = await self.service.read_json(request, Chat)
         served = self.service.find(request, body.model)
         return await self.answer_chat(request, served, body)
+
+    async def respond(self, request: Request) -> Response:
+        """``/v1/responses``."""
+        body = await self.service.read_json(request, Responses)
+        served = self.service.find(request, body.model)
+        try:
+            return await self.answer_chat(request, served, body.chat(), partial(ResponseAnswer, request=body))
+        except RequestError as error:
+            error.param = _RESPONSE_FIELDS.get((error.param or "").partition("[")[0], error.param)
+            raise
 
     async def answer_chat(
         self, request: Request, served: Served, body: Chat, make: Callable[..., CallAnswer] = CallAnswer
