@@ -36,7 +36,7 @@ PAGES = {"README.md": 15, "docs/tutorial.md": 8} | {
         "presets": 6,
         "resolution": 7,
         "run": 16,
-        "serve": 11,
+        "serve": 19,
         "signing": 8,
         "tasks": 3,
         "tokenizers": 3,

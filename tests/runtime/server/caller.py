@@ -17,7 +17,7 @@ __all__ = ["CHATS", "HERMES", "TOOLS", "train_caller"]
 
 HERMES = r"""
 {%- if tools %}{{- '<|im_start|>system\nTools:' }}
-{%- for tool in tools %}{{- '\n' + tool.function.name + ' ' + tool.function.parameters | tojson }}{%- endfor %}
+{%- for tool in tools %}{{- ' ' + tool.function.name }}{%- endfor %}
 {{- '\nCall with <tool_call>\n{"name": ..., "arguments": ...}\n</tool_call><|im_end|>\n' }}{%- endif %}
 {%- for message in messages %}
 {{- '<|im_start|>' + message.role }}
@@ -29,7 +29,7 @@ HERMES = r"""
 {{- '<|im_end|>\n' }}
 {%- endfor %}
 {%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{%- endif %}"""
-"""A chat template with the calls of Hermes and Qwen."""
+"""A chat template with the calls of Hermes and Qwen. It writes the names of tools alone, so that prompts are short."""
 MARKS = ("<tool_call>", "</tool_call>")
 
 
