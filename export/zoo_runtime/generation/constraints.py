@@ -21,9 +21,9 @@ from zoo.tokenizers.tokenizer import Tokenizer
 from zoo_runtime.generation.json_schemas import close_objects
 from zoo_runtime.generation.options import CONSTRAINTS, Generation
 
-__all__ = ["Constraint", "Matcher"]
+__all__ = ["SPACE", "Constraint", "Matcher"]
 
-_SPACE = r" ?|\n[ \t]{0,32}"
+SPACE = r" ?|\n[ \t]{0,32}"
 """Space between the parts of a JSON text: bounded, because models may repeat it without end."""
 _TOO_LARGE = ("too big", "too many", "too large", "fuel exhausted")
 """Parts of llguidance's errors about its limits."""
@@ -61,7 +61,7 @@ class Constraint:
             if not options.additional_properties:
                 close_objects(schema)
             try:
-                grammar = matcher.grammar_from_json_schema(schema, {"whitespace_pattern": _SPACE})
+                grammar = matcher.grammar_from_json_schema(schema, {"whitespace_pattern": SPACE})
             except ValueError as error:  # a number beyond 64 bits
                 raise UsageError(f"invalid or not supported ({error})", argument(kind)) from error
         elif kind == "regex":

@@ -6,6 +6,7 @@ import json
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from zoo_runtime.generation.constraints import SPACE
 from zoo_runtime.server.tools.formats import ToolFormat
 
 __all__ = ["call_grammar"]
@@ -18,7 +19,7 @@ def call_grammar(
     *,
     several: bool,
     free: Collection[int] | None = None,
-    answer: str | None = None,
+    answer: Mapping[str, Any] | None = None,
 ) -> str:
     """Return the grammar of a text that calls functions.
 
@@ -44,7 +45,8 @@ def call_grammar(
     more = f"({writer.written(form.gap)} one)*" if several and not form.separator else ""
     starts = [f"one {more}"] if free is None else _free(form, writer, free)
     if answer is not None:
-        starts.append(f"%json {answer}")
+        spaced = {**answer, "x-guidance": {"whitespace_pattern": SPACE}}
+        starts.append(f"%json {json.dumps(spaced)}")
     lines.append(rf"begun[lazy]: /(.|\n)*/ {writer.written(form.opening)}" if form.opening else "")
     return "\n".join([f"start: {' | '.join(starts)}", *lines, r"TEXT: /(.|\n)+/"]) + "\n"
 

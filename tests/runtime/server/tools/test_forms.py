@@ -133,7 +133,7 @@ def test_grammars(form: str, marks: str) -> None:
     assert accepts(backend, free, "hello") == accepts(backend, free, text) == (True, True)
     assert accepts(backend, free, text[:-1])[1] is False
     assert accepts(backend, free, text.replace("add", "sub"))[0] is False
-    beside = call_grammar(FORMATS[form], SCHEMAS, tokens, several=True, answer='{"enum": [7]}')
+    beside = call_grammar(FORMATS[form], SCHEMAS, tokens, several=True, answer={"enum": [7]})
     assert accepts(backend, beside, text) == accepts(backend, beside, "7") == (True, True)
     assert accepts(backend, beside, "8")[0] is False
 

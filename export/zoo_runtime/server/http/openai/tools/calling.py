@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -125,11 +124,11 @@ def _added_tokens(served: Served) -> dict[int, str]:
     return {number: token.content for number, token in added.items()}
 
 
-def _answer_schema(body: Chat) -> str | None:
+def _answer_schema(body: Chat) -> Mapping[str, Any] | None:
     """Return the schema of a text that calls no functions, if the request has one."""
     if isinstance(body.response_format, JsonSchema):
-        return json.dumps(body.response_format.json_schema.schema_)
-    return '{"type": "object"}' if isinstance(body.response_format, JsonObject) else None
+        return body.response_format.json_schema.schema_
+    return {"type": "object"} if isinstance(body.response_format, JsonObject) else None
 
 
 def _schema(function: Function, *, everywhere: bool) -> Mapping[str, Any]:
