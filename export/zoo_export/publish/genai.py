@@ -20,9 +20,9 @@ from zoo.contract import Graph, KeyValues
 from zoo.errors import UsageError
 from zoo.exporters import Progress
 from zoo.probe.pipeline import decoder_inputs
+from zoo_export.publish.copies import copy_graphs
 from zoo_export.publish.genai_check import NAME, GenaiComparison, compare_tokens
 from zoo_export.publish.graphs import declared_inputs
-from zoo_export.publish.standalone import copy_graphs
 from zoo_runtime import Session, load_session
 from zoo_runtime.generation.options import Generation
 from zoo_runtime.tasks.generate.tasks import Continue

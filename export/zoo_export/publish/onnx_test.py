@@ -27,7 +27,7 @@ from zoo.probe.inputs import empty_past, next_past, slice_feeds
 from zoo.probe.pipeline import Arrays, Executor
 from zoo_export.graph.file import parse
 from zoo_export.parity.reference import Models
-from zoo_export.publish.standalone import copy_graphs
+from zoo_export.publish.copies import copy_graphs
 from zoo_runtime.onnx_runtime.executor import LOGITS_TO_KEEP
 from zoo_runtime.onnx_runtime.providers import open_session
 from zoo_runtime.onnx_runtime.values import run_session

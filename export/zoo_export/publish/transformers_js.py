@@ -17,8 +17,8 @@ from zoo.checkpoints.exporting import choose_layout
 from zoo.errors import UsageError
 from zoo.exporters import Progress
 from zoo.models import create
+from zoo_export.publish.copies import FOLDER, copy_graphs
 from zoo_export.publish.graphs import declared_inputs
-from zoo_export.publish.standalone import FOLDER, copy_graphs
 
 __all__ = ["Published", "write_transformers_js"]
 

@@ -21,9 +21,9 @@ from zoo.exporters import Progress
 from zoo.tokenizers.inputs import TextInputs
 from zoo.tokenizers.long_texts.truncation import text_limit
 from zoo_export.graph.static import fixed_sizes
+from zoo_export.publish.copies import copy_graphs
 from zoo_export.publish.graphs import declared_inputs
 from zoo_export.publish.pbtxt import Block, Word, to_pbtxt
-from zoo_export.publish.standalone import copy_graphs
 
 __all__ = ["MAX_BATCH", "TritonRepository", "write_repository", "write_triton"]
 

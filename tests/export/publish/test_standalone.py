@@ -11,7 +11,8 @@ import onnx
 import onnxruntime as ort
 import pytest
 
-from zoo_export.publish import standalone
+from zoo_export.publish import copies
+from zoo_export.publish.standalone import write_standalone
 
 Exported = Callable[..., Path]
 Zoo = Callable[..., Any]
@@ -37,13 +38,13 @@ def run(path: Path) -> list[np.ndarray[Any, Any]]:
 
 
 @pytest.mark.slow_after(2)
-@pytest.mark.parametrize("largest", [standalone._LARGEST, 1000])
+@pytest.mark.parametrize("largest", [copies._LARGEST, 1000])
 @pytest.mark.parametrize("name", FILES)
 def test_copy_computes_the_same(
     exported_model: Exported, zoo: Zoo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, largest: int
 ) -> None:
     """With the weights inside the graph, and in a separate file."""
-    monkeypatch.setattr(standalone, "_LARGEST", largest)
+    monkeypatch.setattr(copies, "_LARGEST", largest)
     source = exported_model(name)
     result = zoo("publish", source, "copy", "--layout", "standalone", "--json")
     assert result.status == 0, result.err
@@ -94,7 +95,7 @@ def test_force_replaces_only_a_copy(
     assert zoo(*command).status == 0
     written = snapshot()
     zoo(*command).failed(2, "already exists", "copy: use --force")
-    standalone.write_standalone(exported_model("gpt-tiny"), tmp_path / "copy", force=True)
+    write_standalone(exported_model("gpt-tiny"), tmp_path / "copy", force=True)
     assert snapshot() == written
     Path("copy/onnx/notes.txt").write_text("mine")
     before = snapshot()
@@ -108,7 +109,7 @@ def test_force_replaces_only_a_copy(
 
 
 def test_copy_that_differs_is_not_kept(exported_model: Exported, zoo: Zoo, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder, read = exported_model("gpt-tiny"), standalone._read
-    monkeypatch.setattr(standalone, "_read", lambda place: read(place)[::-1])
+    folder, read = exported_model("gpt-tiny"), copies._read
+    monkeypatch.setattr(copies, "_read", lambda place: read(place)[::-1])
     zoo("publish", folder, "copy", "--layout", "standalone").failed(4, "outputs differ")
     assert not Path("copy").exists()

@@ -14,7 +14,7 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 
-from zoo_export.publish import graphs, standalone
+from zoo_export.publish import copies, graphs
 from zoo_export.variants.quantized.make import portable_model
 from zoo_runtime import load_session
 
@@ -91,7 +91,7 @@ def test_encoder_computes_what_zoo_does(exported_model: Exported, zoo: Zoo, ask:
 
 
 def test_weights_may_lie_in_separate_files(exported_model: Exported, zoo: Zoo, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(standalone, "_LARGEST", 1000)
+    monkeypatch.setattr(copies, "_LARGEST", 1000)
     result = zoo("publish", exported_model("gpt-tiny"), "js", "--layout", "transformers-js")
     assert result.status == 0, result.err
     settings = json.loads(Path("js/config.json").read_text())["transformers.js_config"]

@@ -20,7 +20,7 @@ import onnxruntime as ort
 import pytest
 
 from tests.exported import LIVELY
-from zoo_export.publish import standalone, triton
+from zoo_export.publish import copies, triton
 from zoo_runtime import load_session
 
 Exported = Callable[..., Path]
@@ -112,7 +112,7 @@ def test_precisions(exported_copy: Exported, zoo: Zoo, precision: str) -> None:
 
 
 def test_weights_may_lie_in_separate_files(exported_model: Exported, zoo: Zoo, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(standalone, "_LARGEST", 1000)
+    monkeypatch.setattr(copies, "_LARGEST", 1000)
     assert zoo("publish", exported_model("gpt-tiny"), "repository", *LAYOUT).status == 0
     assert Path("repository/gpt-tiny/1/model.onnx_data").stat().st_size > 400_000
     assert ort.InferenceSession("repository/gpt-tiny/1/model.onnx")
