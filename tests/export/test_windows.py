@@ -23,7 +23,7 @@ from zoo_export.export import export_graphs_only, export_model, export_variant, 
 from zoo_export.graph.file import parse, serialize
 from zoo_export.parity.compare import compare
 from zoo_export.parity.laws import LawError, check_laws
-from zoo_export.publish.transformers_js import write_transformers_js
+from zoo_export.publish.onnx_layout import write_onnx
 from zoo_export.trace.make import Options, make_graphs
 from zoo_export.variants import recipe_of
 from zoo_export.verify import verify_model
@@ -154,7 +154,7 @@ def test_exports_are_verified(exported_build: Builder, tmp_path: Path, name: str
     assert export_variant(built, recipe_of("generate"))[1].passed
     if name == "everywhere":  # which the layout of Mistral can represent
         with pytest.raises(UsageError, match=r"expects one length: .*: export it again with --option windows=false"):
-            write_transformers_js(built, tmp_path / "published")
+            write_onnx(built, tmp_path / "published")
 
 
 @pytest.mark.slow

@@ -99,10 +99,10 @@ def same_pixels(found: Array, expected: Array) -> bool:
     return found.shape == expected.shape and np.allclose(found, expected, rtol=0, atol=_CLOSE)
 
 
-def process_images(folder: Path) -> ProcessedImages:
+def process_images(folder: Path, *, mode: str = "RGB") -> ProcessedImages:
     """Apply the image processor of a checkpoint to a few images, as transformers does with Pillow.
 
-    They are not cut into tiles: ``zoo.checkpoints.image_texts`` compares these.
+    They are not cut into tiles: ``zoo.checkpoints.image_texts`` compares these. ``mode`` is the mode of the images.
 
     Raises:
         ImportError: Pillow or transformers is not installed.
@@ -110,7 +110,7 @@ def process_images(folder: Path) -> ProcessedImages:
     """
     import transformers
 
-    images, where = sample_images(), processor_file(folder)
+    images, where = [image.convert(mode) for image in sample_images()], processor_file(folder)
     load: Any = transformers.AutoImageProcessor.from_pretrained
     try:
         processor = load(folder, backend="pil", local_files_only=True, trust_remote_code=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from zoo.errors import UsageError
 from zoo_export.cli.options import sleep_when_idle
 from zoo_export.cli.results import comparing
 
+_NAMES = ("hub", "onnx", "transformers-js", "standalone", "web", "genai", "triton", "kserve", "onnx-test")
 Result = tuple[dict[str, Any], list[str]]
 """Fields of the JSON output, and lines of text with the same content."""
 
@@ -38,18 +40,21 @@ class PublishJob:
 @click.argument("target", metavar="OUT", type=PATH)
 @option(
     "--layout",
-    type=click.Choice(["hub", "standalone", "transformers-js", "web", "genai", "triton", "kserve", "onnx-test"]),
+    type=click.Choice(
+        ["hub", "onnx", "transformers-js", "standalone", "web", "genai", "triton", "kserve", "onnx-test"]
+    ),
     required=True,
     section="Layout",
-    help="'hub' writes a checkpoint for other libraries, 'standalone' a self-contained ONNX model, 'transformers-js' "
-    "one for each verified precision with what transformers.js reads beside it, 'web' a page that runs the model, "
+    help="'hub' writes a checkpoint for other libraries, 'onnx' each verified precision as sentence-transformers, "
+    "optimum, transformers.js and fastembed read it, 'transformers-js' the same if transformers.js can read it, "
+    "'standalone' the verified graphs with their weights, 'web' a page that runs the model, "
     "'genai' what onnxruntime-genai loads, 'triton' a model repository of Triton Inference Server, 'kserve' the same "
     "with an InferenceService, 'onnx-test' the form of the ONNX project's tests.",
 )
 @option(
     "--model-type",
     metavar="NAME",
-    section="Layouts hub and transformers-js",
+    section="Layouts hub, onnx and transformers-js",
     help="Model type to write.  [default: the first that fits]",
 )
 @option(
@@ -81,7 +86,7 @@ def command(
     """Write the model in DIRECTORY to OUT in a layout that other tools read, and verify the result."""
     check_output_target(target, f"publish --layout {layout}", force=force)
     for name, value, layouts in (
-        ("--model-type", model_type, ["hub", "transformers-js"]),
+        ("--model-type", model_type, ["hub", "onnx", "transformers-js"]),
         ("--max-shard-size", max_shard_size, ["hub", "web"]),
         ("--variant", variant, ["web", "genai", "triton", "kserve"]),
         ("--storage-uri", storage_uri, ["kserve"]),
@@ -124,13 +129,13 @@ def _standalone(job: PublishJob) -> Result:
     return {"files": files}, [f"{job.target}: {', '.join(files)}"]
 
 
-def _transformers_js(job: PublishJob) -> Result:
-    from zoo_export.publish.transformers_js import write_transformers_js
+def _onnx(job: PublishJob, layout: str = "onnx") -> Result:
+    from zoo_export.publish.onnx_layout import write_onnx
 
     sleep_when_idle()
     with comparing() as progress:
-        published = write_transformers_js(
-            job.directory, job.target, model_type=job.model_type, force=job.force, progress=progress
+        published = write_onnx(
+            job.directory, job.target, model_type=job.model_type, layout=layout, force=job.force, progress=progress
         )
     return asdict(published), [f"{job.target}: {published.model_type}, dtype {' or '.join(published.dtypes)}"]
 
@@ -201,7 +206,8 @@ def _onnx_test(job: PublishJob) -> Result:
 _LAYOUTS: dict[str, Callable[[PublishJob], Result]] = {
     "hub": _hub,
     "standalone": _standalone,
-    "transformers-js": _transformers_js,
+    "onnx": _onnx,
+    "transformers-js": partial(_onnx, layout="transformers-js"),
     "web": _web,
     "genai": _genai,
     "triton": _triton,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -116,7 +116,13 @@ def feeds_of(sample: Sample, call: RecordedCall, graphs: Sequence[Graph], dtype:
     return feeds
 
 
-def replay(export: Export, executor: Executor, runtime: str, provider: str) -> Replay:
+def replay(
+    export: Export,
+    executor: Executor,
+    runtime: str,
+    provider: str,
+    is_possible: Callable[[Feeds], bool] = lambda feeds: True,
+) -> Replay:
     """Replay the recorded comparison of an export.
 
     Args:
@@ -124,6 +130,7 @@ def replay(export: Export, executor: Executor, runtime: str, provider: str) -> R
         executor: runs its declared graphs.
         runtime: the name and version of the runtime, for the result.
         provider: the execution provider, for the result.
+        is_possible: whether the graphs can make a call with these inputs. Others are left out.
 
     Raises:
         ArtifactError: the recorded comparison is malformed.
@@ -131,10 +138,13 @@ def replay(export: Export, executor: Executor, runtime: str, provider: str) -> R
             ONNX Runtime cannot run a graph.
     """
     sample = read_sample(export)
-    result = Replay(runtime, provider, points=len(sample.calls))
+    result = Replay(runtime, provider)
     failures: list[str] = []
     for call in sample.calls:
         feeds = feeds_of(sample, call, export.graphs, executor.dtype)
+        if not is_possible(feeds):
+            continue
+        result.points += 1
         try:
             results = run_pipeline(executor, export.graphs, feeds, call.point, split=True)
         except OutOfMemoryError as error:

@@ -31,10 +31,11 @@ library.env.allowRemoteModels = false;
 const answers = {};
 for (const dtype of dtypes.split(',')) {
   const pipeline = await library.pipeline(task, folder, { dtype, device: 'cpu' });
-  if (task === 'text-generation') {
+  if (task.endsWith('generation')) {
     const { input_ids, attention_mask } = pipeline.tokenizer(text);
     const ids = await pipeline.model.generate({ input_ids, attention_mask, ...JSON.parse(options) });
-    answers[dtype] = ids.tolist()[0].slice(input_ids.dims[1]).map(Number);
+    const start = task === 'text-generation' ? input_ids.dims[1] : 1;
+    answers[dtype] = ids.tolist()[0].slice(start).map(Number);
   } else {
     const answer = await pipeline(text, JSON.parse(options));
     answers[dtype] = answer.tolist ? answer.tolist() : answer;
@@ -88,6 +89,15 @@ def test_encoder_computes_what_zoo_does(exported_model: Exported, zoo: Zoo, ask:
         with load_session(model, variant=variant) as session:
             wanted = np.array(session.run("a text to read")["last_hidden_state"])
         np.testing.assert_allclose(answers[dtype][0], wanted, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_encoder_decoder_generates_what_zoo_does(exported_model: Exported, zoo: Zoo, ask: Callable[..., Any]) -> None:
+    model = exported_model("t5-tiny", noise=True)
+    assert zoo("publish", model, "js", "--layout", "transformers-js").status == 0
+    answers = ask(Path("js"), "text2text-generation", "fp32", "Once", max_new_tokens=10, do_sample=False)
+    with load_session(model) as session:
+        assert answers["fp32"] == session.run("Once", max_new_tokens=10)["generated_ids"]
 
 
 def test_weights_may_lie_in_separate_files(exported_model: Exported, zoo: Zoo, monkeypatch: pytest.MonkeyPatch) -> None:
