@@ -37,7 +37,7 @@ class ResponseAnswer(CallAnswer):
         self.chunks(0, result["generated"] or "", result["finish_reason"])
         return self._response(usage)
 
-    def openings(self, count: int) -> list[dict[str, Any]]:
+    def openings(self, count: int, *, with_ranks: bool = False) -> list[dict[str, Any]]:
         return [self._event(f"response.{name}", response=self._response()) for name in ("created", "in_progress")]
 
     def chunks(
