@@ -155,6 +155,8 @@ def replay(
         for output in call.outputs:
             where = f"{output.name} of {output.graph}"
             failures += [f"{where} {problem}, at {call.point}" for problem in _compare(result, call, output, results)]
+    if not result.points:
+        raise IncomparableError("none of the recorded calls can be made with these graphs", export.stored.path)
     if failures:
         more = f" and {len(failures) - 1} more" if len(failures) > 1 else ""
         problem = f"the recorded comparison fails on {runtime}, {provider}: {failures[0]}{more}"
