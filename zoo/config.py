@@ -173,7 +173,7 @@ class Config(Settings):
     >>> TinyConfig.from_dict({"num_head": 8})
     Traceback (most recent call last):
         ...
-    zoo.errors.UsageError: unknown key 'num_head' for TinyConfig: did you mean 'num_heads'?
+    zoo.errors.UnknownKeyError: unknown key 'num_head' for TinyConfig: did you mean 'num_heads'?
     >>> TinyConfig.from_dict({"num_heads": 7})
     Traceback (most recent call last):
         ...

@@ -39,7 +39,7 @@ from zoo.models.tensors import tensor_groups
 from zoo.reading import read_bytes
 from zoo.registry import ModelSpec
 
-__all__ = ["Exported", "choose_layout", "export_checkpoint", "layout_names"]
+__all__ = ["Exported", "choose_layout", "export_checkpoint", "layout_names", "write_dense_layers"]
 
 
 @dataclass(frozen=True)
@@ -82,15 +82,8 @@ def export_checkpoint(
     persist.check_layout(model, stored.layout, stored.path)
     with new_output(target, "publish --layout hub", force=force) as stage:
         model_type, layout, tensors = choose_layout(stored, model, stage, model_type)
-        like = {name: torch.empty(tensor.shape, dtype=tensor.dtype, device="meta") for name, tensor in tensors.items()}
+        like = write_dense_layers(stage, tensors)
         checkpoint = Checkpoint(stage)
-        for number, folder in enumerate(checkpoint.dense_folders):
-            names = {
-                name.removeprefix(f"Dense.{number}."): name for name in like if name.startswith(f"Dense.{number}.")
-            }
-            layer = {name: like.pop(whole) for name, whole in names.items()}
-            read = partial(_read_as, tensors, names)
-            persist.write_tensors(stage / folder / SINGLE, layer, read, {"format": "pt"})
         persist.write_weights(
             stage,
             like,
@@ -103,6 +96,21 @@ def export_checkpoint(
         comparison = compare(weights, stored.spec, model, checkpoint, layout, wanted=verify)
         files = sorted(str(path.relative_to(stage)) for path in stage.rglob("*") if path.is_file())
     return Exported(model_type, files, comparison)
+
+
+def write_dense_layers(stage: Path, tensors: Mapping[str, SourceTensor]) -> dict[str, Tensor]:
+    """Write the dense layers of a sentence encoder to their folders. Return the other tensors, without values.
+
+    Args:
+        stage: the folder of the checkpoint, with its configuration.
+        tensors: the tensors of the checkpoint, by name.
+    """
+    like = {name: torch.empty(tensor.shape, dtype=tensor.dtype, device="meta") for name, tensor in tensors.items()}
+    for number, folder in enumerate(Checkpoint(stage).dense_folders):
+        names = {name.removeprefix(f"Dense.{number}."): name for name in like if name.startswith(f"Dense.{number}.")}
+        layer = {name: like.pop(whole) for name, whole in names.items()}
+        persist.write_tensors(stage / folder / SINGLE, layer, partial(_read_as, tensors, names), {"format": "pt"})
+    return like
 
 
 def layout_names(spec: ModelSpec) -> list[str]:

@@ -53,6 +53,9 @@ def hub_card(
     """
     spec, origin = stored.spec, stored.origin
     library = "sentence-transformers" if spec.task == "sentence-embedding" else "transformers"
+    tags = ["onnx", "transformers.js", model_type]
+    if spec.task == "sentence-embedding":
+        tags += [library, "feature-extraction"]
     license = f"\nlicense: {origin.license}" if origin is not None and origin.license else ""
     rows = "\n".join(row for export in exports for row in _rows(export))
     seen = [coverage_summary(export.evidence) for export in exports]
@@ -61,7 +64,7 @@ def hub_card(
     return f"""---
 library_name: {library}
 pipeline_tag: {_TASKS.get(spec.task, spec.task)}
-tags: [onnx, transformers.js, {model_type}]{license}
+tags: [{", ".join(tags)}]{license}
 ---
 
 # {spec.name}

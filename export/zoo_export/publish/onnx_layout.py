@@ -18,7 +18,7 @@ from zoo.artifact import CARD, SENTENCES, Export, ModelDirectory, write_json
 from zoo.artifact.exports import find_exports
 from zoo.artifact.outputs import new_output
 from zoo.artifact.weights import load_json
-from zoo.checkpoints.exporting import choose_layout
+from zoo.checkpoints.exporting import choose_layout, write_dense_layers
 from zoo.checkpoints.images import PROCESSOR, first_difference, process_images
 from zoo.errors import UsageError
 from zoo.exporters import Progress
@@ -122,13 +122,14 @@ def _write_description(stored: ModelDirectory, stage: Path, model_type: str | No
         raise UsageError(problem, stored.path, "--layout standalone")
     model = create.build_on_meta(stored.spec, stored.dtype)
     try:
-        model_type, _, _ = choose_layout(stored, model, stage, model_type)
+        model_type, _, tensors = choose_layout(stored, model, stage, model_type)
     except UsageError as error:
         if len(graphs) == 1:
             raise
         names = ", ".join(graph.name for graph in graphs)
         problem = f"the model has the graphs {names}, but {error.what}"
         raise UsageError(problem, stored.path, "--layout standalone") from error
+    write_dense_layers(stage, tensors)
     if stored.spec.task == "sentence-embedding" and not (stage / SENTENCES).exists():
         limit = text_limit(stored, None) or getattr(stored.spec.config, "max_seq_len", None)
         write_json(stage / SENTENCES, {"max_seq_length": limit, "do_lower_case": False})

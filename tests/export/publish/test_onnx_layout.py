@@ -74,6 +74,15 @@ def test_encoder_equals_transformers(exported_model: Exported, zoo: Zoo) -> None
     np.testing.assert_allclose(found["sentence_embedding"], vectors, atol=2e-6)
 
 
+@pytest.mark.slow
+def test_dense_layers_have_their_weights(exported_model: Exported, zoo: Zoo) -> None:
+    """sentence-transformers runs them after the graph."""
+    model = exported_model("bert-tiny", "task=sentence-embedding", "projection_sizes=12", noise=True)
+    publish(zoo, model, "onnx", "hub")
+    name = "2_Dense/model.safetensors"
+    assert Path("onnx", name).read_bytes() == Path("hub", name).read_bytes()
+
+
 def test_card_has_what_was_verified(exported_model: Exported, zoo: Zoo) -> None:
     publish(zoo, exported_model("gpt-tiny"), "onnx")
     card = Path("onnx/README.md").read_text()

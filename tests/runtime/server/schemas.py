@@ -14,8 +14,8 @@ JSON = st.recursive(
 )
 """Any value."""
 KNOWN = {"$ref", "additionalProperties", "anyOf", "const", "default", "description", "discriminator", "enum",
-         "exclusiveMinimum", "items", "maxItems", "maxProperties", "maximum", "minItems", "minimum", "oneOf", "pattern",
-         "patternProperties", "properties", "required", "title", "type"}  # fmt: skip
+         "exclusiveMinimum", "items", "maxItems", "maxProperties", "maximum", "minItems", "minLength", "minimum",
+         "oneOf", "pattern", "patternProperties", "properties", "required", "title", "type"}  # fmt: skip
 
 
 def values(schema: Mapping[str, Any], document: Mapping[str, Any]) -> st.SearchStrategy[Any]:
@@ -42,7 +42,8 @@ def values(schema: Mapping[str, Any], document: Mapping[str, Any]) -> st.SearchS
             strict = "exclusiveMinimum" in schema
             return st.floats(low, high, exclude_min=strict, allow_nan=False, allow_infinity=False)
         case "string":
-            return st.from_regex(schema["pattern"], fullmatch=True) if "pattern" in schema else st.text(max_size=12)
+            text = st.text(min_size=schema.get("minLength", 0), max_size=12)
+            return st.from_regex(schema["pattern"], fullmatch=True) if "pattern" in schema else text
         case "array":
             return st.lists(values(schema.get("items", {}), document), min_size=schema.get("minItems", 0), max_size=3)
         case "object":

@@ -196,6 +196,15 @@ def test_offsets_are_characters(client: openai.OpenAI) -> None:
     assert (choice.logprobs.text_offset or [])[-7:] == [0, 0, 1, 1, 1, 2, 3]
 
 
+def test_offsets_after_bytes_that_are_no_text(client: openai.OpenAI) -> None:
+    """Each of them is one character of the text, and so is the beginning of a character that does not end."""
+    ids = [104, 0xF0, 32, 0xFF, 0xFE, 115, 0xE6, 0x97, 116]
+    (choice,) = client.completions.create(model="writer", prompt=ids, echo=True, max_tokens=0, logprobs=0).choices
+    assert choice.text == "h\ufffd \ufffd\ufffds\ufffdt"
+    assert choice.logprobs is not None
+    assert choice.logprobs.text_offset == [0, 1, 2, 3, 4, 5, 6, 6, 7]
+
+
 def test_encoder_decoder_does_not_return_its_source(server: Server, translator: Path) -> None:
     body = {"model": translator.name, "prompt": "hello", "echo": True, "logprobs": 1}
     refused = httpx.post(f"{server.url}/v1/completions", json=body, timeout=SECONDS)

@@ -40,6 +40,8 @@ def longest_token(backend: Any) -> int | None:
 
 
 _NORMALIZERS = {"NFC", "NFD", "NFKC", "NFKD", "Nmt", "Precompiled", "Prepend", "Replace", "Strip"}
+_SPACES = " \N{LOWER ONE EIGHTH BLOCK}"
+_BYTES = {f"<0x{byte:02X}>" for byte in range(256)}
 _MARGIN = 64
 """Characters at the end of a part of a text that may be normalized differently in the whole text."""
 
@@ -48,16 +50,17 @@ _MARGIN = 64
 class PieceBound:
     """A lower bound on the tokens of texts for SentencePiece vocabularies.
 
-    A character that is a piece by itself is never part of an unknown token, and a piece has at most so many characters.
+    A character that is a piece by itself is never part of an unknown token, nor is any where unknown ones become bytes.
+    A piece has at most so many characters.
 
     Args:
         backend: the tokenizer.
-        characters: the pieces of one letter or digit.
+        characters: the pieces of one character; None if no character becomes part of an unknown token.
         longest: the most characters of a piece.
     """
 
     backend: Any
-    characters: frozenset[str]
+    characters: frozenset[str] | None
     longest: int
 
     @classmethod
@@ -76,8 +79,10 @@ class PieceBound:
         if any(_replaces_letters(one) for one in parts):
             return None
         pieces = [piece for piece, *_ in model["vocab"]] if isinstance(model["vocab"], list) else [*model["vocab"]]
-        letters = frozenset(piece for piece in pieces if len(piece) == 1 and piece.isalnum())
-        return cls(backend, letters, max(map(len, (*pieces, *(one["content"] for one in added))), default=1))
+        single = frozenset(piece for piece in pieces if len(piece) == 1 and piece not in _SPACES)
+        has_bytes = bool(model.get("byte_fallback")) and {*pieces} >= _BYTES
+        longest = max(map(len, (*pieces, *(one["content"] for one in added))), default=1)
+        return cls(backend, None if has_bytes and not any(map(_drops_spaces, dividers)) else single, longest)
 
     def fewest(self, text: str, count: int) -> int:
         """Return a number of tokens that a text has at least, from as much of it as ``count`` tokens can be."""
@@ -86,7 +91,8 @@ class PieceBound:
             return 0  # short enough to be encoded
         normalizer = self.backend.normalizer
         normalized = part if normalizer is None else normalizer.normalize_str(part)
-        known = sum(character in self.characters for character in normalized[:-_MARGIN])
+        judged = normalized[:-_MARGIN]
+        known = len(judged) if self.characters is None else sum(one in self.characters for one in judged)
         return -(-known // self.longest)
 
 
@@ -101,6 +107,10 @@ def _keeps_letters(divider: Any) -> bool:
     """Return whether a pre-tokenizer leaves out spaces alone."""
     spaces = divider["type"] == "Split" and divider["pattern"] == {"String": " "}
     return spaces or divider["type"] in ("Metaspace", "WhitespaceSplit")
+
+
+def _drops_spaces(divider: Any) -> bool:
+    return divider["type"] == "WhitespaceSplit" or divider.get("behavior") == "Removed"
 
 
 def _replaces_letters(normalizer: Any) -> bool:

@@ -51,6 +51,8 @@ class CallReader:
         """Number of characters of arguments that were returned, for each call of the opened text."""
         self.count = 0
         """Number of calls so far."""
+        self.is_cut = False
+        """Whether the text ended within a call."""
 
     def feed(self, text: str) -> list[str | CallPart]:
         """Add text; return what is certain."""
@@ -105,6 +107,7 @@ class CallReader:
         """End within what may be a call. The beginning of one in a certain text is no content."""
         text = self._take(len(self._held))
         self.count += len(self._sent)
+        self.is_cut = bool(self._sent)
         if not self._certain:
             yield text
 

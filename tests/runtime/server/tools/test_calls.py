@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import jsonschema
 import openai
 import pytest
@@ -119,6 +120,41 @@ def test_required_calls(client: openai.OpenAI) -> None:
     assert shown(several.message)[1][:2] == [("get_weather", {"city": "Paris"}), ("get_weather", {"city": "Rome"})]
     (first,) = ask(client, "weather in Paris and Rome?", parallel_tool_calls=False).choices
     assert shown(first.message) == (None, [("get_weather", {"city": "Paris"})])
+
+
+@pytest.mark.parametrize("strict", [None, True])
+def test_schemas_of_calls_are_closed(client: openai.OpenAI, strict: bool | None) -> None:
+    """At a high temperature, an open object would get properties that nobody has declared."""
+    schema = {"type": "object", "properties": {"p": {"type": "boolean"}}, "required": ["p"]}
+    tools = [{"type": "function", "function": {"name": "switch", "parameters": schema, "strict": strict}}]
+    for seed in range(6):
+        answer = ask(client, "hello", tools=tools, tool_choice="required", temperature=3.0, seed=seed)
+        for name, arguments in shown(answer.choices[0].message)[1]:
+            assert (name, arguments.keys()) == ("switch", {"p"})
+    opened = {"tools": tools, "tool_choice": "required", "temperature": 3.0, "n": 8, "seed": 0}
+    answer = ask(client, "hello", **opened, extra_body={"additional_properties": True})
+    assert any('", "' in call.function.arguments or call.function.arguments.count('":') > 1
+               for choice in answer.choices for call in choice.message.tool_calls or [])  # fmt: skip
+
+
+def test_call_that_a_stop_text_cuts_is_not_complete(client: openai.OpenAI) -> None:
+    for stream in (False, True):
+        answer = ask(client, "hello", tool_choice="required", stop=["}"], stream=stream)
+        last = list(answer)[-1] if stream else answer
+        assert last.choices[0].finish_reason == "stop"
+
+
+def test_tokens_of_a_chat_with_tools(client: openai.OpenAI, server: Server) -> None:
+    """They are those that the model reads."""
+    call = {"id": "call_1", "type": "function", "function": {"name": "get_weather", "arguments": '{"city": "Paris"}'}}
+    messages = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": None, "tool_calls": [call]},
+                {"role": "tool", "tool_call_id": "call_1", "content": "sunny"}]  # fmt: skip
+    read = ask(client, messages, max_tokens=1).usage.prompt_tokens
+    body = {"model": "caller", "messages": messages, "tools": TOOLS}
+    found = httpx.post(f"{server.url}/tokenize", json=body, timeout=SECONDS).json()
+    assert found["count"] == read
+    body = {"model": "caller", "prompt": "a", "tools": TOOLS}
+    assert httpx.post(f"{server.url}/tokenize", json=body, timeout=SECONDS).status_code == 400
 
 
 def test_schemas_with_references(client: openai.OpenAI) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from codecs import getincrementaldecoder
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Self
@@ -86,12 +87,15 @@ class Echo:
         contents = [
             b"" if is_added else _content(tokenizer, token) for token, is_added in zip(item.ids, added, strict=True)
         ]
-        first = next(filter(None, contents), b"")
-        begun = -1 if first[:1] == b" " and text[:1] != " " else 0  # a space that decoding drops
-        offsets = []
+        decoder = getincrementaldecoder("utf-8")("replace")
+        offsets, length = [], 0
         for content in contents:
-            offsets.append(min(max(begun - _continues(content[:1]), 0), len(text)))
-            begun += sum(not _continues(content[place : place + 1]) for place in range(len(content)))
+            is_new = bool(decoder.getstate()[0]) and not _continues(content[:1])
+            begun = length + is_new  # the bytes before it were no character
+            offsets.append(min(begun, len(text)))
+            if content[:1] == b" " and text[begun : begun + 1] != " ":
+                content = content[1:]
+            length += len(decoder.decode(content))
         return cls(text, offsets)
 
 

@@ -46,7 +46,7 @@ Texts = str | Annotated[list[str], Field(min_length=1, fail_fast=True)]
 class Rerank(ModelBody):
     """Body of ``/rerank``: ``documents`` as Cohere, Jina and vLLM have it, or ``texts`` as TEI has it."""
 
-    query: str
+    query: Annotated[str, Field(min_length=1)]
     documents: Documents | None = None
     top_n: Count | None = None
     """Number of documents to return, best first; by default all."""

@@ -15,6 +15,8 @@ from zoo.errors import ArtifactError
 from zoo.tokenizers.inputs import LongInputError
 from zoo.tokenizers.tokenizer import Tokenizer
 from zoo_runtime.server.http.openai.bodies import Message, ModelBody
+from zoo_runtime.server.http.openai.tool_bodies import Tool
+from zoo_runtime.server.http.openai.tools.messages import for_template
 from zoo_runtime.server.http.operations import Operation
 from zoo_runtime.server.http.responses import as_json, as_long_json
 from zoo_runtime.server.http.service import Service
@@ -36,6 +38,8 @@ class Tokenize(ModelBody):
     """Put special tokens around a prompt, by default true. In a chat, the chat template writes them."""
     add_generation_prompt: bool = True
     """End a chat with the start of the assistant's answer."""
+    tools: Annotated[list[Tool], Field(fail_fast=True, default_factory=list)]
+    """Functions that a chat may call."""
     return_token_strs: bool = False
     """Return the tokens as the vocabulary has them, too."""
 
@@ -43,6 +47,8 @@ class Tokenize(ModelBody):
     def _check_form(self) -> Self:
         if (self.prompt is None) == (self.messages is None):
             raise ValueError("give either prompt or messages")
+        if self.tools and self.messages is None:
+            raise ValueError("tools requires messages")
         if self.messages is not None and self.add_special_tokens:
             raise ValueError("add_special_tokens requires prompt: the chat template writes special tokens")
         return self
@@ -86,7 +92,9 @@ class TokenRoutes:
 
         def ids() -> list[int]:
             if messages is not None:
-                return served.chat_prompt(messages, add_generation_prompt=body.add_generation_prompt)
+                values = {"tools": [tool.for_template() for tool in body.tools]} if body.tools else {}
+                chat = for_template(messages)
+                return served.chat_prompt(chat, add_generation_prompt=body.add_generation_prompt, **values)
             assert body.prompt is not None
             return _encoded(served, tokenizer, body.prompt, body.add_special_tokens is not False)
 

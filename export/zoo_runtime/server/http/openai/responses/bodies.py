@@ -173,7 +173,7 @@ class Responses(ModelBody):
     store: bool | None = None
     """Ignored: nothing is stored."""
     include: list[str] | None = None
-    """Ignored."""
+    """Ignored, except that log-probabilities are refused."""
     reasoning: dict[str, Any] | None = None
     """Ignored."""
     service_tier: str | None = None
@@ -190,6 +190,13 @@ class Responses(ModelBody):
     """Not supported: nothing is stored, send the items so far as ``input``."""
     conversation: Literal[""] = ""
     """Not supported: nothing is stored, send the items so far as ``input``."""
+
+    @field_validator("include")
+    @classmethod
+    def _check_include(cls, value: list[str] | None) -> list[str] | None:
+        if value and "message.output_text.logprobs" in value:
+            raise ValueError("log-probabilities are not supported: use /v1/chat/completions")
+        return value
 
     def chat(self) -> Chat:
         """Return the chat that is answered. Raises :class:`RequestError` if it is not valid."""

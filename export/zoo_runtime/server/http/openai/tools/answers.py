@@ -67,7 +67,8 @@ class CallAnswer(AnswerShapes):
     def reason(self, index: int, reason: str) -> str:
         """Return why a text ends, in OpenAI's words."""
         plain = super().reason(index, reason)
-        has_calls = index in self._readers and self._readers[index].count > 0
+        reader = self._readers.get(index)
+        has_calls = reader is not None and reader.count > 0 and not reader.is_cut
         return "tool_calls" if plain == "stop" and has_calls and not self.calling.named else plain
 
     def _choice(self, index: int, result: Mapping[str, Any]) -> dict[str, Any]:

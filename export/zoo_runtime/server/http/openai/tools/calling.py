@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from zoo.errors import UsageError
+from zoo_runtime.generation.json_schemas import close_objects
 from zoo_runtime.server.http.openai.bodies import Chat, JsonObject, JsonSchema
 from zoo_runtime.server.http.openai.tool_bodies import Function, NamedTool
 from zoo_runtime.server.http.openai.tools.messages import for_template, without_calls, without_results
@@ -17,7 +19,7 @@ from zoo_runtime.server.tools.grammar import call_grammar
 
 __all__ = ["Calling", "chat_prompts", "plan_calls"]
 
-_NO_ARGUMENTS: Mapping[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
+_NO_ARGUMENTS: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +67,8 @@ def plan_calls(served: Served, body: Chat) -> Calling:
     is_constrained = forced or ((strict or answer is not None) and body.regex is None and body.grammar is None)
     if is_constrained:
         schemas = {name: _schema(function, everywhere=forced) for name, function in functions.items()}
+        if not body.additional_properties:
+            schemas, answer = {name: _closed(schema) for name, schema in schemas.items()}, _closed(answer)
         others = sorted(set(added) - set(tokens.values()) - set(served.ends))
         free = None if forced or answer is not None else others
         options |= {"json_schema": None}
@@ -124,14 +128,22 @@ def _added_tokens(served: Served) -> dict[int, str]:
     return {number: token.content for number, token in added.items()}
 
 
-def _answer_schema(body: Chat) -> Mapping[str, Any] | None:
+def _answer_schema(body: Chat) -> dict[str, Any] | None:
     """Return the schema of a text that calls no functions, if the request has one."""
     if isinstance(body.response_format, JsonSchema):
         return body.response_format.json_schema.schema_
     return {"type": "object"} if isinstance(body.response_format, JsonObject) else None
 
 
-def _schema(function: Function, *, everywhere: bool) -> Mapping[str, Any]:
+def _closed(schema: dict[str, Any] | None) -> Any:
+    """Return a copy of a schema with closed objects: see :func:`close_objects`."""
+    closed = copy.deepcopy(schema)
+    if closed is not None:
+        close_objects(closed)
+    return closed
+
+
+def _schema(function: Function, *, everywhere: bool) -> dict[str, Any]:
     """Return the schema of the arguments of a function, or of any arguments if it need not be followed."""
     if not (everywhere or function.strict):
         return {"type": "object"}
