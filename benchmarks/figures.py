@@ -7,8 +7,10 @@ Usage:
     python benchmarks/figures.py train --data corpus.txt -o runs
     zoo bench minilm --lengths 8,16,32,64,128,256 --threads 1 --json > speed.json
     python benchmarks/figures.py draw --runs runs --minilm minilm --speed speed.json
+    python benchmarks/figures.py peers
 
-MINILM is the directory of a checkpoint of all-MiniLM-L6-v2.
+MINILM is the directory of a checkpoint of all-MiniLM-L6-v2. The figure of the peers shows the table "Text generation"
+of docs/benchmarks.md.
 """
 
 from __future__ import annotations
@@ -20,12 +22,14 @@ import sys
 from pathlib import Path
 
 from zoo import plots
+from zoo.plots.plot import COLOURS, Plot, drawn, new_figure
 from zoo.registry import registry
 from zoo_export import export_model, plot_bench, plot_layers, plot_modules
 from zoo_runtime import load_session, plot_answers
 
 ZOO = str(Path(sys.executable).with_name("zoo"))
-TARGET = Path(__file__).parents[1] / "docs" / "_static" / "figures"
+DOCS = Path(__file__).parents[1] / "docs"
+TARGET = DOCS / "_static" / "figures"
 MODELS = {
     "adaptive-span-tiny": ("max_steps=700", "span=128", "span_ramp=16", "span_penalty=2e-4"),
     "product-key-memory-tiny": ("max_steps=200",),
@@ -76,6 +80,30 @@ def draw(runs: Path, minilm: Path, speed: Path | None) -> None:
         print(plot.write(TARGET / f"{name}.svg", force=True).stat().st_size, plot.title)
 
 
+def generation() -> list[list[str]]:
+    """Return the cells of the table "Text generation", the header included."""
+    text = (DOCS / "benchmarks.md").read_text(encoding="utf-8").split("\n## Text generation\n")[1]
+    rows = [line.strip("| ").split(" | ") for line in text.split("\n\n| ")[1].split("\n\n")[0].splitlines()]
+    return [rows[0], *rows[2:]]
+
+
+@drawn
+def draw_peers() -> Plot:
+    """Plot the rates of all runtimes, one panel for each size of batch."""
+    header, *rows = generation()
+    title = "GPT-2 small on 2 cores: tokens per second"
+    figure = new_figure(title, 0.8 + 0.22 * len(rows))
+    for column, axes in enumerate(figure.subplots(1, 2, sharey=True), start=1):
+        colours = [COLOURS[0] if row[0].startswith("zoo") else "#a0a0a0" for row in rows]
+        rates = [float(row[column]) for row in rows]
+        axes.bar_label(axes.barh([row[0] for row in rows], rates, 0.75, color=colours), padding=2)
+        axes.set_title(header[column])
+        axes.set_xlim(0, 1.15 * max(rates))
+        axes.tick_params(axis="y", length=0)
+    axes.invert_yaxis()
+    return Plot(title, figure)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
@@ -86,9 +114,12 @@ def main() -> None:
     command.add_argument("--runs", type=Path, required=True)
     command.add_argument("--minilm", type=Path, required=True)
     command.add_argument("--speed", type=Path)
+    commands.add_parser("peers")
     given = parser.parse_args()
     if given.command == "train":
         train(given.data, given.output)
+    elif given.command == "peers":
+        print(draw_peers().write(TARGET / "peers.svg", force=True))
     else:
         draw(given.runs, given.minilm, given.speed)
 

@@ -5,6 +5,7 @@
     python benchmarks/screenshots.py minilm
 
 MINILM is the directory of a checkpoint of all-MiniLM-L6-v2. The windows are 1280 and 390 pixels wide, light and dark.
+The front page shows the light ones alone.
 """
 
 from __future__ import annotations
@@ -96,7 +97,10 @@ def main() -> None:
             ("web-page.png", use_page, "page/"),
             ("attention.png", use_attention, "attention.html"),
         ):
-            screenshots(browser, use, f"{host}/{path}").save(TARGET / target, optimize=True)
+            whole = screenshots(browser, use, f"{host}/{path}")
+            whole.save(TARGET / target, optimize=True)
+            light = whole.crop((0, 0, whole.width, max(WINDOWS.values())))
+            light.save(TARGET / target.replace(".", "-light."), optimize=True)
         browser.close()
         server.shutdown()
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import sys
+import tomllib
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent / "_ext"))
 
 import zoo
+
+_ROOT = Path(__file__).parents[1]
+_REPOSITORY = tomllib.loads((_ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["urls"]["Repository"]
 
 project = "zoo"
 author = "The zoo authors"
@@ -15,10 +19,14 @@ release = version = zoo.__version__
 html_theme = "furo"
 html_title = f"zoo {release}"
 html_show_copyright = False
+html_theme_options = {"source_repository": f"{_REPOSITORY}/", "source_branch": "main", "source_directory": "docs/"}
 html_static_path = ["_static"]
 html_css_files = ["zoo.css"]
 html_math_renderer = "mathml"
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx_design", "zoo_docs", "zoo_figures", "zoo_math"]
+extensions = [
+    "myst_parser", "sphinx.ext.autodoc", "sphinx_copybutton", "sphinx_design", "zoo_docs", "zoo_figures", "zoo_math",
+]  # fmt: skip
+copybutton_exclude = ".linenos, .gp, .go"  # prompts, and the output below commands
 exclude_patterns = ["_build"]
 
 myst_enable_extensions = ["colon_fence", "dollarmath"]

@@ -71,6 +71,23 @@ def test_links_of_a_page_lead_to_files(page: Path) -> None:
         assert link.startswith(("#", "https://")) or (page.parent / link.partition("#")[0]).exists(), link
 
 
+def test_results_of_the_readme_are_those_of_their_pages() -> None:
+    """Every number of a row is on the page that the row links to, and the figure shows the numbers of its table."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    table = text.split("\n| what | result |\n")[1].split("\n\n")[0].splitlines()[1:]
+    assert len(table) > 3
+    for row in table:
+        (link,) = LINK.findall(row)
+        page = (ROOT / link.partition("#")[0]).read_text(encoding="utf-8").replace(",", "")
+        for number in re.findall(r"(?<!\w)\d(?:[\d.e-]*\d)?", LINK.sub("", row).replace(",", "")):
+            assert re.search(rf"\b{re.escape(number)}\b", page), (link, number)
+    rows = (DOCS / "benchmarks.md").read_text(encoding="utf-8").split("\n## Text generation\n")[1].split("\n\n")[2]
+    drawn = set(re.findall(r">([^<>]+)</text>", (DOCS / "_static/figures/peers.svg").read_text(encoding="utf-8")))
+    for row in rows.splitlines()[2:]:
+        name, *rates = row.strip("| ").split(" | ")
+        assert {name, *(f"{float(rate):g}" for rate in rates)} <= drawn
+
+
 @pytest.mark.parametrize("package", ["zoo", "export/zoo_runtime"])
 def test_the_map_of_a_package_names_what_is_there(package: str) -> None:
     """CONTRIBUTING.md names each module and folder, and nothing else."""

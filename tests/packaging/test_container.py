@@ -39,15 +39,30 @@ def test_container_runs_without_privileges() -> None:
     assert "--api-key-file" in command
 
 
+def copy_context(folder: Path) -> None:
+    """Copy the tracked files that the ignore file beside the Dockerfile lets through."""
+    rules = DOCKERFILE.with_name("Dockerfile.dockerignore").read_text().splitlines()
+    assert rules[1] == "*"
+    kept = tuple(rule.removeprefix("!") for rule in rules if rule.startswith("!"))
+    listed = subprocess.run(["git", "ls-files", "-z", *kept], cwd=ROOT, check=True, capture_output=True, text=True)
+    for name in filter(None, listed.stdout.split("\0")):
+        target = folder / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(ROOT / name, target)
+
+
 @pytest.fixture(scope="module")
-def installed(wheel: Path) -> Iterator[Path]:
+def installed() -> Iterator[Path]:
     """Run the build stage in a folder that other users can read."""
     place = Path(tempfile.mkdtemp(prefix="zoo-container-"))
     place.chmod(0o755)
+    assert instructions("COPY")[0] == ". /src"
+    copy_context(place / "src")
     variables = {key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "ZOO"))}
-    variables |= {"PIP_CONSTRAINT": str(ROOT / "constraints.txt"), "ZOO": f"attention-zoo[serve] @ {wheel.as_uri()}"}
+    requirement = json.loads(dict(item.split("=", 1) for item in instructions("ARG"))["ZOO"])
+    variables["ZOO"] = requirement.replace("/src", str(place / "src"))
     for step in instructions("RUN"):
-        command = re.sub(r"/zoo\b", str(place / "zoo"), step)
+        command = re.sub(r"(?<= )/(zoo|src)\b", rf"{place}/\1", step)
         command = re.sub(r"(?<!\S)pip ", f"{sys.executable} -m pip ", command)
         command = re.sub(r"^python ", f"{sys.executable} ", command)
         subprocess.run(command, shell=True, env=variables, check=True, stdout=subprocess.DEVNULL)

@@ -52,9 +52,10 @@ def test_builds_have_the_same_bytes(tmp_path: Path) -> None:
 def test_release_lists_packages_and_hashes(tmp_path: Path) -> None:
     """The SBOM names zoo and every version of constraints.txt; SHA256SUMS has the hash of each file."""
     made = []
+    here = {key: value for key, value in os.environ.items() if key != "GITHUB_REPOSITORY"}  # a fork may run the tests
     for name in ("one", "two"):
         place = checkout(tmp_path / name, mode=0o644, time=1_600_000_000)
-        subprocess.run([place / ".ci/release", place / "dist"], check=True, capture_output=True)
+        subprocess.run([place / ".ci/release", place / "dist"], env=here, check=True, capture_output=True)
         made.append(files(place / "dist"))
     assert made[0] == made[1]
     sums = dict(reversed(line.split("  ")) for line in made[0].pop("SHA256SUMS").decode().splitlines())
@@ -64,3 +65,14 @@ def test_release_lists_packages_and_hashes(tmp_path: Path) -> None:
     pins = re.findall(r"^([\w.-]+)(?:\[\w+\])?==([^\s;]+)", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
     assert {(part["name"], part["version"]) for part in listed["components"]} == set(pins)
     assert ("numpy", version("numpy")) in pins
+
+
+def test_release_of_another_repository_is_refused(tmp_path: Path) -> None:
+    """The addresses of the wheel must be those of the repository that builds it."""
+    place = checkout(tmp_path / "clone", mode=0o644, time=1_600_000_000)
+    address = {"GITHUB_SERVER_URL": "https://github.com", "GITHUB_REPOSITORY": "someone/else"}
+    done = subprocess.run(
+        [place / ".ci/release", place / "dist"], env=os.environ | address, check=False, capture_output=True, text=True
+    )
+    assert (done.returncode, list((place / "dist").iterdir())) == (1, [])
+    assert done.stderr == "[project.urls] of pyproject.toml is not https://github.com/someone/else\n"
