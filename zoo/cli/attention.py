@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from zoo.cli.output import echo
+from zoo.cli.output import VERDICTS, echo
 from zoo.cli.report import bytes_text, emit_json
 from zoo.terminal import one_line
 
@@ -32,4 +32,4 @@ def write_page(
         emit_json("show", {"attention": str(target), "bytes": size, "maps": maps, "error": error, "evidence": evidence})
         return
     verdict = "verified" if evidence["verified"] else f"NOT VERIFIED ({evidence['reason']})"
-    echo(one_line(f"{target}: {maps} layers, {heads} heads, {verdict}, {bytes_text(size)}"))
+    echo(one_line(f"{target}: {maps} layers, {heads} heads, {verdict}, {bytes_text(size)}"), verdicts=VERDICTS)

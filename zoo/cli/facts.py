@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from zoo import plugins
 from zoo.artifact import ADAPTER, RECORDED, coverage_summary, find_records
-from zoo.cli.output import echo
+from zoo.cli.output import VERDICTS, echo
 from zoo.cli.report import bytes_text, columns
 from zoo.contract import Graph, KeyValues, States
 from zoo.errors import ArtifactError
@@ -138,7 +138,7 @@ def print_facts(facts: Mapping[str, Any], stored: ModelDirectory | None) -> None
     for export in facts.get("exports", ()):
         verdict = "verified" if export["verified"] else f"NOT VERIFIED ({export['reason']})"
         shown = (name for name in export["files"] if not name.startswith(f"{RECORDED}."))
-        echo(one_line(f"export {', '.join(shown)}: {verdict}"))
+        echo(one_line(f"export {', '.join(shown)}: {verdict}"), verdicts=VERDICTS)
         if export["coverage"]:
             echo(f"  {one_line(export['coverage'])}")
     for graph in facts["graphs"]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import re
-import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib.util import find_spec
@@ -14,7 +13,8 @@ import click
 
 from zoo import plugins
 from zoo.cli.options import json_option
-from zoo.cli.output import echo
+from zoo.cli.output import VERDICTS, echo
+from zoo.cli.progress import is_shown
 from zoo.cli.report import columns, emit_json
 from zoo.errors import PluginError, UsageError, nearest
 from zoo.plugins import Plugin, isolation
@@ -214,6 +214,7 @@ def _print(rows: list[_CheckRow]) -> None:
             ),
         ],
         right=[3],
+        verdicts=VERDICTS,
     )
     failed = [row for row in rows if row.result.status == "failed"]
     while failed:
@@ -240,7 +241,7 @@ def _has_cause_of(first: _CheckRow, other: _CheckRow) -> bool:
 @contextlib.contextmanager
 def _progress() -> Iterator[Any]:
     """Yield a function that shows the latest check on stderr; no-op unless stderr is a terminal."""
-    if not sys.stderr.isatty():
+    if not is_shown():
         yield lambda text: None
         return
     from rich.console import Console

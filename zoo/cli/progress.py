@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal
 
 from zoo.cli.options import is_quiet
+from zoo.cli.output import is_terminal
 
 if TYPE_CHECKING:
     from rich.progress import Task
@@ -19,8 +20,8 @@ Progress = Callable[[int, int | None], None]
 
 
 def is_shown() -> bool:
-    """Return whether progress bars are shown: on a terminal, without ``--quiet``."""
-    return sys.stderr.isatty() and not is_quiet()
+    """Return whether progress bars are shown: on a terminal with control sequences, without ``--quiet``."""
+    return is_terminal(sys.stderr) and not is_quiet()
 
 
 @contextmanager

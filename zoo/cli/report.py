@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+import shutil
+import sys
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 from zoo.artifact.provenance import fold_names
 from zoo.cli.options import is_quiet
-from zoo.cli.output import echo
+from zoo.cli.output import echo, is_terminal
 from zoo.terminal import one_line, printable_json
 
 __all__ = ["bytes_text", "columns", "count_text", "emit_json", "say", "say_head"]
@@ -16,12 +18,15 @@ __all__ = ["bytes_text", "columns", "count_text", "emit_json", "say", "say_head"
 
 _CELL = 1000
 """Maximum number of characters of a value in a table."""
+_NARROW = 12
+"""Width to which a column may be shortened."""
+_GAP = "  "
 
 
-def say(text: object) -> None:
+def say(text: object, *, verdicts: Collection[str] = ()) -> None:
     """Print a line of the result, unless the command was given ``--quiet``."""
     if not is_quiet():
-        echo(text)
+        echo(text, verdicts=verdicts)
 
 
 def say_head(new: Sequence[str], dropped: Sequence[str]) -> None:
@@ -37,16 +42,62 @@ def emit_json(command: str, data: dict[str, Any], *, version: int = 1) -> None:
     echo(printable_json(text))
 
 
-def columns(rows: Iterable[Sequence[object]], *, right: Sequence[int] = ()) -> None:
-    """Print rows in columns, left-aligned except for the columns in ``right``."""
+def columns(rows: Iterable[Sequence[object]], *, right: Sequence[int] = (), verdicts: Collection[str] = ()) -> None:
+    """Print rows in columns.
+
+    On a terminal, the widest columns are shortened until the rows fit its width. Elsewhere, rows are whole.
+
+    Args:
+        rows: the rows, all with as many cells.
+        right: the columns that are aligned on the right, and not shortened.
+        verdicts: cells that have colours: see :func:`zoo.cli.output.echo`.
+    """
     cells = [[one_line(cell, _CELL) for cell in row] for row in rows]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    fits = is_terminal(sys.stdout)
+    width_of = _width if fits else len
+    widths = [max(map(width_of, column)) for column in zip(*cells, strict=True)]
+    if fits:
+        widths = _fitting(widths, right, shutil.get_terminal_size().columns)
+        cells = [[_shortened(cell, width) for cell, width in zip(row, widths, strict=True)] for row in cells]
     for row in cells:
-        aligned = [
-            cell.rjust(width) if place in right else cell.ljust(width)
-            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        echo("  ".join(aligned).rstrip())
+        padded = [(cell, " " * (width - width_of(cell))) for cell, width in zip(row, widths, strict=True)]
+        aligned = [pad + cell if place in right else cell + pad for place, (cell, pad) in enumerate(padded)]
+        echo(_GAP.join(aligned).rstrip(), verdicts=[cell for cell in row if cell in verdicts])
+
+
+def _fitting(widths: Sequence[int], right: Sequence[int], limit: int) -> list[int]:
+    """Return widths of which the largest are reduced until all fit into a line, if that can be done."""
+    result = list(widths)
+    excess = sum(result) + len(_GAP) * (len(result) - 1) - limit
+    places = [place for place, width in enumerate(result) if place not in right and width > _NARROW]
+    while excess > 0 and places:
+        widest = max(places, key=lambda place: result[place])
+        if result[widest] <= _NARROW:
+            break
+        below = max((result[place] for place in places if result[place] < result[widest]), default=_NARROW)
+        cut = min(excess, result[widest] - max(below, _NARROW))
+        result[widest] -= max(cut, 1)
+        excess -= max(cut, 1)
+    return result
+
+
+def _width(text: str) -> int:
+    """Return the number of columns that a text takes on a terminal."""
+    if text.isascii():
+        return len(text)
+    from rich.cells import cell_len
+
+    return cell_len(text)
+
+
+def _shortened(text: str, width: int) -> str:
+    """Return text that ends with an ellipsis if it is wider than ``width``."""
+    if _width(text) <= width:
+        return text
+    from rich.cells import set_cell_size
+
+    mark = "\N{HORIZONTAL ELLIPSIS}" if "utf" in (sys.stdout.encoding or "").lower() else "..."
+    return set_cell_size(text, width - len(mark)).rstrip() + mark
 
 
 def count_text(count: float) -> str:

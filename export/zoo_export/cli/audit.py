@@ -17,6 +17,7 @@ from zoo.cli.options import (
     output_option,
     quiet_option,
 )
+from zoo.cli.output import VERDICTS
 from zoo.cli.report import columns, emit_json, say
 from zoo.errors import ParityError, UsageError
 from zoo_export.cli.options import VERIFICATION, grid_option, sleep_when_idle
@@ -116,7 +117,7 @@ def _say(report: AuditReport) -> None:
     say(f"against {report.model['source']}: {report.model['architecture']} for {report.model['task']}")
     columns([("QUESTION", "ANSWER", "POINTS", "WRONG"),
              *((item.name, item.verdict, item.points, item.wrong) for item in report.questions)],
-            right=[2, 3])  # fmt: skip
+            right=[2, 3], verdicts=VERDICTS)  # fmt: skip
     say(f"asked: {report.asked()}")
     if (covered := report.covered()) is not None:
         say(covered)

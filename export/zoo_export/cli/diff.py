@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from zoo.cli.options import PATH, SectionedCommand, check_figure_option, figure_option, force_option, json_option
+from zoo.cli.output import VERDICTS
 from zoo.cli.report import columns, emit_json
 from zoo.errors import ParityError
 from zoo_export.cli.options import factory_option, provider_option, variant_option
@@ -73,7 +74,9 @@ def command(
     else:
         for name, errors in graphs.items():
             columns(
-                [(name.upper(), "CLASS", "ERROR", "TORCH", "RELATIVE", ""), *rows(errors, everything)], right=[2, 3, 4]
+                [(name.upper(), "CLASS", "ERROR", "TORCH", "RELATIVE", ""), *rows(errors, everything)],
+                right=[2, 3, 4],
+                verdicts=VERDICTS,
             )
     for name, errors in graphs.items():
         first = next((item for item in errors if item.diverges), None)

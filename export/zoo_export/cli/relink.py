@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from zoo.cli.options import PATH, json_option, quiet_option
+from zoo.cli.output import VERDICTS
 from zoo.cli.report import emit_json, say
 
 
@@ -26,4 +27,7 @@ def command(directory: Path, as_json: bool) -> None:
     if as_json:
         emit_json("relink", {"directory": str(directory), "verified": verified})
     else:
-        say(f"{directory}: linked, " + ("still verified" if verified else f"not verified: zoo verify {directory}"))
+        say(
+            f"{directory}: linked, " + ("still verified" if verified else f"not verified: zoo verify {directory}"),
+            verdicts=VERDICTS,
+        )

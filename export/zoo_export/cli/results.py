@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from zoo import plugins
 from zoo.artifact import PREFILL, Record, abridged, coverage_summary, export_file, variant_of
-from zoo.cli.output import message
+from zoo.cli.output import VERDICTS, message
 from zoo.cli.progress import show_progress
 from zoo.cli.report import emit_json, say
 
@@ -65,11 +65,16 @@ def say_report(report: Report, directory: Path, variant: str = "") -> None:
     """Print the summary of a comparison in two lines."""
     facts = summary(report, variant)
     if variant_of(variant).interface == "loop":
-        say(f"{directory}: generate.onnx verified on {facts['provider']} at {facts['tokens']} tokens")
+        say(
+            f"{directory}: generate.onnx verified on {facts['provider']} at {facts['tokens']} tokens", verdicts=VERDICTS
+        )
         return
     worst = facts["worst"]
     left = f" ({facts['left_out']} of the full grid left out)" if facts["left_out"] else ""
-    say(f"{directory}: {', '.join(facts['files'])} verified on {facts['provider']} at {facts['points']} points{left}")
+    say(
+        f"{directory}: {', '.join(facts['files'])} verified on {facts['provider']} at {facts['points']} points{left}",
+        verdicts=VERDICTS,
+    )
     where = f"{worst['graph']} {worst['output']}" if worst["graph"] != "model" else worst["output"]
     say(f"worst output {where}: error {worst['max_abs_error']:.1e}, limit {worst['limit']:.1e}")
     if facts["magnitudes"]:
@@ -104,4 +109,4 @@ def say_record(record: Record, format_name: str, command: str, as_json: bool) ->
         facts = {"format": format_name, "files": record.files, "verified": verified, "evidence": record.evidence}
         emit_json(command, {"directory": str(directory), **facts})
     elif verified:
-        say(f"{directory}: {files} verified by {by}")
+        say(f"{directory}: {files} verified by {by}", verdicts=VERDICTS)

@@ -9,7 +9,7 @@ import click
 
 from zoo import plugins
 from zoo.cli.options import json_option
-from zoo.cli.output import echo
+from zoo.cli.output import VERDICTS, echo
 from zoo.cli.report import columns, emit_json
 from zoo.version import __version__
 
@@ -73,8 +73,11 @@ def command(as_json: bool) -> None:
     columns((name, value or "not installed") for name, value in versions.items())
     echo()
     columns(
-        (f"provider {name}", "loads" if problem is None else f"does not load: {problem}")
-        for name, problem in providers.items()
+        (
+            (f"provider {name}", "loads" if problem is None else f"does not load: {problem}")
+            for name, problem in providers.items()
+        ),
+        verdicts=VERDICTS,
     )
     echo()
     columns(
