@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
 from zoo.errors import ArtifactError
 from zoo.reading import check_plain, lines, read_bytes
 
-__all__ = ["JSON", "LINES", "PARQUET", "TABLES", "check_names", "open_parquet", "read_numbered"]
+__all__ = ["JSON", "LINES", "PARQUET", "TABLES", "check_names", "join_columns", "open_parquet", "read_numbered"]
 
 LINES = (".jsonl", ".ndjson")
 JSON = ".json"
@@ -24,6 +24,8 @@ _FIELD = 2**31 - 1
 _BUFFER = 2**16
 """Bytes of a column that are read at a time; otherwise a whole row group is."""
 _SPACE = " \t\n\r"
+_PREFIX = "input_"
+"""Put before the name of a column of the input that the result has as well."""
 Row = dict[str, Any] | str
 """A row by column, or what is wrong with it."""
 
@@ -32,6 +34,23 @@ def check_names(names: Sequence[str], path: object) -> None:
     """Raise :class:`ArtifactError` if two columns have the same name. Names that differ in case are different."""
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise ArtifactError(f"the column {twice!r} occurs twice", path, "rename one of them")
+
+
+def join_columns(columns: Mapping[str, Any], result: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the columns of an input, followed by those of its result, which keep their names.
+
+    >>> join_columns({"text": "a", "label": 1, "input_label": 2}, {"label": "good"})
+    {'text': 'a', 'input_input_label': 1, 'input_label': 2, 'label': 'good'}
+    """
+    taken = {*columns, *result}
+    joined = {}
+    for name, value in columns.items():
+        free = name
+        while free in result or (free != name and free in taken):
+            free = _PREFIX + free
+        taken.add(free)
+        joined[free] = value
+    return joined | dict(result)
 
 
 def read_numbered(path: Path) -> Iterator[tuple[int, Row]]:

@@ -34,7 +34,10 @@ from zoo.training.plan import TrainingPlan
 from zoo.training.processes import ALONE
 from zoo.training.setup import make_criterion, model_tokenizer, read_data
 from zoo_export.opened import ModuleSession
-from zoo_export.scores import Scorer, scorer_of
+from zoo_export.scoring.answers import scorer_of
+from zoo_export.scoring.predictions import Prediction
+from zoo_export.scoring.reports import ClassReport
+from zoo_export.scoring.scorer import Scorer
 from zoo_runtime.onnx_runtime.adapters import ADAPTER_IDS
 from zoo_runtime.running.choosing import parse_options
 from zoo_runtime.running.loading import load_session
@@ -70,6 +73,12 @@ class Scores:
     """Scores of what ``zoo run`` answers, by name."""
     notes: Sequence[str] = ()
     """Remarks on the scores, such as why one is left out."""
+    problems: Sequence[str] = ()
+    """Warnings of answers that say nothing about the inputs, such as the same one to all."""
+    report: ClassReport | None = None
+    """The scores of each class, if answers are classes."""
+    predictions: Sequence[Prediction] = ()
+    """The target and the answer of each row, if they were requested. Rows without an answer have an ``error``."""
     errors: Sequence[ZooError] = ()
     """Why rows have no answers. The scores of answers are then left out."""
 
@@ -91,6 +100,8 @@ class Evaluating:
     """Why texts are cut, and what to do about it; empty if it was requested, or they are too long for the model."""
     scores: Iterator[Scores]
     """The scores, computed as they are read."""
+    rows: Iterable[Row] = ()
+    """The rows that have an example, read anew by each iteration."""
     left_out: str = ""
     """How many tokens have no score, if the data is divided into blocks and its end does not fill one."""
 
@@ -106,6 +117,8 @@ def evaluate(
     options: Mapping[str, Any] = MappingProxyType({}),
     texts: Sequence[str] = (),
     answers: bool = True,
+    predictions: bool = False,
+    confusion: bool = False,
     progress: Progress | None = None,
 ) -> Evaluating:
     """Score the PyTorch model, unless variants are named, and each export.
@@ -121,10 +134,12 @@ def evaluate(
             longest target.
         texts: further options of the task, as ``KEY=VALUE``.
         answers: whether to score answers, beside the loss.
+        predictions: whether to keep the answer to each row.
+        confusion: whether answers must be single classes.
         progress: called with the number of examples computed.
 
     Raises:
-        UsageError: an export or the data does not exist, or no objective fits the model.
+        UsageError: an export or the data does not exist, no objective fits the model, or it has no answers to keep.
         ArtifactError: the data cannot be read, or holds unusable rows.
     """
     stored = ModelDirectory.open(directory)
@@ -149,7 +164,14 @@ def evaluate(
     if kind is None and (options or texts):
         first_option = next(iter([*options, *texts]))
         raise UsageError("no answers of zoo run are scored", first_option, "leave the option out")
+    if kind is None and predictions:
+        remedy = "leave out --predictions"
+        raise UsageError(f"no answers of zoo run are scored for the objective {objective.name}", None, remedy)
     options_of_task = {} if kind is None else parse_options(kind.task, stored.spec.task, texts)
+    if confusion and (kind is None or not kind(criterion, {**options, **options_of_task}, rows).has_confusion):
+        raise UsageError(
+            "answers of this task are not single classes, so they have no confusion matrix", "--figure", "leave it out"
+        )
 
     def scores() -> Iterator[Scores]:
         for name in names:
@@ -159,7 +181,9 @@ def evaluate(
             with closing(opened) as session:
                 subject = model if name == TORCH else ExportedModel(session)
                 scores_by_name = _score(name, subject, criterion, data.examples, size, progress)
-                yield scores_by_name if scorer is None else _add_answers(scores_by_name, session, scorer, rows)
+                if scorer is not None:
+                    scores_by_name = _add_answers(scores_by_name, session, scorer, rows, keep=predictions)
+                yield scores_by_name
 
     as_trained = truncate is None and trained_length(stored) is not None
     remedy = "as in training: read whole texts with --no-truncate" if as_trained else ""
@@ -167,7 +191,7 @@ def evaluate(
     tokens = (
         f"of {data.facts.tokens:,} tokens: {rest:,} left out at the end, less than a block of {criterion.max_length}"
     )
-    return Evaluating(data.facts, criterion.text_limit, remedy, scores(), tokens if rest else "")
+    return Evaluating(data.facts, criterion.text_limit, remedy, scores(), rows, tokens if rest else "")
 
 
 class _Usable:
@@ -185,26 +209,31 @@ class _Usable:
                     yield row
 
 
-def _add_answers(result: Scores, session: Session, scorer: Scorer[Any], rows: Iterable[Row]) -> Scores:
-    """Add the scores of the answers of ``zoo run``, or the reasons why rows have none."""
+def _add_answers(result: Scores, session: Session, scorer: Scorer[Any], rows: Iterable[Row], *, keep: bool) -> Scores:
+    """Add the scores of the answers of ``zoo run``, or the reasons why rows have none; ``keep`` also adds answers."""
     asked, scored = tee(rows)
     answers = session.map((value for row in asked for value in scorer.inputs(row)), task=scorer.task, **scorer.options)
-    errors = list[ZooError]()
+    errors, predictions = list[ZooError](), list[Prediction]()
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", r".* truncated to \d", ZooWarning)  # counted when the rows were read
         for number, row in enumerate(scored, 1):
             inputs = [next(answers) for _ in scorer.inputs(row)]
+            results = [answer.result for answer in inputs]
             error = next((answer.error for answer in inputs if answer.error is not None), None)
             if error is not None:
                 error.rename(*(f"{kind} {place}" for kind, place in (("input", inputs[0].number), ("row", number))))
                 errors.append(error)
             elif not errors:
-                scorer.add(row, [answer.result for answer in inputs])
+                scorer.add(row, results)
+            if keep:
+                found = {"error": str(error)} if error is not None else scorer.prediction(row, results)
+                predictions.append({"target": scorer.target_of(row), **found})
         next(answers, None)  # which reports truncated texts
+    result = replace(result, predictions=predictions)
     if errors:
         return replace(result, errors=errors)
     scores = scorer.scores()
-    return replace(result, answers=scores, notes=scorer.notes)
+    return replace(result, answers=scores, notes=scorer.notes, problems=scorer.problems, report=scorer.report)
 
 
 def _score(

@@ -16,7 +16,7 @@ import zoo as library
 from tests.conftest import Result
 from zoo.tokenizers.files.load import read_tokenizer
 from zoo_export.cli.evaluate import METRICS
-from zoo_export.scores import exact_match, token_f1
+from zoo_export.scoring.answers import exact_match, token_f1
 
 Zoo = Callable[..., Result]
 SMALL = ("--tokenizer", "bytes", "--set", "hidden_size=16", "--set", "num_layers=1", "--set", "num_heads=2",

@@ -11,19 +11,32 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from zoo.plots.attention_maps import attention
     from zoo.plots.bars import Distribution, distributions
+    from zoo.plots.confusions import confusion
     from zoo.plots.encodings import positions
     from zoo.plots.evidence import coverage, parity
     from zoo.plots.key_search import memory
     from zoo.plots.learned_spans import spans
     from zoo.plots.plot import Plot
 
-__all__ = ["Distribution", "Plot", "attention", "coverage", "distributions", "memory", "parity", "positions", "spans"]
+__all__ = [
+    "Distribution",
+    "Plot",
+    "attention",
+    "confusion",
+    "coverage",
+    "distributions",
+    "memory",
+    "parity",
+    "positions",
+    "spans",
+]
 
 _HOMES = {
     "Plot": "zoo.plots.plot",
     "attention": "zoo.plots.attention_maps",
     "Distribution": "zoo.plots.bars",
     "distributions": "zoo.plots.bars",
+    "confusion": "zoo.plots.confusions",
     "coverage": "zoo.plots.evidence",
     "memory": "zoo.plots.key_search",
     "parity": "zoo.plots.evidence",

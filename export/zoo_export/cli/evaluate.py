@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from zoo.cli.options import PATH, DataCommand, is_quiet, json_option, option, quiet_option
-from zoo.cli.output import message
+from zoo.cli.options import PATH, DataCommand, check_figure_option, is_quiet, json_option, option, quiet_option
+from zoo.cli.output import echo, message
 from zoo.cli.progress import show_progress
 from zoo.cli.report import columns, emit_json
 from zoo.cli.train import column_options, given_columns, show_facts
 from zoo.errors import ArtifactError, UsageError, close_to
 from zoo.registry.recipes import find_recipe
 from zoo.training.plan import as_trained, make_plan
+from zoo_export.cli.class_tables import draw_confusions, print_reports, report_facts
 
 if TYPE_CHECKING:
     from zoo_export.evaluate import Scores
+    from zoo_export.scoring.reports import ClassReport
 
 Row = dict[str, str | float | None]
 
@@ -60,6 +64,10 @@ _OF_LOSS = {"loss", "perplexity", "accuracy", *(f"{name}_{kind}" for name in ("m
         help="Longest generated text.  [default: the longest target]")  # fmt: skip
 @option("--option", "settings", section="Answers", metavar="KEY=VALUE", multiple=True,
         help="Set any option of the task of zoo run, such as scheme=IOB1 or num_beams=4.")  # fmt: skip
+@option("--predictions", section="Files", metavar="FILE", type=PATH,
+        help="Write the rows with their targets and answers, to .jsonl, .csv, .tsv or .parquet.")  # fmt: skip
+@option("--figure", section="Files", metavar="FILE", type=PATH, help="Plot the confusion matrix: .svg or .png.")
+@option("--force", section="Files", is_flag=True, help="Replace existing files.")
 @json_option
 @quiet_option
 def command(
@@ -75,6 +83,9 @@ def command(
     truncate: bool | None,
     max_new_tokens: int | None,
     settings: tuple[str, ...],
+    predictions: Path | None,
+    figure: Path | None,
+    force: bool,
     as_json: bool,
     **named: str | None,
 ) -> None:
@@ -83,12 +94,9 @@ def command(
     Loss and accuracy are those of the training objective, given the targets before each one. The other scores are
     computed from the answers of zoo run.
     """
-    wanted = [name.strip() for text in metrics for name in text.split(",")]
-    for name in wanted:
-        if name not in METRICS:
-            close = close_to(name, METRICS)
-            remedy = f"{f'{close} ' if close else ''}known: {', '.join(METRICS)}"
-            raise UsageError(f"no metric {name!r}", f"--metric {name}", remedy)
+    wanted = _wanted(metrics)
+    if figure is not None or predictions is None:
+        check_figure_option(figure, force=force)
     found_recipe = find_recipe(recipe) if recipe is not None else None
     default = make_plan(
         str(directory),
@@ -106,13 +114,17 @@ def command(
     if changed and not is_quiet():
         message("note", f"options as in the model's training: {', '.join(changed)}")
     from zoo_export.evaluate import evaluate
+    from zoo_export.scoring.predictions import PredictionFile
 
+    file = None if predictions is None else PredictionFile(predictions, plan.data, force=force)
+    answers = not wanted or not set(wanted) <= _OF_LOSS or file is not None or figure is not None
     options = {} if max_new_tokens is None else {"max_new_tokens": max_new_tokens}
     names = ["" if name == _DEFAULT else name for name in variants]
-    with show_progress("evaluating") as progress:
+    with show_progress("evaluating") as progress, _each_warning_once():
         evaluating = evaluate(
             directory, plan, split=split, variants=names, limit=limit, truncate=truncate, options=options,
-            texts=settings, answers=not wanted or not set(wanted) <= _OF_LOSS, progress=progress,
+            texts=settings, answers=answers, predictions=file is not None, confusion=figure is not None,
+            progress=progress,
         )  # fmt: skip
         show_facts(evaluating.facts, evaluating.limit, evaluating.remedy)
         if evaluating.left_out:
@@ -122,16 +134,69 @@ def command(
     failed = [item for item in scores if item.errors]
     if wanted and not failed:
         rows = _choose(rows, wanted, directory)
+    for problem, having in _by_text({_name(item): item.problems for item in scores}).items():
+        message("warning", f"{', '.join(having)}: {problem}")
     for note in dict.fromkeys(note for item in scores for note in item.notes) if not is_quiet() else ():
         message("note", note)
+    reports = {_name(item): item.report for item in scores if item.report is not None}
     if as_json:
-        emit_json("evaluate", {"directory": str(directory), "scores": rows})
-    elif rows:
-        names = list(dict.fromkeys(name for row in rows for name in row))
-        columns([names, *([_text(row.get(name)) for name in names] for row in rows)])
+        facts = [{"variant": name, **report_facts(report)} for name, report in reports.items()]
+        emit_json("evaluate", {"directory": str(directory), "scores": rows, "classes": facts})
+    else:
+        _print(rows, {} if wanted else reports)
+    if figure is not None and not failed:
+        draw_confusions(directory.resolve().name, reports, figure, force=force)
+    if file is not None:
+        count = file.write(evaluating.rows, {_name(item): item.predictions for item in scores})
+        if not is_quiet():
+            echo(f"{file.path}: {count:,} rows", err=True)
     if failed:
         counts = ", ".join(f"{len(item.errors):,} of {_name(item)}" for item in failed)
         raise ArtifactError(f"rows without an answer: {counts}: {failed[0].errors[0].command_line}", directory)
+
+
+def _wanted(metrics: Sequence[str]) -> list[str]:
+    """Return the chosen metrics. Raises :class:`UsageError` for one that does not exist."""
+    wanted = [name.strip() for text in metrics for name in text.split(",")]
+    for name in wanted:
+        if name not in METRICS:
+            close = close_to(name, METRICS)
+            remedy = f"{f'{close} ' if close else ''}known: {', '.join(METRICS)}"
+            raise UsageError(f"no metric {name!r}", f"--metric {name}", remedy)
+    return wanted
+
+
+def _print(rows: Sequence[Row], reports: Mapping[str, ClassReport]) -> None:
+    """Print the scores and, unless the command was given ``--quiet``, those of classes."""
+    if rows:
+        names = list(dict.fromkeys(name for row in rows for name in row))
+        columns([names, *([_text(row.get(name)) for name in names] for row in rows)])
+    if not is_quiet():
+        print_reports(reports)
+
+
+@contextmanager
+def _each_warning_once() -> Iterator[None]:
+    """Show equal warnings, such as one for each variant, only once."""
+    show, seen = warnings.showwarning, set[str]()
+
+    def show_new(message: Warning | str, *rest: Any, **options: Any) -> None:
+        if str(message) not in seen:
+            seen.add(str(message))
+            show(message, *rest, **options)
+
+    with warnings.catch_warnings():
+        warnings.showwarning = show_new
+        yield
+
+
+def _by_text(problems: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
+    """Return the variants that have each problem."""
+    found: dict[str, list[str]] = {}
+    for variant, texts in problems.items():
+        for text in texts:
+            found.setdefault(text, []).append(variant)
+    return found
 
 
 def _choose(rows: Sequence[Row], wanted: Sequence[str], directory: Path) -> list[Row]:

@@ -36,12 +36,20 @@ class RowError:
 
 
 class LocatedRow(dict[str, Any]):
-    """A row by role."""
+    """A row by role.
 
-    def __init__(self, values: Mapping[str, Any], where: str) -> None:
+    Args:
+        values: the values by role.
+        where: the file and the number of the row.
+        columns: the row by the names of its columns; by default the same as ``values``.
+    """
+
+    def __init__(self, values: Mapping[str, Any], where: str, columns: Mapping[str, Any] | None = None) -> None:
         super().__init__(values)
         self.where = where
         """The file and the number of the row."""
+        self.columns = dict(values) if columns is None else columns
+        """All columns of the row by name, also those without a role."""
 
 
 def data_files(paths: Sequence[Path]) -> list[Path]:
@@ -132,7 +140,7 @@ def read_rows(
         elif broken is not None:
             yield RowError(where, f"{broken!r} is not valid Unicode")
         else:
-            found_row = LocatedRow({role: row[column] for role, column in roles.items()}, where)
+            found_row = LocatedRow({role: row[column] for role, column in roles.items()}, where, row)
             if isinstance(found_row.get("image"), str):
                 found_row["image"] = str(path.parent / found_row["image"])
             yield found_row

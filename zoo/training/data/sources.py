@@ -87,7 +87,7 @@ class _DatasetRows:
                 yield RowError(where, f"has no {lacks!r}")
             else:
                 roles = (*self._roles.items(), *self._optional.items())
-                yield LocatedRow({role: row[column] for role, column in roles if column in row}, where)
+                yield LocatedRow({role: row[column] for role, column in roles if column in row}, where, row)
 
 
 def find_source(

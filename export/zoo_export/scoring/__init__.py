@@ -1,0 +1,1 @@
+"""Scores of the answers of ``zoo run`` on labelled data."""

@@ -1,0 +1,84 @@
+"""Files of predictions: each row of the data with its target, and the answer of each evaluated variant."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from zoo.errors import UsageError
+from zoo.storage import is_same_file
+from zoo.tables import join_columns
+from zoo.training.criterion import Row
+from zoo_runtime.files.row_file import RowFile
+
+__all__ = ["Prediction", "PredictionFile"]
+
+Prediction = Mapping[str, Any]
+"""``target``, ``prediction``, and numbers that go with it."""
+_MISSING = object()
+
+
+class PredictionFile:
+    """A file with a row for each row of the data that has an example.
+
+    Args:
+        path: ``.jsonl``, ``.ndjson``, ``.csv``, ``.tsv`` or ``.parquet``.
+        data: files and directories of the data, which it must not replace.
+        force: replace an existing file.
+
+    Raises:
+        UsageError: the file cannot be written, already exists, or is the data.
+    """
+
+    def __init__(self, path: Path, data: Iterable[str], *, force: bool = False) -> None:
+        for item in map(Path, data):
+            if is_same_file(item, path) or (
+                item.is_dir() and path.exists() and item.resolve() in path.resolve().parents
+            ):
+                raise UsageError("is part of the data", f"--predictions {path}", "choose another name")
+        self._file = RowFile(path, force=force, encode=True)
+        self.path = path
+
+    def write(self, rows: Iterable[Row], found: Mapping[str, Sequence[Prediction]]) -> int:
+        """Write the file, and return the number of rows.
+
+        Columns are those of the data, ``target``, and for each variant its predictions: ``prediction_torch`` and so
+        on. Bytes, such as those of images, are left out, and a target that is a column of this name is not repeated.
+
+        Args:
+            rows: the rows of the data that have an example, iterated twice.
+            found: the target and the predictions for all rows, by name of a variant.
+        """
+        targets = [item["target"] for item in next(iter(found.values()))]
+        names, repeated = dict[str, None](), True
+        for row, target in zip(rows, targets, strict=True):
+            columns = _columns(row)
+            names |= dict.fromkeys(columns)
+            repeated = repeated and columns.get("target", _MISSING) == target
+        added = {
+            f"{key}_{name}": None for name, items in found.items() for item in items for key in item if key != "target"
+        }
+        with self._file.writing() as file:
+            for number, (row, target) in enumerate(zip(rows, targets, strict=True)):
+                answers = {
+                    f"{key}_{name}": value
+                    for name, items in found.items()
+                    for key, value in items[number].items()
+                    if key != "target"
+                }
+                result = added | answers if repeated else {"target": target} | added | answers
+                file.add(join_columns(dict.fromkeys(names) | _columns(row), result))
+        return file.rows
+
+
+def _columns(row: Row) -> dict[str, Any]:
+    """Return the columns of a row by their names in the data."""
+    columns: Mapping[str, Any] = getattr(row, "columns", row)
+    return {name: value for name, value in columns.items() if not _has_bytes(value)}
+
+
+def _has_bytes(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return any(map(_has_bytes, value.values()))
+    return isinstance(value, bytes)
