@@ -11,7 +11,17 @@ from typing import IO, Any
 from zoo.errors import ArtifactError
 from zoo.reading import check_plain, lines, read_bytes
 
-__all__ = ["JSON", "LINES", "PARQUET", "TABLES", "check_names", "join_columns", "open_parquet", "read_numbered"]
+__all__ = [
+    "JSON",
+    "LINES",
+    "PARQUET",
+    "TABLES",
+    "check_names",
+    "has_bytes",
+    "join_columns",
+    "open_parquet",
+    "read_numbered",
+]
 
 LINES = (".jsonl", ".ndjson")
 JSON = ".json"
@@ -51,6 +61,13 @@ def join_columns(columns: Mapping[str, Any], result: Mapping[str, Any]) -> dict[
         taken.add(free)
         joined[free] = value
     return joined | dict(result)
+
+
+def has_bytes(value: Any) -> bool:
+    """Return whether a value is bytes, or an object of parquet with bytes, such as an image: texts cannot hold them."""
+    if isinstance(value, dict):
+        return any(map(has_bytes, value.values()))
+    return isinstance(value, bytes)
 
 
 def read_numbered(path: Path) -> Iterator[tuple[int, Row]]:

@@ -74,11 +74,14 @@ def test_vectors_keep_the_columns_of_other_inputs(bert: Path, zoo: Zoo) -> None:
 
 
 @pytest.mark.parametrize("column", ["tokens", "embedding", "id"])
-def test_columns_that_clash_are_refused(bert: Path, zoo: Zoo, column: str) -> None:
+def test_columns_that_clash_get_a_prefix(bert: Path, zoo: Zoo, column: str) -> None:
     Path("in.jsonl").write_text(json.dumps({"text": "x", column: "theirs", "key": "k"}) + "\n")
     done = zoo("run", bert, "--input", "in.jsonl", "--id-column", "key", *EMBED, "-o", "out.parquet")
-    done.failed(2, f"the input has a column {column!r}", "out.parquet")
-    assert not Path("out.parquet").exists()
+    assert done.status == 0
+    assert f"note: column {column!r} of the input is named 'input_{column}'" in done.err
+    (row,) = pq.read_table("out.parquet").to_pylist()
+    assert (row["id"], row["key"], row[f"input_{column}"], row["tokens"]) == ("k", "k", "theirs", 1)
+    assert len(row["embedding"]) > 1
 
 
 def test_search(bert: Path, zoo: Zoo) -> None:
@@ -91,6 +94,30 @@ def test_search(bert: Path, zoo: Zoo) -> None:
     np.testing.assert_allclose([row["score"] for row in found["results"]], cosines[best], atol=1e-6)
     shown = zoo("search", "vectors.parquet", "an arrow", "--model", bert, "--top-k", 1)
     assert shown.out == "1.0000 an arrow\n"
+
+
+def test_columns_shown(bert: Path, zoo: Zoo) -> None:
+    """In their order, whole in a pipe; an unknown one is refused before the model is loaded."""
+    rows = [
+        {"code": f"X{n}", "text": text, "note": None if n else "n" * 150, "tags": ["a", str(n)]}
+        for n, text in enumerate(TEXTS)
+    ]
+    Path("in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    zoo("run", bert, "--input", "in.jsonl", "--id-column", "code", *EMBED, "-o", "vectors.parquet")
+    search = ("search", "vectors.parquet", TEXTS[0], "--model", bert, "--top-k", 5)
+    plain = zoo(*search)
+    found = zoo(*search, "--show", "code, note", "--show", "tags")
+    assert found.status == 0, found.err
+    header, *lines = [line.split(maxsplit=3) for line in found.out.splitlines()]
+    assert header == ["SCORE", "code", "note", "tags"]
+    for line, (score, *text) in zip(lines, (line.split() for line in plain.out.splitlines()), strict=True):
+        row = next(row for row in rows if row["text"] == " ".join(text))
+        assert line == [score, row["code"], row["note"] or "-", json.dumps(row["tags"])]
+    results = zoo(*search, "--show", "code", "--json").json["results"]
+    assert [row["columns"] for row in results] == [{"code": line[1]} for line in lines]
+    nowhere = ("search", "vectors.parquet", "x", "--model", "nowhere", "--show")
+    zoo(*nowhere, "codes").failed(2, "no column 'codes': --show: did you mean 'code'?")
+    zoo(*nowhere, "embedding").failed(2, "no column 'embedding': --show")
 
 
 def test_vectors_of_other_weights_are_refused(bert: Path, exported_model: Exported, zoo: Zoo) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from zoo.errors import UsageError
 from zoo.storage import is_same_file
-from zoo.tables import join_columns
+from zoo.tables import has_bytes, join_columns
 from zoo.training.criterion import Row
 from zoo_runtime.files.row_file import RowFile
 
@@ -75,10 +75,4 @@ class PredictionFile:
 def _columns(row: Row) -> dict[str, Any]:
     """Return the columns of a row by their names in the data."""
     columns: Mapping[str, Any] = getattr(row, "columns", row)
-    return {name: value for name, value in columns.items() if not _has_bytes(value)}
-
-
-def _has_bytes(value: Any) -> bool:
-    if isinstance(value, Mapping):
-        return any(map(_has_bytes, value.values()))
-    return isinstance(value, bytes)
+    return {name: value for name, value in columns.items() if not has_bytes(value)}

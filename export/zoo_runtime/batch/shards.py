@@ -19,7 +19,7 @@ from zoo_runtime.batch.input_files import fetched
 from zoo_runtime.batch.plan import Done, Failure, Plan, Shard, selection_of
 from zoo_runtime.files.chats import as_chat
 from zoo_runtime.files.results import Results
-from zoo_runtime.files.rows import ColumnError, column_types, read_rows
+from zoo_runtime.files.rows import ColumnError, column_types, is_table, read_rows
 from zoo_runtime.files.vector_search import source
 from zoo_runtime.onnx_runtime.adapters import number_of
 from zoo_runtime.running.choosing import find_export, parse_options
@@ -77,7 +77,10 @@ def run_shard(plan: Plan, shard: Shard) -> Done:
         failures = list[ZooError]()
         try:
             with folder.writing(shard.target) as temporary:
-                results = Results(temporary, types=column_types(str(path)), temporary=True)
+                results = Results(
+                    temporary, types=column_types(str(path)), keep=is_table(str(path)), id_column=plan.id_column,
+                    temporary=True,
+                )  # fmt: skip
                 results.metadata = source(session.stored)
                 with results.writing():
                     runner = _runner(plan, session)
@@ -88,7 +91,7 @@ def run_shard(plan: Plan, shard: Shard) -> Done:
                         else:
                             failures.append(answer.error)
                     if results.needs_example:
-                        results.describe(session.example(runner), plan.id_column)
+                        results.describe(session.example(runner))
                 if failures and len(failures) == rows and all(isinstance(error, ColumnError) for error in failures):
                     raise ColumnError(f"every row {failures[0].what}", path)
                 with temporary.open("rb") as file:
@@ -98,7 +101,7 @@ def run_shard(plan: Plan, shard: Shard) -> Done:
             text = error.command_line.replace(str(path), shard.source).replace(str(temporary), shard.source)
             return Done(target=shard.target, failure=Failure(kind="ArtifactError", text=text))
     said = [error.command_line.replace(str(path), shard.source) for error in failures]
-    said += dict.fromkeys(str(item.message) for item in caught)
+    said += [*dict.fromkeys(str(item.message) for item in caught), *results.notes]
     return Done(
         target=shard.target, rows=rows, failed=len(failures), size=size, sha256=digest, warnings=said
     )  # fmt: skip
@@ -145,7 +148,9 @@ def _runner(plan: Plan, session: Session) -> Runner[Any]:
 
 
 def _inputs(plan: Plan, path: str, keep: bool) -> Iterator[Answer]:
-    inputs = read_rows(path, plan.column, plan.id_column, plan.pair_column, keep=keep or bool(plan.settings))
+    inputs = read_rows(
+        path, plan.column, plan.id_column, plan.pair_column, keep=keep or bool(plan.settings) or is_table(path)
+    )
     return _adapted(map(as_chat, inputs) if plan.session.get("chat") else inputs, plan.adapter)
 
 

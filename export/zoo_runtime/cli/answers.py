@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from zoo.cli.output import echo, message
 from zoo.cli.progress import show_progress
 from zoo.errors import UsageError, ZooError
+from zoo.tables import has_bytes, join_columns
 
 if TYPE_CHECKING:
     from zoo_runtime import Answer, Runner, Session
@@ -87,14 +88,26 @@ def stdout_to_stderr(items: Iterator[Item]) -> Iterator[Item]:
         yield item
 
 
-def described(answer: Answer) -> dict[str, Any]:
+def described(answer: Answer, is_row: bool = False) -> dict[str, Any]:
+    """Return an answer for JSON: the text, if there is one, and the result or the error.
+
+    ``is_row`` says that the input is the row of a table, whose id and other columns come first.
+    """
     from zoo_runtime.files.results import plain
     from zoo_runtime.running.inputs import texts_of
 
     # Invalid UTF-8 bytes become lone surrogates, which cannot be printed.
     texts = [text.encode("utf-8", "backslashreplace").decode() for text in texts_of(answer.input)]
     text = texts if len(texts) > 1 else next(iter(texts), None)
-    return {"text": text, **(plain(answer.result) if answer.error is None else {"error": answer.error.command_line})}
+    found = {"text": text, **(plain(answer.result) if answer.error is None else {"error": answer.error.command_line})}
+    if not is_row:
+        return found
+    kept = {
+        name: value
+        for name, value in answer.columns.items()
+        if not (has_bytes(value) or (name, value) in (("id", answer.id), ("text", found["text"])))
+    }
+    return {"id": answer.id, **join_columns(plain(kept), found)}
 
 
 def print_answers(session: Session, runner: Runner[Any], answers: Iterator[Answer], *, together: bool) -> None:

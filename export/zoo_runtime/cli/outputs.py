@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from zoo.cli.output import echo
+from zoo.cli.output import echo, message
 from zoo.cli.progress import is_shown
 from zoo.errors import UsageError
 from zoo.storage import is_same_file
@@ -40,14 +40,17 @@ def open_results(flags: OutputFlags, inputs: InputFlags) -> Results | AugmentedR
     """Open the file that answers are written to, or return None if they are printed."""
     from zoo_runtime.files.augmented import AugmentedRows
     from zoo_runtime.files.results import Results
-    from zoo_runtime.files.rows import column_types
+    from zoo_runtime.files.rows import column_types, is_table
 
     if flags.training_data is not None:
         types = column_types(inputs.input_file)
         return AugmentedRows(flags.training_data, inputs.main_column, force=flags.force, types=types)
     if flags.output is not None:
         types = column_types(inputs.input_file)
-        return Results(flags.output, force=flags.force, resume=flags.resume, types=types)
+        return Results(
+            flags.output, force=flags.force, resume=flags.resume, types=types, keep=is_table(inputs.input_file),
+            id_column=inputs.id_column,
+        )  # fmt: skip
     return None
 
 
@@ -56,7 +59,6 @@ def write_answers(
     session: Session,
     runner: Runner[Any],
     answers: Iterator[Answer],
-    id_column: str | None,
 ) -> int:
     """Write answers, and in parquet what describes them; return their number."""
     from zoo_runtime.files.results import Results
@@ -71,7 +73,7 @@ def write_answers(
             results.write(answer.id, answer.result, answer.columns)
             written += 1
     if results.needs_example:
-        results.describe(session.example(runner), id_column)
+        results.describe(session.example(runner))
     return written
 
 
@@ -86,13 +88,16 @@ def _write_rows(rows: AugmentedRows, answers: Iterator[Answer]) -> int:
 
 
 def show_summary(results: Results | AugmentedRows, written: int, earlier: int, failures: str) -> None:
-    """Print the numbers of rows written, of results kept from an earlier run, and of failures."""
+    """Print remarks on columns, and how many rows were written, kept from an earlier run, and failed."""
     from zoo_runtime.files.augmented import AugmentedRows
 
     if isinstance(results, AugmentedRows):
         variants = "variant" if results.empty == 1 else "variants"
         lost = f", {results.empty} empty {variants} left out" if results.empty else ""
         echo(f"{results.path}: {results.rows} rows of {written} inputs{lost}", err=True)
-    elif is_shown():
+        return
+    for note in results.notes:
+        message("note", note)
+    if is_shown():
         resumed = f", {earlier} kept from an earlier run" if earlier else ""
         echo(f"{results.path}: {written} results written{resumed}, {failures}", err=True)

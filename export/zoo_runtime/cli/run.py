@@ -23,6 +23,7 @@ from zoo_runtime.cli.inputs import count_inputs, parse_inputs, read_inputs, with
 from zoo_runtime.cli.maps import AnswerMaps
 from zoo_runtime.cli.outputs import check_outputs, open_results, show_summary, write_answers
 from zoo_runtime.cli.run_batch import check_batch, run_batches
+from zoo_runtime.files.rows import is_table
 
 if TYPE_CHECKING:
     from zoo_runtime import Runner, Session
@@ -190,7 +191,7 @@ def _run_inputs(
     maps = None
     if outputs.maps is not None:
         maps = AnswerMaps(outputs.maps, force=outputs.force, resume=outputs.resume)
-    keep = _keeps_columns(outputs, task)
+    keep = _keeps_columns(inputs, outputs, task)
     rows = read_inputs(values, inputs, keep=keep)
     with load_session(directory, task=task.task, chat=inputs.chat, **session_options) as session:
         runner = _open_runner(session, directory, inputs, outputs, task)
@@ -216,10 +217,12 @@ def _run_inputs(
             if results is not None or not sys.stdout.isatty():  # on a terminal, results show the progress
                 answers = show_counts(answers, earlier, count_inputs(values, inputs.input_file))
             if results is not None:
-                written = write_answers(results, session, runner, answers, inputs.id_column)
+                written = write_answers(results, session, runner, answers)
             elif outputs.as_json:
                 facts = {"task": task.task or session.task, "provider": session.provider}
-                emit_json("run", facts | {"results": [described(answer) for answer in answers]})
+                emit_json(
+                    "run", facts | {"results": [described(answer, is_table(inputs.input_file)) for answer in answers]}
+                )
             else:
                 print_answers(session, runner, answers, together=bool(values))
         if figure is not None:
@@ -232,8 +235,10 @@ def _run_inputs(
         raise ArtifactError(report.summary, directory, "see the warnings above")
 
 
-def _keeps_columns(outputs: OutputFlags, task: TaskFlags) -> bool:
+def _keeps_columns(inputs: InputFlags, outputs: OutputFlags, task: TaskFlags) -> bool:
     """Whether the columns of a file stay with its inputs: the output has them, or an option, such as a prompt, may."""
+    if (outputs.output is not None or outputs.as_json) and is_table(inputs.input_file):
+        return True
     parquet = outputs.output is not None and outputs.output.suffix.lower() == PARQUET
     return bool(task.settings) or outputs.training_data is not None or parquet
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import click
 
 from zoo.cli.options import PATH, json_option
 from zoo.cli.output import echo
-from zoo.cli.report import emit_json
+from zoo.cli.report import columns, emit_json
+from zoo.errors import UsageError, nearest
 from zoo.terminal import printable
 
 TASK = "sentence-embedding"
@@ -21,6 +24,8 @@ TASK = "sentence-embedding"
               help="The exported model that made the vectors.")  # fmt: skip
 @click.option("--top-k", type=click.IntRange(min=1), default=10, show_default=True, help="Maximum number of rows.")
 @click.option("--column", default="embedding", show_default=True, help="Column of vectors.")
+@click.option("--show", "shown", metavar="COLUMN,...", multiple=True,
+              help="Columns to show of the rows found. May be repeated.  [default: text, or else id]")  # fmt: skip
 @click.option("--option", "settings", metavar="KEY=VALUE", multiple=True,
               help="Set an option of sentence-embedding, as for the vectors.")  # fmt: skip
 @json_option
@@ -30,6 +35,7 @@ def command(
     directory: Path,
     top_k: int,
     column: str,
+    shown: tuple[str, ...],
     settings: tuple[str, ...],
     as_json: bool,
 ) -> None:
@@ -43,16 +49,37 @@ def command(
     from zoo_runtime.files.vector_search import check_source, search_vectors
     from zoo_runtime.running.choosing import parse_options
 
-    open_parquet(str(vectors)).close()  # reported before the model is loaded
+    names = [name.strip() for text in shown for name in text.split(",")]
+    with open_parquet(str(vectors)) as file:  # reported before the model is loaded
+        known = [name for name in file.schema_arrow.names if name != column]
+    for name in names:
+        if name not in known:
+            raise UsageError(f"no column {name!r}", "--show", nearest(name, known))
     with load_session(directory, task=TASK) as session:
         check_source(vectors, session.stored)
         options = parse_options(TASK, session.stored.spec.task, settings)
         embedding = session.run(query, task=TASK, **options)["embedding"]
     matches = search_vectors(vectors, embedding, top_k=top_k, column=column)
     if as_json:
-        rows = [{"score": match.score, "row": match.row, "columns": plain(match.columns)} for match in matches]
+        rows = [
+            {"score": match.score, "row": match.row, "columns": {name: values[name] for name in names or values}}
+            for match in matches
+            for values in [plain(match.columns)]
+        ]
         emit_json("search", {"query": query, "results": rows})
-        return
-    for match in matches:
-        shown = match.columns.get("text", match.columns.get("id", match.row))
-        echo(f"{match.score:.4f} {printable(str(shown))}")
+    elif names:
+        table = [(f"{match.score:.4f}", *(_cell(match.columns[name]) for name in names)) for match in matches]
+        columns([("SCORE", *names), *table])
+    else:
+        for match in matches:
+            text = match.columns.get("text", match.columns.get("id", match.row))
+            echo(f"{match.score:.4f} {printable(str(text))}")
+
+
+def _cell(value: Any) -> str:
+    """Return a value of a column as text: lists and objects as JSON, nothing for null."""
+    from zoo_runtime.files.results import plain
+
+    if value is None:
+        return "-"
+    return json.dumps(plain(value), ensure_ascii=False) if isinstance(value, list | dict) else str(value)

@@ -14,8 +14,8 @@ import numpy as np
 
 from zoo.errors import ArtifactError, StorageError, UsageError, storage_errors
 from zoo.storage import check_file_target, new_file
-from zoo.tables import LINES, PARQUET
-from zoo_runtime.files.rows import ColumnError, is_id, open_input, pyarrow_module
+from zoo.tables import LINES, PARQUET, has_bytes, join_columns
+from zoo_runtime.files.rows import is_id, open_input, pyarrow_module
 
 __all__ = ["EMBEDDING", "Results", "plain"]
 
@@ -36,7 +36,7 @@ def plain(result: Any) -> Any:
 
 
 class Results:
-    """A file of results, JSON lines or parquet, each row with the ``id`` of its input.
+    """A file of results, JSON lines or parquet, each row with the ``id`` of its input and, if asked for, its columns.
 
     A new JSON lines file is flushed after every row, so that an interrupted run can be resumed. A parquet file, or a
     file that replaces another, appears only once it is complete.
@@ -46,6 +46,8 @@ class Results:
         force: replace an existing file, but not a symbolic link.
         resume: continue an existing file. An incomplete last line is removed.
         types: pyarrow types of the input's columns, where known.
+        keep: write the columns of the input before those of the result. Vectors in parquet always have them.
+        id_column: the input's column of ids, by default ``id``.
         temporary: the caller renames the file once it is complete.
 
     Raises:
@@ -60,10 +62,14 @@ class Results:
         force: bool = False,
         resume: bool = False,
         types: Mapping[str, Any] = MappingProxyType({}),
+        keep: bool = False,
+        id_column: str | None = None,
         temporary: bool = False,
     ) -> None:
         self.path = path
         self.types = types
+        self._keep = keep
+        self._id_column = id_column or "id"
         self._temporary = temporary
         self.metadata: dict[str, str] = {}
         """Key-value metadata for a parquet file."""
@@ -89,19 +95,24 @@ class Results:
         self._end = self._read_earlier() if resume and self._exists else 0
         self._resume = resume and self._exists
         self._writer: Any = None
-        self._waiting: list[dict[str, Any]] = []
+        self._waiting: list[tuple[dict[str, Any], dict[str, Any]]] = []
+        self._names: dict[str, None] = {}
+        """The columns of results in a parquet file, without those of the input."""
         self._example: dict[str, Any] | None = None
+        self.notes: dict[str, None] = {}
+        """Remarks on columns of the input that are renamed or left out."""
 
     @property
     def needs_example(self) -> bool:
         """Whether the file has columns but no row, so that only :meth:`describe` can give it columns."""
         return self.parquet and self._writer is None and not self._waiting
 
-    def describe(self, result: Mapping[str, Any], id_column: str | None) -> None:
+    def describe(self, result: Mapping[str, Any]) -> None:
         """Give a parquet file without rows the columns of a result, and of the input."""
-        numbers = str(self.types.get(id_column or "id", "int64")) not in ("string", "large_string")
-        columns = dict.fromkeys(self.types) if EMBEDDING in result else {}
-        self._example = {"id": 1 if numbers else ""} | columns | plain(result) | {"id": 1 if numbers else ""}
+        numbers = str(self.types.get(self._id_column, "int64")) not in ("string", "large_string")
+        found = plain(result) | {"id": 1 if numbers else ""}
+        self._names |= dict.fromkeys(found)
+        self._example = self._join(self._kept(dict.fromkeys(self.types), found), found)
 
     @contextmanager
     def writing(self) -> Iterator[Results]:
@@ -136,27 +147,47 @@ class Results:
                 raise
 
     def write(self, id: Any, result: Mapping[str, Any], columns: Mapping[str, Any] = MappingProxyType({})) -> None:
-        """Add a row. A vector in a parquet file keeps the ``columns`` of its input."""
-        row = {"id": id} | plain(result) | {"id": id}
-        if self.parquet and EMBEDDING in row:
-            if clash := sorted(key for key in columns.keys() & row.keys() if (key, columns[key]) != ("id", id)):
-                raise ColumnError(f"the input has a column {clash[0]!r}, as the result", self.path, "rename it")
-            row = {"id": id} | dict(columns) | row
+        """Add a row. Whether the ``columns`` of its input are kept is decided by ``keep``."""
+        found = plain(result) | {"id": id}
+        kept = self._kept(columns, found)
         with storage_errors(self.path):
             if self.parquet:
-                self._waiting.append(row)
+                self._names |= dict.fromkeys(found)
+                self._waiting.append((kept, found))
                 if len(self._waiting) == _BATCH:
                     self._flush()
-            else:  # UTF-8 cannot encode lone surrogates; backslashreplace writes them as JSON escapes
-                self._file.write(json.dumps(row, ensure_ascii=False).encode("utf-8", "backslashreplace") + b"\n")
-                self._file.flush()
+                return
+            for name in [name for name, value in kept.items() if has_bytes(value)]:
+                del kept[name]
+                note = f"column {name!r} of the input holds bytes, and is left out: write .parquet to keep it"
+                self.notes[note] = None
+            row = self._join(plain(kept), found)
+            # UTF-8 cannot encode lone surrogates; backslashreplace writes them as JSON escapes
+            self._file.write(json.dumps(row, ensure_ascii=False).encode("utf-8", "backslashreplace") + b"\n")
+            self._file.flush()
+
+    def _kept(self, columns: Mapping[str, Any], result: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the columns of an input that stay beside its result. The one of its id is the result's ``id``."""
+        if not (self._keep or (self.parquet and EMBEDDING in result)):
+            return {}
+        return {name: value for name, value in columns.items() if (name, self._id_column) != ("id", "id")}
+
+    def _join(self, columns: Mapping[str, Any], result: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the row of an input, its id first, and note columns with new names."""
+        row = {"id": result["id"]} | join_columns(columns, result)
+        for old, new in zip(columns, list(row)[1:], strict=False):
+            if old != new:
+                self.notes[f"column {old!r} of the input is named {new!r}: results have a column of its name"] = None
+        return row
 
     def _flush(self) -> None:
         if not self.parquet or (not self._waiting and self._writer is not None):
             return
         arrow = pyarrow_module("lib")
         schema = self._writer.schema if self._writer is not None else None
-        records = self._waiting or ([self._example] if self._example else [])
+        result_names = dict.fromkeys(self._names)
+        records = [self._join(columns, result_names | found) for columns, found in self._waiting]
+        records = records or ([self._example] if self._example else [])
         names = dict.fromkeys(name for row in records for name in row)
         try:
             if schema is not None and (late := sorted(names.keys() - set(schema.names))):
@@ -177,10 +208,13 @@ class Results:
     def _schema(self, arrow: Any, rows: list[dict[str, Any]]) -> Any:
         """Return the types of the first rows; those of the input's columns are kept, and vectors have one size."""
         inferred = arrow.Table.from_pylist(rows).schema
+        names = dict.fromkeys(self._names)
+        types = {name: kind for name, kind in join_columns(self._kept(self.types, names), names).items() if kind}
+        if self._id_column in self.types:
+            types["id"] = self.types[self._id_column]
         sizes = {len(row[EMBEDDING]) if isinstance(row.get(EMBEDDING), list) else None for row in rows}
-        if None in sizes or len(sizes) != 1:
-            return inferred
-        types = {**self.types, EMBEDDING: arrow.list_(arrow.float32(), sizes.pop())}
+        if None not in sizes and len(sizes) == 1:
+            types[EMBEDDING] = arrow.list_(arrow.float32(), sizes.pop())
         return arrow.schema([(field.name, types.get(field.name, field.type)) for field in inferred])
 
     def _abandon(self) -> None:

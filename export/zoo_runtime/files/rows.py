@@ -18,6 +18,7 @@ __all__ = [
     "column_types",
     "count_rows",
     "is_id",
+    "is_table",
     "open_input",
     "open_parquet",
     "pyarrow_module",
@@ -192,6 +193,11 @@ def _unique(rows: Iterator[Answer], path: str) -> Iterator[Answer]:
         else:
             seen.add(row.id)
             yield row
+
+
+def is_table(path: str | None) -> bool:
+    """Return whether a file of inputs has columns, by its name; lines of text have none."""
+    return path is not None and Path(path).suffix.lower() in (*LINES, JSON, *TABLES, PARQUET)
 
 
 def is_id(id: object) -> bool:

@@ -1,0 +1,168 @@
+"""Results of ``zoo run`` keep the columns of their input's row: ids, labels and all others."""
+
+from __future__ import annotations
+
+import csv
+import datetime
+import json
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from zoo.tables import join_columns
+
+pa = pytest.importorskip("pyarrow")
+pq = pytest.importorskip("pyarrow.parquet")
+
+Exported = Callable[..., Path]
+Zoo = Callable[..., Any]
+Row = dict[str, Any]
+SCORE = ("--task", "score")
+ROWS: list[Row] = [
+    {"key": f"k{number}", "text": text, "label": label, "perplexity": "theirs"}
+    for number, (text, label) in enumerate([("time flies", "good"), ("an arrow", "bad"), ("fruit", "good")])
+]
+
+
+@pytest.fixture
+def gpt(exported_model: Exported) -> Path:
+    return exported_model("gpt-tiny")
+
+
+def write(name: str, rows: Sequence[Row]) -> str:
+    path = Path(name)
+    if path.suffix == ".parquet":
+        pq.write_table(pa.Table.from_pylist(list(rows)), path)
+    elif path.suffix == ".csv":
+        with path.open("w", newline="") as file:
+            writer = csv.DictWriter(file, list(rows[0]))
+            writer.writeheader()
+            writer.writerows(rows)
+    elif path.suffix == ".json":
+        path.write_text(json.dumps(list(rows)))
+    else:
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return name
+
+
+def read(name: str) -> list[Row]:
+    if name.endswith(".parquet"):
+        return list(pq.read_table(name).to_pylist())
+    return [json.loads(line) for line in Path(name).read_text().splitlines()]
+
+
+@pytest.mark.parametrize("given_as", ["in.jsonl", "in.json", "in.csv", "in.parquet"])
+@pytest.mark.parametrize("output", ["out.jsonl", "out.parquet"])
+def test_columns_of_tables(gpt: Path, zoo: Zoo, given_as: str, output: str) -> None:
+    """Those of the result keep their names, and results stay as they are without columns."""
+    done = zoo("run", gpt, "--input", write(given_as, ROWS), *SCORE, "-o", output)
+    assert done.status == 0
+    assert done.err == (
+        "note: column 'perplexity' of the input is named 'input_perplexity': results have a column of its name\n"
+    )
+    found = read(output)
+    assert [row["id"] for row in found] == [1, 2, 3]
+    assert [(row["key"], row["text"], row["label"], row["input_perplexity"]) for row in found] == [
+        tuple(row.values()) for row in ROWS
+    ]
+    assert list(found[0])[:5] == ["id", "key", "text", "label", "input_perplexity"]
+    alone = zoo("run", gpt, *(row["text"] for row in ROWS), *SCORE, "--json").json["results"]
+    for row, expected in zip(found, alone, strict=True):
+        assert math.isclose(row["perplexity"], expected["perplexity"], rel_tol=1e-5)
+        assert {"id", "key", "label", "input_perplexity", *expected} == set(row)
+
+
+def test_ids(gpt: Path, zoo: Zoo) -> None:
+    """The column of ids stays beside ``id``; another column ``id`` gets the prefix, in every row."""
+    rows = [{"id": n, "key": key, "text": "xy"} for n, key in ((1, "1"), (2, "b"))]
+    for output in ("keys.jsonl", "keys.parquet"):
+        zoo("run", gpt, "--input", write("in.jsonl", rows), "--id-column", "key", *SCORE, "-o", output)
+        assert [(row["id"], row["input_id"], row["key"]) for row in read(output)] == [("1", 1, "1"), ("b", 2, "b")]
+    for output in ("ids.jsonl", "ids.parquet"):
+        zoo("run", gpt, "--input", "in.jsonl", *SCORE, "-o", output)
+        assert [(row["id"], row["key"]) for row in read(output)] == [(1, "1"), (2, "b")]
+        assert "input_id" not in read(output)[0]
+
+
+def test_types_of_parquet_are_kept(gpt: Path, zoo: Zoo) -> None:
+    """Also in a file without rows. JSON lines have no bytes; dates are texts there."""
+    moment = datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC)
+    image = {"bytes": b"\xff\x00", "path": "a.png"}
+    table = pa.table(
+        {
+            "text": ["ab", "cd"],
+            "id": pa.array([7, 9], pa.int16()),
+            "time": pa.array([moment, None], pa.timestamp("ms", "UTC")),
+            "image": [image, None],
+            "perplexity": pa.array([1, None], pa.int8()),
+        }
+    )
+    pq.write_table(table, "in.parquet")
+    assert zoo("run", gpt, "--input", "in.parquet", *SCORE, "-o", "out.parquet").status == 0
+    found = pq.read_table("out.parquet")
+    kept = ["text", "id", "time", "image"]
+    assert found.select(kept).equals(table.select(kept))
+    assert found["input_perplexity"].equals(table["perplexity"])
+    assert found.schema.field("perplexity").type == pa.float64()
+    pq.write_table(table.slice(0, 0), "empty.parquet")
+    Path("in").mkdir()
+    Path("empty.parquet").rename("in/empty.parquet")
+    assert zoo("run", gpt, "--input", "in", *SCORE, "-o", "answers", "--workers", "1").status == 0
+    assert pq.read_schema("answers/empty.parquet").equals(found.schema)
+    done = zoo("run", gpt, "--input", "in.parquet", *SCORE, "-o", "out.jsonl")
+    assert "note: column 'image' of the input holds bytes, and is left out: write .parquet to keep it\n" in done.err
+    first, second = read("out.jsonl")
+    assert first["time"].startswith("2020-01-01 00:00:00") and second["time"] is None
+    assert "image" not in first
+
+
+def test_json(gpt: Path, zoo: Zoo) -> None:
+    """A failed row has its columns, too, so that one can find it."""
+    rows = [*ROWS, {"key": "last", "text": "", "label": "bad", "perplexity": 0}]
+    found = zoo("run", gpt, "--input", write("in.jsonl", rows), *SCORE, "--json").json["results"]
+    assert [(row["id"], row["key"], row["label"]) for row in found] == [
+        (number, row["key"], row["label"]) for number, row in enumerate(rows, 1)
+    ]
+    assert [row["text"] for row in found] == [row["text"] for row in rows]
+    assert "error" in found[3] and found[0]["input_perplexity"] == "theirs"
+    (alone,) = zoo("run", gpt, "xy", *SCORE, "--json").json["results"]
+    assert "id" not in alone
+
+
+def test_lines_of_text_have_no_columns(gpt: Path, zoo: Zoo) -> None:
+    Path("in.txt").write_text("time flies\n")
+    for options in ((), ("--option", "top_k=2")):
+        task = ("--task", "next-token")
+        assert zoo("run", gpt, "--input", "in.txt", *task, *options, "-o", "out.jsonl", "--force").status == 0
+        assert "text" not in read("out.jsonl")[0]
+
+
+def test_a_batch_writes_the_same(gpt: Path, zoo: Zoo) -> None:
+    Path("in").mkdir()
+    for name in ("in/a.jsonl", "in/b.csv", "in/c.parquet"):
+        write(name, ROWS)
+        zoo("run", gpt, "--input", name, *SCORE, "-o", f"{Path(name).stem}{'.parquet' * ('parq' in name) or '.jsonl'}",
+            "--threads", "1")  # fmt: skip
+    done = zoo("run", gpt, "--input", "in", *SCORE, "-o", "out", "--workers", "1")
+    assert done.status == 0
+    assert "warning: in/a.jsonl: column 'perplexity' of the input is named 'input_perplexity'" in done.err
+    for name in ("a.jsonl", "b.jsonl", "c.parquet"):
+        assert Path("out", name).read_bytes() == Path(name).read_bytes()
+
+
+NAMES = st.sampled_from(["id", "a", "input_a", "input_input_a", "b", "input_b"])
+
+
+@given(st.dictionaries(NAMES, st.integers(0, 9)), st.dictionaries(NAMES, st.integers(10, 19)))
+def test_no_value_is_lost(columns: dict[str, int], result: dict[str, int]) -> None:
+    """Names are unique, those of the result stay, and a column is only renamed if the result has its name."""
+    joined = join_columns(columns, result)
+    assert len(joined) == len(columns) + len(result)
+    assert {name: joined[name] for name in result} == result
+    assert list(joined.values()) == [*columns.values(), *result.values()]
+    assert all(joined[name] == value for name, value in columns.items() if name not in result)
