@@ -123,3 +123,52 @@ def test_no_progress_without_a_terminal(model: Path, capsys: pytest.CaptureFixtu
     assert cli.main(embed(model, "in.jsonl")) == 0
     assert cli.main(["build", "gpt-tiny"]) == 0
     assert capsys.readouterr().err == ""
+
+
+def tiny_run(name: str) -> list[str]:
+    """Return a command that trains for 24 steps, with two evaluations."""
+    Path("notes.txt").write_text("".join(f"note {number}: {number} and {number + 1}\n" for number in range(60)))
+    settings = ("max_length=16", "batch_size=2", "hidden_size=16", "num_layers=1", "evaluate_every=12")
+    data = ["--data", "notes.txt", "--validation", "notes.txt"]
+    return ["train", "gpt-tiny", *data, "-o", name, "--max-steps", "24", *(
+        part for setting in settings for part in ("--set", setting))]  # fmt: skip
+
+
+def test_training_shows_loss_and_rate(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of each step, with the number of steps; evaluations stay on lines of their own."""
+    with terminal(monkeypatch, "stderr") as screen:
+        monkeypatch.setenv("COLUMNS", "80")
+        assert cli.main(tiny_run("m")) == 0
+    found = re.findall(r"loss \d+\.\d{4}, rate \d\.\de-\d\d .*?(\d+)/24", screen.plain)
+    assert found
+    assert re.search(r"\d:\d\d:\d\d|-:--:--", screen.plain)
+    lines = [line.strip() for line in screen.plain.splitlines() if line.strip().startswith("step ")]
+    assert [line.partition(":")[0] for line in lines] == ["step 12 of 24", "step 24 of 24"]
+    assert all("; evaluation: loss" in line for line in lines)  # not wrapped by words
+    assert max(len(line) for line in re.split(r"[\r\n]+", screen.plain) if "/24" in line) <= 80
+    assert screen.last_line == ""
+    capsys.readouterr()
+    assert cli.main(tiny_run("n")) == 0
+    said = capsys.readouterr()
+    assert "\x1b" not in said.out + said.err
+    assert [line.partition(":")[0] for line in said.err.splitlines() if line.startswith("step ")] == [
+        f"step {number} of 24" for number in (10, 12, 20, 24)
+    ]
+
+
+@pytest.mark.slow
+def test_dumb_terminal_gets_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    with terminal(monkeypatch, "stderr") as screen:
+        monkeypatch.setenv("TERM", "dumb")
+        assert cli.main(tiny_run("m")) == 0
+    assert "\x1b" not in screen.text
+    assert len(re.findall(r"step \d+ of 24", screen.text)) == 4
+
+
+def test_bench_names_the_measurement(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = ["bench", str(model), "--unverified", "--no-torch", "--seconds", "0.3", "--lengths", "8,16", "--json"]
+    with terminal(monkeypatch, "stderr") as screen:
+        assert cli.main(bench) == 0
+    for length in (8, 16):
+        assert f"encode 1 x {length}: timing onnxruntime" in screen.plain, screen.plain
+    assert "1/2" in screen.plain

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -24,6 +25,8 @@ import zoo as library
 from tests.conftest import Result
 from zoo.artifact import ModelDirectory
 from zoo.cli.entry import main
+from zoo.errors import ArtifactError
+from zoo.training import plot_loss
 from zoo.training.cache import Facts
 from zoo.training.launch import start
 from zoo.training.plan import make_plan
@@ -55,6 +58,13 @@ def test_trained_model_is_a_model_directory(zoo: Zoo, corpus: Path) -> None:
     assert set(stored.files) == {"README.md", "config.json", "loss.svg", "metrics.jsonl", "model.safetensors",
                                  "tokenizer.json", "training.json"}  # fmt: skip
     assert ElementTree.parse("lm/loss.svg").getroot().tag.endswith("svg")
+    drawn = Path("lm/loss.svg").read_text()
+    for text in ("gpt-tiny: loss of causal-lm on corpus.txt", "step (of 8 examples)", "loss (nats per token)",
+                 "training, single steps, not smoothed"):  # fmt: skip
+        assert text in drawn
+    assert "mean of" not in drawn
+    zoo("show", "lm", "--figure", "again.svg", "--of", "loss")
+    assert Path("again.svg").read_text() == drawn
     assert "![Loss by step](loss.svg)" in (stored.path / "README.md").read_text()
     rows = [json.loads(line) for line in (stored.path / "metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows] == list(range(1, 31))
@@ -66,6 +76,43 @@ def test_trained_model_is_a_model_directory(zoo: Zoo, corpus: Path) -> None:
     assert stored.origin.parent is not None
     assert stored.origin.parent.kind == "initialised"
     assert zoo("run", "lm", "line", "--max-new-tokens", "1").status != 0  # not exported yet
+
+
+@pytest.mark.slow
+def test_many_losses_are_smoothed(zoo: Zoo, corpus: Path) -> None:
+    """By the mean of the last records; evaluations and the step that is kept are marked."""
+    data = ("--data", str(corpus), "--validation", str(corpus), "--set", "evaluate_every=25")
+    zoo("train", "gpt-tiny", *data, "-o", "lm", *FAST, "--max-steps", "75")
+    rows = [json.loads(line) for line in Path("lm/metrics.jsonl").read_text().splitlines()]
+    plot = plot_loss("lm")
+    (axes,) = plot.figure.axes
+    lines = {line.get_gid() or line.get_label(): line for line in axes.get_lines()}
+    losses = [row["loss"] for row in rows]
+    assert lines["training"].get_ydata().tolist() == losses
+    means = [float(np.mean(losses[end - 3 : end])) for end in range(3, 76)]
+    assert lines["mean"].get_ydata().tolist() == pytest.approx(means)
+    assert lines["mean"].get_xdata().tolist() == list(range(3, 76))
+    assert lines["mean"].get_label() == "training, mean of 3 recorded steps"
+    assert lines["evaluation"].get_xdata().tolist() == [25, 50, 75]
+    best = min((row for row in rows if "evaluation" in row), key=lambda row: row["evaluation"]["loss"])
+    assert f"kept: step {best['step']}" in lines
+    zoo("build", "gpt-tiny", "-o", "fresh")
+    zoo("show", "fresh", "--figure", "x.svg", "--of", "loss").failed(2, "has no record of a training run")
+    Path("lm/training.json").write_text("[]")
+    with pytest.raises(ArtifactError, match="not the record of a finished run"):
+        plot_loss("lm")
+
+
+def test_missing_matplotlib_is_said_once(zoo: Zoo, corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before the first step, with the package to install."""
+    monkeypatch.setattr("zoo.cli.train.find_spec", lambda name: None)
+    monkeypatch.setattr("zoo.training.curve.find_spec", lambda name: None)
+    said = zoo("train", "gpt-tiny", "--data", str(corpus), "-o", "lm", *FAST, "--max-steps", "1")
+    first, *rest = said.err.splitlines()
+    assert first.startswith("note: loss.svg will be left out") and "attention-zoo[plot]" in first
+    assert not [line for line in rest if "loss.svg" in line]
+    assert not Path("lm/loss.svg").exists()
+    assert "loss.svg" not in Path("lm/README.md").read_text()
 
 
 def test_classes_come_from_the_data(zoo: Zoo, reviews: Path) -> None:

@@ -25,6 +25,7 @@ KINDS: Mapping[str, frozenset[str]] = {
     MODULES: frozenset(),
     "parity": frozenset({"variant"}),
     "coverage": frozenset({"variant"}),
+    "loss": frozenset(),
     "positions": frozenset(),
     "spans": frozenset(),
     "memory": frozenset({"texts", "layer", "head", "token"}),
@@ -85,6 +86,10 @@ def _plot(
     if stored is None:
         raise UsageError(f"--of {kind} is drawn for a model directory", spec.name, f"zoo build {spec.name}")
     match kind:
+        case "loss":
+            from zoo.training import plot_loss
+
+            return plot_loss(stored.path)
         case "parity":
             return plots.parity(stored.path, **options)
         case "coverage":

@@ -9,14 +9,15 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Literal, TextIO
 
 import click
 
 from zoo.terminal import one_line, printable
 
-__all__ = ["VERDICTS", "echo", "has_colour", "is_terminal", "message", "painted"]
+__all__ = ["VERDICTS", "above_bar", "echo", "has_colour", "is_terminal", "message", "painted"]
 
 VERDICTS: Mapping[str, str] = {
     "NOT VERIFIED": "red",
@@ -33,6 +34,8 @@ VERDICTS: Mapping[str, str] = {
     "wrong": "red",
 }
 """Verdicts in results, and their colours."""
+_writers: list[Callable[[str], None]] = []
+"""Print a line on stderr above a progress bar, while there is one."""
 _KINDS = {"error": "red", "warning": "yellow", "note": "cyan"}
 
 
@@ -68,7 +71,7 @@ def echo(text: object = "", *, err: bool = False, nl: bool = True, verdicts: Col
     """
     coloured = bool(verdicts) and has_colour(sys.stderr if err else sys.stdout)
     line = printable(str(text), "\n\t")
-    click.echo(painted(line, verdicts) if coloured else line, err=err, nl=nl, color=coloured or None)
+    _write(painted(line, verdicts) if coloured else line, err, nl, coloured)
 
 
 def message(kind: Literal["error", "warning", "note"], text: object) -> None:
@@ -77,4 +80,21 @@ def message(kind: Literal["error", "warning", "note"], text: object) -> None:
     coloured = has_colour(sys.stderr)
     if coloured:
         line = click.style(f"{kind}:", fg=_KINDS[kind], bold=True) + line[len(kind) + 1 :]
-    click.echo(line, err=True, color=coloured or None)
+    _write(line, True, True, coloured)
+
+
+@contextmanager
+def above_bar(write: Callable[[str], None]) -> Iterator[None]:
+    """Pass what is printed on stderr to a function meanwhile, which keeps it apart from a progress bar."""
+    _writers.append(write)
+    try:
+        yield
+    finally:
+        _writers.remove(write)
+
+
+def _write(text: str, err: bool, nl: bool, coloured: bool) -> None:
+    if err and nl and _writers:
+        _writers[-1](text)
+    else:
+        click.echo(text, err=err, nl=nl, color=coloured or None)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict
 from datetime import timedelta
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,10 +17,11 @@ import click
 from zoo.artifact import check_model_target
 from zoo.cli.options import PATH, DataCommand, force_option, is_quiet, json_option, option, quiet_option
 from zoo.cli.output import echo, message
-from zoo.cli.progress import Progress, show_progress
+from zoo.cli.progress import ProgressBar, show_progress
 from zoo.cli.report import emit_json, say
 from zoo.errors import UsageError
 from zoo.registry.recipes import find_recipe
+from zoo.training.curve import MISSING
 from zoo.training.plan import make_plan
 from zoo.training.settings import CHANGEABLE, LowRankSettings, TrainingSettings
 
@@ -148,13 +151,15 @@ def command(
                         echo("; ".join((f"continuing at step {run.trainer.done:,}", *run.plan.changes)), err=True)
                 else:
                     run = launch.start(plan, output, force=force, processes=processes, progress=progress)
-            for note in run.notes if is_first() and not is_quiet() else ():
+            missing = (MISSING,) if find_spec("matplotlib") is None else ()
+            for note in (*run.notes, *missing) if is_first() and not is_quiet() else ():
                 message("note", note)
             if is_first():
                 limit = run.trainer.criterion.text_limit
                 show_facts(run.data.facts, limit, "--set max_length=N sets another length, up to the model's positions")
-            with show_progress("training") as progress:
-                outcome = run.train(Reporter(run.trainer.done, progress))
+            with show_progress("", detailed=True) if is_first() else nullcontext() as bar:
+                reporter = Reporter(run.trainer.done, run.trainer.steps, bar)
+                outcome = run.train(reporter, reporter.watch)
     except KeyboardInterrupt:
         if is_first():
             _tell_saved(run, output)
@@ -238,31 +243,39 @@ def _evaluation_text(found: Evaluation) -> str:
 
 
 class Reporter:
-    """Shows a step: in the progress bar, and on a line of its own after an evaluation or without a terminal.
+    """Shows steps: on a terminal in a bar, and those with an evaluation, or all without a terminal, on lines.
 
     Args:
         done: steps of earlier processes.
-        progress: updates the bar, if there is one.
+        steps: steps of the whole run.
+        bar: the bar, if there is one.
     """
 
-    def __init__(self, done: int, progress: Progress | None) -> None:
+    def __init__(self, done: int, steps: int, bar: ProgressBar | None) -> None:
         self._done = done
-        self._progress = progress
+        self._steps = steps
+        self._bar = bar
         self._started = time.monotonic()
+        if bar is not None:
+            bar.describe("training")
+            bar(done, steps)
+
+    def watch(self, step: Step) -> None:
+        """Show the number, the loss and the learning rate of a step in the bar."""
+        if self._bar is not None:
+            self._bar.describe(f"loss {step.loss:.4f}, rate {step.learning_rate:.1e}")
+            self._bar(step.number, self._steps)
 
     def __call__(self, run: Run, step: Step, evaluation: Evaluation | None) -> None:
-        """Show a step."""
-        steps = run.trainer.steps
-        if self._progress is not None:
-            self._progress(step.number, steps)
-        if is_quiet() or not is_first() or (self._progress is not None and evaluation is None):
+        """Print a line for a recorded step."""
+        if is_quiet() or not is_first() or (self._bar is not None and evaluation is None):
             return
-        text = f"step {step.number:,} of {steps:,}: loss {step.loss:.4f}"
+        text = f"step {step.number:,} of {self._steps:,}: loss {step.loss:.4f}"
         text += f", {step.targets / step.seconds:,.0f} targets/s, {step.utilization:.0%} of peak"
         if evaluation is not None:
             text += f"; evaluation: {_evaluation_text(evaluation)}"
-        elif step.number < steps:
+        elif step.number < self._steps:
             elapsed = time.monotonic() - self._started
-            left = round(elapsed / (step.number - self._done) * (steps - step.number))
+            left = round(elapsed / (step.number - self._done) * (self._steps - step.number))
             text += f", {timedelta(seconds=left)} left"
         echo(text, err=True)

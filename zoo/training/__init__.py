@@ -24,6 +24,7 @@ from zoo.training.tracking import TrackedRun, Tracking
 if TYPE_CHECKING:
     from zoo.training.adapters.merge import merge_adapter
     from zoo.training.criterion import Batch, Criterion, Loss, Row, mask_of, padded, wide
+    from zoo.training.curve import plot_loss
     from zoo.training.data.examples import Example
     from zoo.training.launch import train
     from zoo.training.loop import Step, TrainingError
@@ -51,6 +52,7 @@ __all__ = [
     "mask_of",
     "merge_adapter",
     "padded",
+    "plot_loss",
     "train",
     "wide",
 ]
@@ -60,6 +62,7 @@ _HOMES = {
     **dict.fromkeys(("Step", "TrainingError"), "zoo.training.loop"),
     "Outcome": "zoo.training.run",
     "train": "zoo.training.launch",
+    "plot_loss": "zoo.training.curve",
     "Example": "zoo.training.data.examples",
     "merge_adapter": "zoo.training.adapters.merge",
 }

@@ -146,6 +146,13 @@ class Criterion(ABC):
     """Whether the loss of an example is independent of the others in its batch, so that a step can be computed in
     parts."""
 
+    @property
+    def loss_unit(self) -> str:
+        """The unit of the loss, for plots."""
+        if self.terms > 1:
+            return "sum of means per target"
+        return "nats per token" if self.models_language else "mean per target"
+
     def __init__(self, config: Config, tokenizer: Tokenizer | None, settings: Settings, max_length: int) -> None:
         self.config = config
         self.settings = settings

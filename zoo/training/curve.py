@@ -1,37 +1,87 @@
-"""The record of a run on the model card: a table, and the curve of the loss if matplotlib is installed."""
+"""The record of a run: a table on the model card, and the curve of the loss, which needs matplotlib."""
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-__all__ = ["CURVE", "draw_curve", "training_section"]
+from zoo.errors import ArtifactError, UsageError
+from zoo.plots.plot import COLOURS, Plot, drawn, new_figure
+from zoo.reading import read_text
+
+__all__ = ["CURVE", "MISSING", "draw_curve", "plot_loss", "training_section"]
 
 CURVE = "loss.svg"
+MISSING = f'{CURVE} will be left out, because plots need matplotlib: pip install "attention-zoo[plot]"'
+_FEW = 50
+"""Number of records up to which no moving mean is drawn."""
+_PART = 25
+"""Number of windows of the moving mean in a run."""
 
 
-def draw_curve(metrics: Sequence[Mapping[str, Any]], file: Path) -> bool:
-    """Draw the losses of training and of evaluations by step, and return whether matplotlib is there to do it."""
-    if find_spec("matplotlib") is None:
+def plot_loss(directory: str | os.PathLike[str]) -> Plot:
+    """Plot the loss by step of a finished training run, from its training.json and metrics.jsonl.
+
+    Raises:
+        UsageError: the directory has no record of a training run, or matplotlib is not installed.
+        ArtifactError: the record cannot be read.
+    """
+    from zoo.training.metrics import METRICS, read_metrics
+    from zoo.training.plan import PLAN
+
+    folder = Path(directory)
+    if not (folder / PLAN).is_file() or not (folder / METRICS).is_file():
+        raise UsageError("has no record of a training run", folder, "name a directory that zoo train wrote")
+    metrics = read_metrics(folder / METRICS)
+    try:
+        record = json.loads(read_text(folder / PLAN))
+        return _draw(record, metrics)
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
+        raise ArtifactError(f"not the record of a finished run ({error!r})", folder / PLAN) from error
+
+
+def draw_curve(record: Mapping[str, Any], metrics: Sequence[Mapping[str, Any]], file: Path) -> bool:
+    """Write the plot of a run to a file, and return whether there is anything to draw, and matplotlib to do it."""
+    if find_spec("matplotlib") is None or not metrics:
         return False
-    from matplotlib import rc_context
-    from matplotlib.figure import Figure
-
-    evaluated = [row for row in metrics if "evaluation" in row]
-    figure = Figure(figsize=(6, 3.5), layout="constrained")
-    axes = figure.add_subplot()
-    axes.plot([row["step"] for row in metrics], [row["loss"] for row in metrics], label="training", linewidth=1)
-    if evaluated:
-        losses = [row["evaluation"]["loss"] for row in evaluated]
-        axes.plot([row["step"] for row in evaluated], losses, label="evaluation", marker="o", markersize=3)
-        axes.legend()
-    axes.set(xlabel="step", ylabel="loss")
-    axes.grid(alpha=0.3)
-    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "zoo"}):
-        figure.savefig(file, format="svg", metadata={"Date": None})
+    _draw(record, metrics).write(file)
     return True
+
+
+@drawn
+def _draw(record: Mapping[str, Any], metrics: Sequence[Mapping[str, Any]]) -> Plot:
+    """Draw the losses of recorded steps, their moving mean if there are many, and those of evaluations."""
+    import numpy as np
+
+    title = f"{record['model']}: loss of {record['objective']} on {record['data']}"
+    figure = new_figure(title, 3.5, width=6)
+    axes = figure.add_subplot()
+    steps, losses = np.array([row["step"] for row in metrics]), np.array([row["loss"] for row in metrics])
+    many = len(steps) >= _FEW
+    axes.plot(steps, losses, label="training, single steps, not smoothed", color=COLOURS[0], gid="training",
+              linewidth=0.6 if many else 1, alpha=0.5 if many else 1)  # fmt: skip
+    if many:
+        size = len(steps) // _PART
+        means = np.convolve(losses, np.ones(size) / size, "valid")
+        name = f"training, mean of {size} recorded steps"
+        axes.plot(steps[size - 1 :], means, label=name, color=COLOURS[0], linewidth=1.4, gid="mean")
+    evaluated = [row for row in metrics if "evaluation" in row]
+    if evaluated:
+        values = [row["evaluation"]["loss"] for row in evaluated]
+        axes.plot([row["step"] for row in evaluated], values, "o-", label="evaluation", color=COLOURS[1], markersize=3,
+                  linewidth=1, gid="evaluation")  # fmt: skip
+    best = record.get("best")
+    if best and record["settings"].get("keep") == "best":
+        axes.axvline(best["step"], color="0.5", linewidth=0.8, linestyle=":", label=f"kept: step {best['step']:,}")
+    axes.set(xlabel=f"step (of {record['settings']['batch_size']:,} examples)",
+             ylabel=f"loss ({record.get('loss_unit', 'mean per target')})")  # fmt: skip
+    axes.grid(visible=True)
+    axes.legend()
+    return Plot(title, figure)
 
 
 def training_section(record: Mapping[str, Any], *, curve: bool) -> str:

@@ -42,6 +42,7 @@ BEST = "best.safetensors"
 """The trained weights of the best evaluation so far, while the run is unfinished."""
 _NOTICE = "finishing the step, then saving; a second signal ends at once"
 Report = Callable[["Run", Step, Evaluation | None], None]
+Watch = Callable[[Step], None]
 """Called after each step that is logged or evaluated."""
 
 
@@ -227,15 +228,19 @@ class Run:
             )
         )
 
-    def train(self, report: Report = lambda run, step, evaluation: None) -> Outcome:
+    def train(self, report: Report = lambda run, step, evaluation: None, watch: Watch = lambda step: None) -> Outcome:
         """Do the remaining steps and complete the directory.
+
+        Args:
+            report: called after each step that is recorded.
+            watch: called after every step, before an evaluation.
 
         After a signal that would interrupt it, the step in progress is finished and a checkpoint written first.
 
         Raises :class:`zoo.training.loop.TrainingError` if training cannot go on; the last checkpoint stands.
         """
         try:
-            outcome = self._train(report)
+            outcome = self._train(report, watch)
         except BaseException:
             self._trackers.finish("failed")
             raise
@@ -244,14 +249,14 @@ class Run:
         self._trackers.finish("finished")
         return outcome
 
-    def _train(self, report: Report) -> Outcome:
+    def _train(self, report: Report, watch: Watch) -> Outcome:
         with signals.postponed(_NOTICE if self.trainer.processes.is_first else "") as is_ending:
-            outcome = self._advance(report, is_ending)
+            outcome = self._advance(report, watch, is_ending)
         if outcome is None:
             raise KeyboardInterrupt  # of another process
         return outcome
 
-    def _advance(self, report: Report, is_ending: Callable[[], bool]) -> Outcome | None:
+    def _advance(self, report: Report, watch: Watch, is_ending: Callable[[], bool]) -> Outcome | None:
         """Do the remaining steps and complete the directory; None if a signal ended the run, after a checkpoint."""
         trainer, settings = self.trainer, self.plan.settings
         evaluate_every = settings.evaluate_every or trainer.steps_per_epoch
@@ -266,6 +271,7 @@ class Run:
         unevaluated = self._unevaluated() if evaluates(trainer.done) else []
         for step in () if self._is_patience_over() else chain(unevaluated, trainer.run()):
             last = step.number == trainer.steps
+            watch(step)
             evaluation = self._evaluate(is_ending) if evaluates(step.number) else None
             stopping = self._is_patience_over()
             if last or stopping or evaluates(step.number) or step.number % settings.log_every == 0:
@@ -348,7 +354,7 @@ class Run:
             write_json(stage / PLAN, record)
             write_metrics(stage / METRICS, self.metrics)
             card = stage / CARD
-            curve = draw_curve(self.metrics, stage / CURVE) if self.metrics else False
+            curve = draw_curve(record, self.metrics, stage / CURVE)
             card.write_text(card.read_text(encoding="utf-8") + training_section(record, curve=curve), encoding="utf-8")
 
     def _speed(self) -> float | None:
@@ -373,6 +379,7 @@ class Run:
             "changes": list(plan.changes),
             "steps": self.trainer.done,
             "loss": self.metrics[-1]["loss"] if self.metrics else None,
+            "loss_unit": self.trainer.criterion.loss_unit,
             "best": self.best and asdict(self.best),
             "targets_per_second": self._speed(),
             "zoo": __version__,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -58,6 +58,7 @@ def bench_curves(
     seconds: float = 2.0,
     max_memory: float | None = None,
     progress: Progress | None = None,
+    describe: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
     """Measure models at several lengths on the CPU, with one text at a time and a separate process per measurement.
 
@@ -72,6 +73,7 @@ def bench_curves(
         seconds: time to spend on each measurement, which makes at least one pass.
         max_memory: memory limit per measurement, in bytes; by default the free memory.
         progress: called with the number of each step and the total.
+        describe: called with what is exported or measured next.
 
     Returns:
         The settings as plain data and, under ``models``, the curve and growth exponents of each model.
@@ -98,11 +100,13 @@ def bench_curves(
         places = {}
         for source in sources:
             steps = _step(progress, steps, total)
+            describe(f"exporting {source.name}" if source.directory is None else f"opening {source.name}")
             places[source.name] = _prepare(source, folder, min(COMPARED, max(lengths)))
         curves: dict[str, list[dict[str, Any]]] = {name: [] for name in known}
         for length in lengths:  # models take turns, so that background load affects all of them equally
             for source in sources:
                 steps = _step(progress, steps, total)
+                describe(f"{source.name}, {length:,} tokens")
                 free = free_memory() if max_memory is None else min(max_memory, free_memory())
                 reason = _reason_against(source, curves[source.name], length, free)
                 point = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,6 +50,7 @@ def bench_model(
     compiled: bool = True,
     unverified: bool = False,
     progress: Progress | None = None,
+    describe: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
     """Measure an exported model.
 
@@ -66,6 +67,7 @@ def bench_model(
         compiled: also measure ``torch.compile``. If it fails, ``left_out`` has the reason.
         unverified: allow exports that are not verified.
         progress: called before each case with its number and the total.
+        describe: called with what is prepared or measured next.
 
     Returns:
         Plain data. Times are in seconds. ``waited`` is the fraction of time that threads waited for a free core, None
@@ -102,7 +104,8 @@ def bench_model(
             if progress is not None:
                 progress(number, len(cases))
             feeds = feeds_of(session, case)
-            calls = _prepare(session, case, feeds, backends, left_out)
+            calls = _prepare(session, case, feeds, backends, left_out, describe)
+            describe(f"{case}: timing {', '.join(calls)}")
             results.append(_measure(session, case, feeds, calls, count, seconds))
     return {
         "model": session.stored.spec.name,
@@ -119,16 +122,23 @@ def bench_model(
 
 
 def _prepare(
-    session: Session, case: BenchCase, feeds: Arrays, backends: dict[str, Backend], left_out: dict[str, str]
+    session: Session,
+    case: BenchCase,
+    feeds: Arrays,
+    backends: dict[str, Backend],
+    left_out: dict[str, str],
+    describe: Callable[[str], None],
 ) -> dict[str, Call]:
     """Prepare a case on all backends and compare outputs. Backends that fail to compile move to ``left_out``."""
     calls: dict[str, Call] = {}
     for name, prepare in list(backends.items()):
+        describe(f"{case}: preparing {name}")
         try:
             calls[name] = prepare(case, feeds)
         except CompileError as error:
             left_out[name] = f"{case}: {error}"
             del backends[name]
+    describe(f"{case}: comparing outputs")
     outputs = {name: [np.array(value, np.float64) for value in call()] for name, call in calls.items()}
     variant, own = session.export.variant, _TOLERANCE[session.stored.dtype]
     tolerance = _TOLERANCE.get(variant, own)

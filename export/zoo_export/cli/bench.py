@@ -13,7 +13,7 @@ from zoo.cli.report import bytes_text, columns, emit_json
 from zoo.errors import UsageError
 from zoo_export.cli.curves import BUSY, show_curves
 from zoo_export.cli.options import refuse_options
-from zoo_export.cli.results import comparing
+from zoo_export.cli.results import measuring
 
 LAYERS = "layer-*"
 """The default presets of curves, of one layer each."""
@@ -109,8 +109,8 @@ def _measure(directory: Path, figure: Path | None, force: bool, as_json: bool, *
     from zoo_export.bench import bench_model
 
     check_figure_option(figure, force=force)
-    with comparing("measuring") as progress:
-        result = bench_model(directory, progress=progress, **options)
+    with measuring() as watchers:
+        result = bench_model(directory, **watchers, **options)
     for name, reason in result["left_out"].items():
         message("warning", f"{name} not measured: {reason}")
     waited = max(case["waited"] or 0 for case in result["cases"])

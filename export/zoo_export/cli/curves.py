@@ -9,7 +9,7 @@ from typing import Any
 from zoo.cli.options import check_figure_option
 from zoo.cli.output import echo, message
 from zoo.cli.report import columns, emit_json
-from zoo_export.cli.results import comparing
+from zoo_export.cli.results import measuring
 
 __all__ = ["BUSY", "growth_rows", "show_curves", "table_rows"]
 
@@ -33,8 +33,8 @@ def show_curves(
     check_figure_option(figure, force=force)
     from zoo_export.bench.curves import bench_curves
 
-    with comparing("measuring") as progress:
-        result = bench_curves(names, lengths, progress=progress, **options)
+    with measuring() as watchers:
+        result = bench_curves(names, lengths, **watchers, **options)
     waited = [point["waited"] for model in result["models"] for point in model["points"] if point["waited"] is not None]
     busy = sum(part > BUSY for part in waited)
     if busy:

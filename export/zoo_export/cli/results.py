@@ -17,14 +17,25 @@ if TYPE_CHECKING:
     from zoo.exporters import Progress
     from zoo_export.parity.report import Report
 
-__all__ = ["comparing", "say_record", "say_report", "summary"]
+__all__ = ["comparing", "measuring", "say_record", "say_report", "summary"]
 
 
 @contextmanager
-def comparing(what: str = "comparing") -> Iterator[Progress | None]:
+def comparing() -> Iterator[Progress | None]:
     """Show a progress bar of comparisons. The callback takes a comparison's number, from 1, before it starts."""
-    with show_progress(what) as show:
+    with show_progress("comparing") as show:
         yield None if show is None else lambda number, total: show(number - 1, total)
+
+
+@contextmanager
+def measuring() -> Iterator[dict[str, Any]]:
+    """Show a progress bar of measurements, which names the current one. Yields arguments of the benchmarks."""
+    with show_progress("", detailed=True) as bar:
+        if bar is None:
+            yield {}
+            return
+        bar.describe("measuring")
+        yield {"progress": lambda number, total: bar(number - 1, total), "describe": bar.describe}
 
 
 def summary(report: Report, variant: str = "") -> dict[str, Any]:
