@@ -39,6 +39,7 @@ from zoo.artifact.layout import (
     write_json,
 )
 from zoo.artifact.manifest import entry_of
+from zoo.artifact.measured import LEVEL_NAMES, Measured, measured_outputs, worst_of
 from zoo.artifact.variants import (
     ADAPTERS,
     ATTENTION_INPUTS,
@@ -70,6 +71,7 @@ __all__ = [
     "EVIDENCE_KEY",
     "GENERATION",
     "HALVES",
+    "LEVEL_NAMES",
     "LOOP",
     "MANIFEST",
     "PORTABLE",
@@ -88,6 +90,7 @@ __all__ = [
     "VARIANTS",
     "WEB",
     "Export",
+    "Measured",
     "ModelDirectory",
     "Record",
     "Variant",
@@ -104,9 +107,11 @@ __all__ = [
     "find_records",
     "is_reserved",
     "is_weights",
+    "measured_outputs",
     "new_model",
     "precisions",
     "profiles",
     "variant_of",
+    "worst_of",
     "write_json",
 ]

@@ -14,20 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from zoo.artifact import Export, ModelDirectory, abridged
+from zoo.artifact import LEVEL_NAMES, Export, ModelDirectory, abridged
 from zoo.errors import ArtifactError, UsageError
 from zoo.plots.plot import COLOURS, MARKERS, Plot, drawn, layer_of, log_axis, mark_zero, new_figure, printable
 
 __all__ = ["coverage", "draw_coverage", "draw_parity", "parity"]
 
-_LEVELS = {
-    "off": "optimisations off",
-    "all": "optimisations on",
-    "exact": "products in float32",
-    "perturbed": "other weights",
-    "faint": "other weights, scaled by 1/8",
-    "perturbed_exact": "other weights, products in float32",
-}
 _RULES = {
     "largest absolute error": ("max_abs_error", "limit"),
     "error / largest value of its row or channel": ("local_error", "local_limit"),
@@ -115,7 +107,7 @@ def _draw_errors(axes: Any, rows: Sequence[_ErrorRow], levels: Sequence[str], ke
         axes.plot(limits, heights, "|", color="black", markersize=5, label=label, gid=f"{limit}-{level}")
         axes.plot(
             errors, heights, MARKERS[number % len(MARKERS)], color=COLOURS[number % len(COLOURS)], markersize=3.5,
-            label=_LEVELS.get(level, level), gid=f"{key}-{level}",
+            label=LEVEL_NAMES.get(level, level), gid=f"{key}-{level}",
         )  # fmt: skip
     log_axis(axes.xaxis)
     if 0 in values:

@@ -8,7 +8,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from zoo import plugins
-from zoo.artifact import PREFILL, Record, abridged, coverage_summary, export_file, variant_of
+from zoo.artifact import (
+    PREFILL,
+    Record,
+    abridged,
+    coverage_summary,
+    export_file,
+    measured_outputs,
+    variant_of,
+    worst_of,
+)
 from zoo.cli.output import VERDICTS, message
 from zoo.cli.progress import show_progress
 from zoo.cli.report import emit_json, say
@@ -49,13 +58,9 @@ def summary(report: Report, variant: str = "") -> dict[str, Any]:
             "files": ["generate.onnx"],
             "tokens": sum(level["tokens"] for part in parts for level in part["levels"].values()),
         }
-    outputs = [
-        {"graph": graph, "output": name, "optimisations": level, **errors}
-        for graph, part in report.evidence["graphs"].items()
-        for name, levels in part["outputs"].items()
-        for level, errors in levels.items()
-    ]
-    worst = max(outputs, key=lambda item: item["max_abs_error"] / item["limit"] if item["limit"] else 0.0)
+    outputs = measured_outputs(report.evidence)
+    worst = worst_of(outputs)
+    assert worst is not None  # every graph has outputs
     names = [*report.evidence["graphs"], *([PREFILL] if interface == "rows" else [])]
     return {
         "verified": report.passed,
@@ -68,7 +73,13 @@ def summary(report: Report, variant: str = "") -> dict[str, Any]:
         "not_perturbed": report.evidence.get("not_perturbed", []),
         "files": [export_file(name, variant, "onnx") for name in names],
         "outputs": len(outputs),
-        "worst": worst,
+        "worst": {
+            "graph": worst.graph,
+            "output": worst.output,
+            "optimisations": worst.level,
+            "in_float32": worst.in_float32,
+            **worst.errors,
+        },
     }
 
 
@@ -80,14 +91,15 @@ def say_report(report: Report, directory: Path, variant: str = "") -> None:
             f"{directory}: generate.onnx verified on {facts['provider']} at {facts['tokens']} tokens", verdicts=VERDICTS
         )
         return
-    worst = facts["worst"]
+    worst = worst_of(measured_outputs(report.evidence))
+    assert worst is not None
+    where = f"{worst.name}, {worst.how}" if worst.how else worst.name
     left = f" ({facts['left_out']} of the full grid left out)" if facts["left_out"] else ""
     say(
         f"{directory}: {', '.join(facts['files'])} verified on {facts['provider']} at {facts['points']} points{left}",
         verdicts=VERDICTS,
     )
-    where = f"{worst['graph']} {worst['output']}" if worst["graph"] != "model" else worst["output"]
-    say(f"worst output {where}: error {worst['max_abs_error']:.1e}, limit {worst['limit']:.1e}")
+    say(f"worst output {where}: error {worst.errors['max_abs_error']:.1e}, limit {worst.errors['limit']:.1e}")
     if facts["magnitudes"]:
         say(_magnitudes(facts["magnitudes"]))
     for name, comparison in facts["non_finite"].items():

@@ -18,7 +18,7 @@ from importlib.resources import files as resources
 from pathlib import Path
 from typing import Any
 
-from zoo.artifact import CARD, TARGET_TOKENIZER, TOKENIZER, VARIANTS, Export, ModelDirectory
+from zoo.artifact import CARD, TARGET_TOKENIZER, TOKENIZER, VARIANTS, Export, ModelDirectory, measured_outputs, worst_of
 from zoo.artifact.outputs import new_output
 from zoo.errors import UsageError, argument
 from zoo.models.count import parameter_count
@@ -211,14 +211,10 @@ def _runtime(stage: Path, stored: ModelDirectory, variant: str, name: WebRuntime
 
 def _worst(evidence: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return the output with the largest error, relative to its limit."""
-    errors = [
-        {"output": name, "error": level["max_abs_error"], "limit": level["limit"]}
-        for graph in evidence.get("graphs", {}).values()
-        for name, levels in graph.get("outputs", {}).items()
-        for level in levels.values()
-        if isinstance(level, Mapping) and level.get("limit") and "max_abs_error" in level
-    ]
-    return max(errors, default=None, key=lambda item: item["error"] / item["limit"])
+    worst = worst_of(measured_outputs(evidence))
+    if worst is None:
+        return None
+    return {"output": worst.output, "error": worst.errors["max_abs_error"], "limit": worst.errors["limit"]}
 
 
 def _publish(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -811,6 +812,7 @@ def test_command_writes_runs_and_verifies_a_precision(
     assert result.status == 0, result.err
     lines = result.out.splitlines()
     assert "model.int8.onnx verified on cpu" in lines[0]
+    assert re.fullmatch(r"worst output \w+(\.\d\.\w+)?, products in float32: error \S+e-0[5-9], limit \S+", lines[1])
     assert "of weights instead of" in lines[2]
     assert "mean kl divergence" in lines[3]
     before = snapshot()
