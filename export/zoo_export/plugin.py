@@ -30,6 +30,7 @@ def zoo_commands() -> Sequence[zoo.Command]:
         "relink": ("Export", "Make an export use new weights without re-exporting."),
         "evaluate": ("Check", "Score a model and its exports on labelled data."),
         "verify": ("Check", "Verify an existing export again."),
+        "report": ("Check", "Write the evidence for exports as a page."),
         "diff": ("Check", "Compare an export with its model, module by module."),
         "audit": ("Check", "Hold ONNX files of another tool against their model."),
         "bench": ("Check", "Measure the speed of an exported model, compared with PyTorch."),

@@ -34,6 +34,7 @@ PAGES = {"README.md": 15, "docs/tutorial.md": 8} | {
         "objectives": 3,
         "own-module": 5,
         "presets": 6,
+        "report": 6,
         "resolution": 7,
         "run": 16,
         "serve": 19,

@@ -137,7 +137,7 @@ def draw_coverage(evidence: Mapping[str, Any], name: str) -> Plot:
     panels = figure.subplots(len(heights), 1, squeeze=False, height_ratios=heights)[:, 0]
     _draw_points(panels[0], points)
     left = f" ({grid['left_out']} of the full grid left out)" if grid.get("left_out") else ""
-    panels[0].set_title(f"{len(points)} inputs{left}")
+    panels[0].set_title(f"{len(points)} inputs{left}", pad=20 if left else None)  # a long one is above the legend
     if parts:
         _draw_outcomes(panels[1], parts)
     else:

@@ -104,6 +104,10 @@ class Plot:
             stage.write_bytes(data)
         return path
 
+    def svg(self) -> bytes:
+        """Return the plot as an SVG document."""
+        return self._render("svg")
+
     def _render(self, kind: str) -> bytes:
         buffer = io.BytesIO()
         metadata = {"Title": printable(self.title)} | ({"Date": None} if kind == "svg" else {})

@@ -183,6 +183,8 @@ TARGETS: tuple[Target, ...] = (
     *_files("caches", "cache", {"digests": "bytes"}, readers.cache, 2_000),
     *_files("shown models", "model", {"config.json": "json", "parity.json": "json"}, ("show", "model", "--json"), 300,
             sealed=True),
+    *_files("reports", "model", {"config.json": "json", "parity.json": "json"},
+            ("report", "model", "-o", "page.html", "--force"), 300, sealed=True, outputs=("page.html",), partial=True),
     *_files("verified models", "model", {"parity.json": "json", "model.onnx": "bytes"}, ("verify", "model"), 20,
             sealed=True, outputs=("model",)),
     *_files("compared modules", "model", {"parity.json": "json", "model.onnx": "bytes"}, ("diff", "model"), 50,
