@@ -40,6 +40,7 @@ from zoo.artifact.layout import (
 )
 from zoo.artifact.manifest import entry_of
 from zoo.artifact.measured import LEVEL_NAMES, Measured, measured_outputs, worst_of
+from zoo.artifact.outcome import compared_at, loss_of, worst_by_graph
 from zoo.artifact.variants import (
     ADAPTERS,
     ATTENTION_INPUTS,
@@ -96,6 +97,7 @@ __all__ = [
     "Variant",
     "abridged",
     "check_model_target",
+    "compared_at",
     "copy_model",
     "coverage_summary",
     "declared_graphs",
@@ -107,11 +109,13 @@ __all__ = [
     "find_records",
     "is_reserved",
     "is_weights",
+    "loss_of",
     "measured_outputs",
     "new_model",
     "precisions",
     "profiles",
     "variant_of",
+    "worst_by_graph",
     "worst_of",
     "write_json",
 ]

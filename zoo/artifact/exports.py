@@ -14,9 +14,10 @@ from typing import Any
 
 from zoo import storage
 from zoo.artifact.directory import ModelDirectory, check_model_target, listed_files
-from zoo.artifact.layout import EVIDENCE_NAME, RECORDED, SCHEMA, export_file, is_reserved, write_json
+from zoo.artifact.layout import EVIDENCE_NAME, RECORDED, export_file, is_reserved, write_json
 from zoo.artifact.manifest import entries_of, write_manifest
 from zoo.artifact.variants import ATTENTION_INPUTS, LOOP, PREFILL, Variant, variant_of
+from zoo.artifact.verdict import change_since, digests_of, doubt_about, replaced_file
 from zoo.artifact.weights import load_json
 from zoo.contract import AttentionInputs, Graph
 from zoo.errors import ArtifactError, ParityError, UsageError, Wording, ZooError
@@ -76,15 +77,11 @@ class Record:
     @property
     def digests(self) -> Mapping[str, Any]:
         """The SHA-256 of each file as listed in the evidence."""
-        listed = self.evidence.get("files") if self.exists else None
-        return listed if isinstance(listed, dict) else {}
+        return digests_of(self.evidence) if self.exists else {}
 
     def replaced_file(self) -> str | None:
         """Return the first file whose digest differs from the evidence, or None."""
-        for name, digest in self.digests.items():
-            if self.stored.files.get(name, {}).get("sha256") != digest:
-                return name
-        return None
+        return replaced_file(self.evidence, self.stored.files) if self.exists else None
 
     def check_files(self) -> None:
         """Raise :class:`ParityError` unless every file has the digest listed in the evidence."""
@@ -95,22 +92,13 @@ class Record:
 
     def doubt(self) -> str | None:
         """Return why the export is not verified, or None if these files were verified with the current weights."""
-        if self.evidence.get("schema") != SCHEMA:
-            return f"{self.evidence_file} has an unknown schema"
-        if self.evidence.get("verified") is not True:
-            return str(self.evidence.get("reason", "it was not compared"))
-        return self.change()
+        return doubt_about(self.evidence, self.evidence_file) or self.change()
 
     def change(self) -> str | None:
         """Return what has changed since the export was compared, or None."""
-        if self.evidence.get("config") != self.stored.config_digest():
-            return "config.json has changed since verification"
-        if self.evidence.get("weights") != self.stored.weight_digests():
-            return "the weights have changed since verification"
-        name = self.replaced_file()
-        if name is not None:
-            return f"{name} is not the file that was compared"
-        return None if self.digests else f"{self.evidence_file} lists no files"
+        stored = self.stored
+        config, weights = stored.config_digest(), stored.weight_digests()
+        return change_since(self.evidence, self.evidence_file, config, weights, self.replaced_file())
 
     def revoked(
         self, error: ParityError, write: Callable[[Mapping[str, Any]], None] | None = None, **facts: Any

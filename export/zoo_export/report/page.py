@@ -7,14 +7,14 @@ from dataclasses import replace
 from pathlib import Path
 from xml.etree.ElementTree import Element
 
-from zoo.artifact import measured_outputs, worst_of
+from zoo.artifact import compared_at, loss_of, measured_outputs, worst_of
 from zoo.artifact.provenance import Origin
 from zoo.cli.report import bytes_text
 from zoo.version import __version__
 from zoo_export.report.markup import Cell, Row, definitions, document, element, items, paragraph, table
-from zoo_export.report.numbers import NONE, count, number, plain, share
+from zoo_export.report.numbers import NONE, number, plain, share
 from zoo_export.report.reading import Directory, Reviewed
-from zoo_export.report.sections import MALFORMED, body_of, export_section, loss_text, rule_texts
+from zoo_export.report.sections import MALFORMED, body_of, export_section, rule_texts
 from zoo_export.report.terms import FIELDS
 
 __all__ = ["page_of", "verdict_of"]
@@ -104,22 +104,15 @@ def _summary_row(export: Reviewed) -> Row:
     good = export.doubt is None
     verdict = element("span", "verified" if good else "NOT VERIFIED", class_="good" if good else "bad")
     try:
-        return (export.name, verdict, *_result(export), loss_text(export.evidence))
+        return (export.name, verdict, *_result(export), loss_of(export.evidence) or NONE)
     except MALFORMED:
         return (export.name, verdict, "malformed evidence", *[NONE] * 5)
 
 
 def _result(export: Reviewed) -> tuple[Cell, ...]:
     """Return the cells of the number of inputs, and of the worst output."""
-    evidence = export.evidence
-    if "comparisons" in evidence:
-        levels = [level for part in evidence["comparisons"].values() for level in part["levels"].values()]
-        tokens, ties = (sum(int(level[key]) for level in levels) for key in ("tokens", "near_ties"))
-        return (f"{count(tokens)} tokens, {count(ties)} near-ties", *[NONE] * 4)
-    grid = evidence.get("grid") or {}
-    left = int(grid.get("left_out", 0))
-    points = f"{len(grid['points'])} inputs" + (f" ({left} left out)" if left else "") if "points" in grid else NONE
-    worst = worst_of(measured_outputs(evidence))
+    points = compared_at(export.evidence) or NONE
+    worst = worst_of(measured_outputs(export.evidence))
     if worst is None:
         return (points, *[NONE] * 4)
     errors = worst.errors

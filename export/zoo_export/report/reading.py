@@ -96,7 +96,8 @@ class Directory:
         lines = [f"{name}: {defect}" for name, defect in self.defects.items()]
         if not self.exports:
             lines.append("the directory has no export: nothing was compared")
-        return lines + [f"{item.record.evidence_file}: {item.doubt}" for item in self.exports if item.doubt is not None]
+        doubtful = ((item.record.evidence_file, item.doubt) for item in self.exports if item.doubt is not None)
+        return lines + [f"{name}: {doubt}" for name, doubt in doubtful if name not in self.defects]
 
     def failure(self) -> ZooError | None:
         """Return the error with which a command ends, or None if every file and every export is as verified."""
@@ -190,7 +191,7 @@ def _review(record: Record, defects: Mapping[str, str], check: bool) -> Reviewed
     """Return the verdict on an export. The files of its evidence must be there, and its numbers must agree with it."""
     record = _as_export(record)
     if record.evidence_file in defects:
-        return Reviewed(record, f"the evidence itself is {defects[record.evidence_file]}", {})
+        return Reviewed(record, f"{record.evidence_file} {defects[record.evidence_file]}", {})
     try:
         evidence = record.evidence
         doubt = record.doubt() or next(_contradictions(record, defects), None)
@@ -220,7 +221,7 @@ def _contradictions(record: Record, defects: Mapping[str, str]) -> Iterator[str]
     weights = record.evidence.get("weights")
     for name in (*record.digests, *(weights if isinstance(weights, dict) else ())):
         if name in defects:
-            yield f"{name} is {defects[name]}"
+            yield f"{name}: {defects[name]}"
     for item in measured_outputs(record.evidence):
         where = f"{item.name} at level {item.level}"
         if item.errors.get("passed") is not True:

@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from typing import Any
 from xml.etree.ElementTree import Element
 
-from zoo.artifact import LEVEL_NAMES, Measured, measured_outputs
+from zoo.artifact import LEVEL_NAMES, Measured, loss_of, measured_outputs
 from zoo.cli.report import bytes_text
 from zoo.errors import ArtifactError, UsageError
 from zoo.probe.errors import FACTOR, FLOOR_ULPS, LOCAL_FACTOR, LOCAL_FLOOR_ULPS
@@ -19,7 +19,7 @@ from zoo_export.report.numbers import NONE, count, number, plain, point_text, sh
 from zoo_export.report.reading import Reviewed
 from zoo_export.report.terms import FIELDS, LEVELS
 
-__all__ = ["MALFORMED", "Body", "body_of", "export_section", "loss_text", "rule_texts"]
+__all__ = ["MALFORMED", "Body", "body_of", "export_section", "rule_texts"]
 
 MALFORMED = (
     ArithmeticError,
@@ -307,20 +307,6 @@ def _coverage(name: str, evidence: Mapping[str, Any]) -> Iterator[Element]:
     yield table(f"Conditions of {name}", head, rows, right=(1, 2, 3))
 
 
-def loss_text(evidence: Mapping[str, Any]) -> str:
-    """Return what a precision costs, and the bound: the largest divergence and the smallest cosine of all outputs."""
-    certificate = evidence.get("certificate")
-    if not certificate:
-        return NONE
-    outputs = certificate["outputs"].values()
-    texts = []
-    if kl := [item["mean_kl_divergence"] for item in outputs if "mean_kl_divergence" in item]:
-        texts.append(f"mean KL divergence {max(kl):.1e} nats, at most {certificate['max_mean_kl_divergence']:g}")
-    if cosines := [item["mean_cosine"] for item in outputs if "mean_cosine" in item]:
-        texts.append(f"mean cosine {min(cosines):.4f}, at least {certificate['min_mean_cosine']:g}")
-    return "; ".join(texts) or NONE
-
-
 def _loss(name: str, evidence: Mapping[str, Any]) -> Iterator[Element]:
     """Yield what the precision costs."""
     certificate = evidence.get("certificate")
@@ -330,7 +316,7 @@ def _loss(name: str, evidence: Mapping[str, Any]) -> Iterator[Element]:
     sample = certificate["sample"]
     amount = f"{count(sample['tokens'])} tokens" if sample.get("tokens") else f"{count(sample['windows'])} inputs"
     text = "the built-in text" if sample["text"] == "built-in" else str(sample["text"])
-    yield paragraph(f"""{loss_text(evidence)}. Measured on {amount} of {text}, against {certificate["reference"]}.""")
+    yield paragraph(f"""{loss_of(evidence)}. Measured on {amount} of {text}, against {certificate["reference"]}.""")
     rows = [
         (element("code", output), key.replace("_", " "), plain(value))
         for output, errors in certificate["outputs"].items()

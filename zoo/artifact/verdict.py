@@ -1,0 +1,56 @@
+"""Whether evidence holds for the files of a directory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from zoo.artifact.layout import SCHEMA
+
+__all__ = ["change_since", "digests_of", "doubt_about", "replaced_file"]
+
+Files = Mapping[str, Mapping[str, Any]]
+
+
+def digests_of(evidence: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the SHA-256 of each exported file as the evidence lists them."""
+    listed = evidence.get("files")
+    return listed if isinstance(listed, dict) else {}
+
+
+def replaced_file(evidence: Mapping[str, Any], files: Files) -> str | None:
+    """Return the first file whose digest in the manifest differs from the evidence, or None."""
+    for name, digest in digests_of(evidence).items():
+        if files.get(name, {}).get("sha256") != digest:
+            return name
+    return None
+
+
+def doubt_about(evidence: Mapping[str, Any], name: str) -> str | None:
+    """Return why the evidence in the file ``name`` does not say that an export is verified, or None."""
+    if evidence.get("schema") != SCHEMA:
+        return f"{name} has an unknown schema"
+    if evidence.get("verified") is not True:
+        return str(evidence.get("reason", "it was not compared"))
+    return None
+
+
+def change_since(
+    evidence: Mapping[str, Any], name: str, config: str, weights: Mapping[str, str], replaced: str | None
+) -> str | None:
+    """Return what has changed since an export was compared, or None.
+
+    Args:
+        evidence: the content of the file ``name``.
+        name: the file.
+        config: the digest of the present configuration.
+        weights: the digests of the present weights.
+        replaced: a file that is not the one that was compared.
+    """
+    if evidence.get("config") != config:
+        return "config.json has changed since verification"
+    if evidence.get("weights") != weights:
+        return "the weights have changed since verification"
+    if replaced is not None:
+        return f"{replaced} is not the file that was compared"
+    return None if digests_of(evidence) else f"{name} lists no files"
