@@ -161,6 +161,71 @@ class Twice(nn.Module):
         return self.attention(self.attention(x))
 
 
+class Stacks(nn.Module):
+    """Attention inside lists of blocks, before and after an unnamed call of a method."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = nn.ModuleList(Twice() for _ in range(2))
+        self.cross_attention = MultiHeadAttention(HIDDEN, HEADS)
+
+    def encode(self, x: Tensor) -> Tensor:
+        for block in self.encoder:
+            x = block(x)
+        return x
+
+    def forward(self, x: Tensor) -> Tensor:
+        states = self.encode(x)
+        return self.cross_attention(x, memory=self.cross_attention.keys_values(states))
+
+
+def test_recorded_weights_have_the_paths_of_their_modules() -> None:
+    """A module that is called again has a number after its path. Hooks are removed in the end."""
+    model, x = Stacks(), torch.randn(1, 5, HIDDEN)
+    first, second = "encoder.0.attention", "encoder.1.attention"
+    names = [first, f"{first}#2", second, f"{second}#2", "cross_attention"]
+    with recorded_attentions(model) as weights:
+        model(x)
+    with recorded_attentions() as plain:
+        model(x)
+    assert weights.names == names
+    assert plain.names == [f"attentions.{place}" for place in range(5)]
+    assert list(weights.by_name()) == names
+    for place, (name, item) in enumerate(zip(names, plain, strict=True)):
+        assert weights[name] is weights[place]
+        assert torch.equal(weights[name], item)
+    with pytest.raises(KeyError, match="'decoder' was not recorded, but"):
+        weights["decoder"]
+    with recorded_scores(model) as scores:
+        model.encode(x)  # a method runs no hook of the model, but those of its blocks
+    assert scores.names == names[:4]
+    with recorded_attentions(model.cross_attention) as alone, cropped_attentions(2):
+        model.cross_attention(x)
+        model.cross_attention(x)
+    assert alone.names == ["MultiHeadAttention", "MultiHeadAttention#2"]
+    assert alone["MultiHeadAttention#2"].shape[2:] == (2, 2)
+    assert not any(part._forward_hooks or part._forward_pre_hooks for part in model.modules())
+
+
+class Fails(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        raise ZeroDivisionError
+
+
+def test_paths_after_a_module_that_failed_and_in_other_threads() -> None:
+    model, x = nn.ModuleDict({"fails": Fails(), "attention": MultiHeadAttention(HIDDEN, HEADS)}), torch.randn(1, 5, 12)
+    with recorded_attentions(model) as weights:
+        with pytest.raises(ZeroDivisionError):
+            model["fails"](x)
+        scaled_dot_product_attention(x[:, None], x[:, None], x[:, None])
+        thread = threading.Thread(target=model["attention"], args=(x,))
+        thread.start()
+        thread.join()
+        model["attention"].with_weights(x)  # a recording of its own
+        model["attention"](x)
+    assert weights.names == ["ModuleDict", "attention"]
+
+
 @pytest.mark.parametrize("declared", [1, 3])
 def test_graph_must_declare_all_recorded_weights(declared: int) -> None:
     x = floats("x", "batch", "sequence", HIDDEN)

@@ -43,6 +43,7 @@ from zoo.nn.positions import (
 from zoo.nn.product_key_memory import ProductKeyMemory
 from zoo.nn.recording import (
     AttentionScores,
+    Recorded,
     cropped_attentions,
     is_recording,
     mix_values,
@@ -86,6 +87,7 @@ __all__ = [
     "OffsetRMSNorm",
     "PerformerAttention",
     "ProductKeyMemory",
+    "Recorded",
     "RecurrentState",
     "RelativePositionBias",
     "Residual",

@@ -6,15 +6,18 @@ B batch, T queries, S keys, H heads, K key-value heads, D head size, D' size of 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, SupportsIndex, TypeVar, overload
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 __all__ = [
     "AttentionScores",
+    "Recorded",
     "cropped_attentions",
     "is_recording",
     "mix_values",
@@ -58,42 +61,105 @@ class AttentionScores:
         )
 
 
+Item = TypeVar("Item")
+
+
+class Recorded(list[Item]):
+    """What was recorded, in order of computation: a list whose items also have names.
+
+    The names are paths of modules where the recording knows the module that is called, else ``attentions.0``,
+    ``attentions.1`` and so on. A module that records again, such as a shared layer, has ``#2``, ``#3`` and so on after
+    its path.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+        """The name of each item."""
+
+    def add(self, item: Item, path: str | None) -> None:
+        """Append an item of the module at ``path``; None if it is not known."""
+        name = f"attentions.{len(self)}" if path is None else path
+        count = sum(other == name or other.startswith(f"{name}#") for other in self.names)
+        self.names.append(f"{name}#{count + 1}" if count else name)
+        super().append(item)
+
+    def by_name(self) -> dict[str, Item]:
+        """Return the items by name."""
+        return dict(zip(self.names, self, strict=True))
+
+    @overload
+    def __getitem__(self, key: SupportsIndex | str) -> Item: ...
+    @overload
+    def __getitem__(self, key: slice) -> list[Item]: ...
+    def __getitem__(self, key: Any) -> Any:
+        """Return the item at a place or of a name. Raises ``KeyError`` for a name that was not recorded."""
+        if not isinstance(key, str):
+            return super().__getitem__(key)
+        if key not in self.names:
+            raise KeyError(f"{key!r} was not recorded, but {', '.join(self.names) or 'nothing'}")
+        return super().__getitem__(self.names.index(key))
+
+
 @dataclass
 class _Record:
     """What one block of code records."""
 
-    weights: list[Tensor]
-    scores: list[AttentionScores] | None = None
+    weights: Recorded[Tensor]
+    scores: Recorded[AttentionScores] | None = None
     """As many as weights; None if nobody asks for them."""
+    paths: list[str] | None = None
+    """The paths of the modules that are being called, the innermost last; None if the recording knows no module."""
 
     def like(self) -> _Record:
         """Return an empty record of the same kind."""
-        return _Record([], None if self.scores is None else [])
+        return _Record(Recorded(), None if self.scores is None else Recorded(), self.paths)
+
+    def add(self, weights: Tensor, scores: AttentionScores | None, path: str | None) -> None:
+        """Add weights and, if somebody asks for them, scores."""
+        self.weights.add(weights, path)
+        if self.scores is not None:
+            self.scores.add(AttentionScores(weights=weights) if scores is None else scores, path)
+
+    @property
+    def path(self) -> str | None:
+        """The path of the module that is being called, if it is known."""
+        return None if self.paths is None else self.paths[-1]
 
 
 _RECORD: ContextVar[_Record | None] = ContextVar("record", default=None)
 
 
 @contextmanager
-def recorded_attentions() -> Iterator[list[Tensor]]:
+def recorded_attentions(module: nn.Module | None = None) -> Iterator[Recorded[Tensor]]:
     """Collect the attention weights computed in this block, (B, H, T, S) each, in order of computation.
 
     Inside, attention materialises its weights: the same function, at the memory cost of the weights. A module
     compiled by ``torch.compile`` is not recorded; call the original module.
 
+    Args:
+        module: weights that it or its submodules compute are named by the path of the submodule, or by the class of
+            ``module`` if that computes them itself. By default they are named by their order.
+
+    >>> from torch import nn
     >>> from zoo.nn import MultiHeadAttention
+    >>> layers = nn.Sequential(MultiHeadAttention(64, num_heads=4), nn.ReLU(), MultiHeadAttention(64, num_heads=2))
+    >>> with recorded_attentions(layers) as weights:
+    ...     _ = layers(torch.randn(3, 7, 64))
+    >>> weights.names, tuple(weights["2"].shape)
+    (['0', '2'], (3, 2, 7, 7))
     >>> attention = MultiHeadAttention(64, num_heads=4)
     >>> with recorded_attentions() as weights:
     ...     _ = attention(torch.randn(3, 7, 64))
     >>> [tuple(item.shape) for item in weights]
     [(3, 4, 7, 7)]
     """
-    with _recording_to(_Record([])) as record:
+    with _following(module) as paths, _recording_to(_Record(Recorded(), paths=paths)) as record:
         yield record.weights
 
 
 @contextmanager
-def recorded_scores() -> Iterator[list[AttentionScores]]:
+def recorded_scores(module: nn.Module | None = None) -> Iterator[Recorded[AttentionScores]]:
     """Collect the attention weights of :func:`recorded_attentions` with their queries, keys and biases.
 
     >>> from zoo.nn import MultiHeadAttention
@@ -103,8 +169,8 @@ def recorded_scores() -> Iterator[list[AttentionScores]]:
     >>> tuple(scores[0].query.shape), tuple(scores[0].key.shape), scores[0].scale
     ((3, 4, 7, 16), (3, 2, 7, 16), 0.25)
     """
-    scores: list[AttentionScores] = []
-    with _recording_to(_Record([], scores)):
+    scores: Recorded[AttentionScores] = Recorded()
+    with _following(module) as paths, _recording_to(_Record(Recorded(), scores, paths)):
         yield scores
 
 
@@ -123,11 +189,8 @@ def record_attention(weights: Callable[[], Tensor], scores: Callable[[], Attenti
     if record is None:
         return
     with unrecorded_attentions():
-        if record.scores is None:
-            record.weights.append(weights())
-        else:
-            record.scores.append(AttentionScores(weights=weights()) if scores is None else scores())
-            record.weights.append(record.scores[-1].weights)
+        computed = None if record.scores is None or scores is None else scores()
+        record.add(weights() if computed is None else computed.weights, computed, record.path)
 
 
 def mix_values(mix: Callable[..., Tensor], *values: Tensor) -> Tensor:
@@ -164,14 +227,44 @@ def cropped_attentions(length: int) -> Iterator[None]:
         return
     with _recording_to(record.like()) as padded:
         yield
-    record.weights += [weights[:, :, :length, :length] for weights in padded.weights]
-    if record.scores is not None:
-        record.scores += [scores.cropped(length) for scores in padded.scores or ()]
+    for place, (name, weights) in enumerate(zip(padded.weights.names, padded.weights, strict=True)):
+        scores = None if padded.scores is None else padded.scores[place].cropped(length)
+        path = None if record.paths is None else name.partition("#")[0]
+        record.add(weights[:, :, :length, :length] if scores is None else scores.weights, scores, path)
 
 
 def _record() -> _Record | None:
     """Return the active recording. None while dynamo traces, to avoid recompilation."""
     return None if torch.compiler.is_dynamo_compiling() else _RECORD.get()
+
+
+@contextmanager
+def _following(module: nn.Module | None) -> Iterator[list[str] | None]:
+    """Yield the paths of the modules that are being called, the innermost last, while the block runs."""
+    if module is None:
+        yield None
+        return
+    root = type(module).__name__
+    paths = [root]  # also while one of its methods other than forward runs
+
+    def is_followed() -> bool:  # neither by other threads nor in a recording inside this one
+        record = _record()
+        return record is not None and record.paths is paths
+
+    def enter(path: str, *_: Any) -> None:
+        if is_followed():
+            paths.append(path)
+
+    def leave(*_: Any) -> None:
+        if is_followed():
+            paths.pop()
+
+    with ExitStack() as stack:
+        for path, part in module.named_modules():
+            entered = part.register_forward_pre_hook(partial(enter, path or root), prepend=True)
+            stack.callback(entered.remove)
+            stack.callback(part.register_forward_hook(leave, always_call=True).remove)
+        yield paths
 
 
 @contextmanager

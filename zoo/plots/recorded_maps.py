@@ -1,0 +1,215 @@
+"""Attention weights of a module in memory, or given as arrays, with the labels of their positions.
+
+B batch, H heads, T queries, S keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from zoo.arrays import Array
+from zoo.errors import UsageError
+from zoo.figures.attention import AttentionAxis, AttentionMap
+from zoo.plots.plot import layer_of
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from zoo.tokenizers.tokenizer import Tokenizer
+
+__all__ = ["Labels", "array_maps", "is_module", "module_maps", "select_maps"]
+
+Labels = Sequence[str] | Sequence[Sequence[str]]
+"""The labels of queries and keys alike, or a pair of the labels of queries and those of keys."""
+
+
+def is_module(source: object) -> bool:
+    """Whether ``source`` is a ``torch.nn.Module``. It imports torch, unless the class of ``source`` is numpy's."""
+    if isinstance(source, np.ndarray | Mapping):
+        return False
+    from torch import nn
+
+    return isinstance(source, nn.Module)
+
+
+def module_maps(
+    module: nn.Module, inputs: Sequence[Any], *, row: int, labels: Labels | Mapping[str, Labels] | None
+) -> list[AttentionMap]:
+    """Call a module in evaluation mode, without gradients, and return the weights that it computes for one row.
+
+    Raises :class:`UsageError` if it computes none, or if a text is given and the module has no tokenizer.
+    """
+    import torch
+
+    from zoo.nn import recorded_attentions
+
+    texts = [item for item in inputs if isinstance(item, str)]
+    if texts:
+        if len(inputs) != 1:
+            remedy = "give token ids, and labels for each kind of attention"
+            raise UsageError("a module in memory reads one text", type(module).__name__, remedy)
+        tokenizer = _tokenizer(module)
+        ids = tokenizer.backend.encode(texts[0], add_special_tokens=tokenizer.special_tokens).ids
+        inputs = (torch.tensor([ids]),)
+        labels = [tokenizer.decode([token], special_tokens=True) for token in ids] if labels is None else labels
+    like = next(module.parameters(), torch.empty(0))
+    with _evaluating(module), torch.no_grad(), recorded_attentions(module) as weights:
+        if len(inputs) == 1 and isinstance(inputs[0], Mapping):
+            module(**{name: _tensor(value, like) for name, value in inputs[0].items()})
+        else:
+            module(*(_tensor(value, like) for value in inputs))
+    if not weights:
+        remedy = "build it from the attention of zoo.nn, or pass its weights to zoo.nn.record_attention"
+        raise UsageError("no attention weights were recorded", type(module).__name__, remedy)
+    return array_maps(weights, row=row, labels=labels)
+
+
+def _tokenizer(module: nn.Module) -> Tokenizer:
+    """Return the tokenizer of a model that was loaded with one."""
+    from tokenizers import Tokenizer as Backend
+
+    from zoo.artifact import TOKENIZER
+    from zoo.models.attachments import attachments
+    from zoo.tokenizers.library import guarded
+    from zoo.tokenizers.tokenizer import Tokenizer
+
+    data = attachments(module).files.get(TOKENIZER)
+    if data is None:
+        remedy = "give token ids, or a model that zoo.load returns with its tokenizer"
+        raise UsageError("a text needs the tokenizer of the model, which has none", type(module).__name__, remedy)
+    with guarded():
+        return Tokenizer(Backend.from_buffer(data))
+
+
+@contextmanager
+def _evaluating(module: nn.Module) -> Iterator[None]:
+    """Set evaluation mode while the block runs, then the mode that each submodule had."""
+    modes = [(part, part.training) for part in module.modules()]
+    module.eval()
+    try:
+        yield
+    finally:
+        for part, mode in modes:
+            part.training = mode
+
+
+def _tensor(value: Any, like: Tensor) -> Any:
+    """Return an argument of a module, with arrays and lists as tensors, and a list of token ids as a batch of one."""
+    import torch
+
+    if isinstance(value, list | tuple | np.ndarray):
+        value = torch.as_tensor(value)
+        if value.is_floating_point():
+            value = value.to(like.dtype)
+        elif value.dim() == 1:
+            value = value.unsqueeze(0)
+    return value.to(like.device) if isinstance(value, torch.Tensor) else value
+
+
+def array_maps(source: Any, *, row: int, labels: Labels | Mapping[str, Labels] | None) -> list[AttentionMap]:
+    """Return weights that are given as one array, several, or arrays by name.
+
+    Raises :class:`UsageError` for weights that are none, for a row that no batch has, and for labels that do not fit.
+    """
+    arrays = {name: _heads(name, value, row) for name, value in _named(source).items()}
+    if not arrays:
+        raise UsageError("no attention weights were given", None, "give an array (heads, queries, keys)")
+    maps = []
+    for name, weights in arrays.items():
+        queries, keys = _labels(name, weights.shape[1:], labels)
+        axes = AttentionAxis(labels=queries), AttentionAxis(labels=keys)
+        maps.append(AttentionMap(name=name, weights=weights, heads=range(len(weights)), queries=axes[0], keys=axes[1]))
+    if isinstance(labels, Mapping):
+        for pattern in labels:
+            _require_match(pattern, arrays)
+    return maps
+
+
+def _named(source: Any) -> Mapping[str, Any]:
+    """Return arrays by name."""
+    if isinstance(source, Mapping):
+        return {str(name): value for name, value in source.items()}
+    if isinstance(source, list | tuple) and all(hasattr(item, "shape") for item in source):
+        names = getattr(source, "names", [f"attentions.{place}" for place in range(len(source))])
+        return dict(zip(names, source, strict=True))
+    return {"attentions.0": source}
+
+
+def _heads(name: str, value: Tensor | Array | Any, row: int) -> Array:
+    """Return weights as an array (H, T, S)."""
+    if hasattr(value, "detach"):
+        value = value.detach().float().cpu().numpy()
+    try:
+        weights = np.asarray(value, dtype=np.float32)
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"attention weights must be numbers, got {type(value).__name__}", name) from error
+    if weights.ndim == 2:
+        weights = weights[np.newaxis]
+    if weights.ndim == 3:
+        weights = weights[np.newaxis]
+    if weights.ndim != 4 or 0 in weights.shape:
+        wanted = "(heads, queries, keys), or that of a batch, (batch, heads, queries, keys)"
+        raise UsageError(f"weights have shape {np.shape(value)}", name, f"give an array {wanted}")
+    if not -len(weights) <= row < len(weights):
+        raise UsageError(f"no row {row} in a batch of {len(weights)}", name)
+    found: Array = weights[row]
+    if not np.isfinite(found).all() or found.min() < 0:
+        raise UsageError("attention weights are negative or not finite", name, "give weights after the softmax")
+    return found
+
+
+def _labels(
+    name: str, shape: Sequence[int], labels: Labels | Mapping[str, Labels] | None
+) -> tuple[Sequence[str], Sequence[str]]:
+    """Return the labels of queries and keys; their places by default."""
+    if isinstance(labels, Mapping):
+        labels = next((value for pattern, value in labels.items() if fnmatchcase(name, pattern)), None)
+    if labels is None:
+        queries, keys = (list(map(str, range(size))) for size in shape)
+        return queries, keys
+    if len(labels) == 2 and not any(isinstance(item, str) for item in labels):
+        pair = [list(map(str, axis)) for axis in labels]
+    else:
+        pair = [list(map(str, labels))] * 2
+    for axis, size, kind in zip(pair, shape, ("queries", "keys"), strict=True):
+        if len(axis) != size:
+            remedy = "give labels=(queries, keys), or labels={pattern of names: (queries, keys)}"
+            raise UsageError(f"{len(axis)} labels for {size} {kind}", name, remedy)
+    return pair[0], pair[1]
+
+
+def select_maps(
+    maps: Sequence[AttentionMap], names: Sequence[str], layers: Sequence[int], heads: Sequence[int]
+) -> list[AttentionMap]:
+    """Return the maps of these names, which may have ``*``, and layers, with these heads. Empty means all.
+
+    Raises :class:`UsageError` for a name, a layer or a head that does not exist.
+    """
+    for pattern in names:
+        _require_match(pattern, [item.name for item in maps])
+    chosen = [item for item in maps if not names or any(fnmatchcase(item.name, pattern) for pattern in names)]
+    for layer in layers:
+        if layer not in (found := {layer_of(item.name)[1] for item in chosen}):
+            known = ", ".join(map(str, sorted(item for item in found if item is not None)))
+            raise UsageError(f"no layer {layer}", None, f"choose from {known}" if known else "choose by names instead")
+    return [_with_heads(item, heads) for item in chosen if not layers or layer_of(item.name)[1] in layers]
+
+
+def _require_match(pattern: str, names: Sequence[str] | Mapping[str, Any]) -> None:
+    if not any(fnmatchcase(name, pattern) for name in names):
+        raise UsageError(f"no attention is called {pattern!r}", None, f"choose from {', '.join(names)}")
+
+
+def _with_heads(item: AttentionMap, heads: Sequence[int]) -> AttentionMap:
+    if not heads:
+        return item
+    for head in heads:
+        if head not in item.heads:
+            raise UsageError(f"no head {head} in {item.name}", None, f"choose from 0 to {len(item.heads) - 1}")
+    weights = item.weights[[list(item.heads).index(head) for head in heads]]
+    return AttentionMap(name=item.name, weights=weights, heads=list(heads), queries=item.queries, keys=item.keys)
