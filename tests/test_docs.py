@@ -20,7 +20,7 @@ DOCS = ROOT / "docs"
 MODULES = {
     "zoo.classes": 1, "zoo.models.adapt": 4, "zoo.config": 4, "zoo.contract.dims": 4, "zoo.contract.fields": 3,
     "zoo.contract.graphs": 5, "zoo.contract.optional": 1, "zoo.contract.past": 3, "zoo.contract.tensors": 2,
-    "zoo.cost": 4, "zoo.checkpoints.published": 1, "zoo.models.persist": 2, "zoo.modules.graph_data": 2,
+    "zoo.cost": 4, "zoo.checkpoints.published": 1, "zoo.models.saving": 7, "zoo.modules.graph_data": 2,
     "zoo.nn.attention": 3,
     "zoo.nn.cache": 3, "zoo.nn.experts": 3, "zoo.nn.loss": 4, "zoo.nn.masks": 3, "zoo.nn.pooling": 1,
     "zoo.nn.positions": 2, "zoo.nn.recording": 12, "zoo.nn.relative": 1, "zoo.terminal": 1,

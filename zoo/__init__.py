@@ -41,7 +41,8 @@ if TYPE_CHECKING:
     from zoo.hookspecs import ZOO_API, hookimpl
     from zoo.models.adapt import adapt
     from zoo.models.create import list_models
-    from zoo.models.persist import load, save
+    from zoo.models.persist import load
+    from zoo.models.saving import save
     from zoo.tiles import ImageTiling
     from zoo.tokenizers.loading import load_tokenizer
     from zoo.tokenizers.tokenizer import Tokenizer
@@ -126,7 +127,8 @@ _NAMES = {
     "zoo.hookspecs": ("ZOO_API", "hookimpl"),
     "zoo.models.adapt": ("adapt",),
     "zoo.models.create": ("list_models",),
-    "zoo.models.persist": ("load", "save"),
+    "zoo.models.persist": ("load",),
+    "zoo.models.saving": ("save",),
     "zoo.tiles": ("ImageTiling",),
     "zoo.tokenizers.loading": ("load_tokenizer",),
     "zoo.tokenizers.tokenizer": ("Tokenizer",),

@@ -215,6 +215,11 @@ class Config(Settings):
         """
         return None
 
+    @property
+    def declares_graphs(self) -> bool:
+        """Whether :meth:`graphs` returns any. A module of a user's own code may be saved without."""
+        return True
+
     def with_task(self, task: str, values: Mapping[str, Any] | None = None, where: object = None) -> Self:
         """Return this configuration for a task, with other values in place of some.
 
@@ -242,7 +247,9 @@ class Config(Settings):
         return None
 
 
-OPTIONAL_MEMBERS = ("cost", "head_fields", "outside_code", "replaced_modules", "unstored_fields", "with_task")
+OPTIONAL_MEMBERS = (
+    "cost", "declares_graphs", "head_fields", "outside_code", "replaced_modules", "unstored_fields", "with_task",
+)  # fmt: skip
 """Members of :class:`Config` that have a default, so that a misspelt one would be ignored."""
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
@@ -12,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from zoo import plugins
 from zoo.artifact import check_model_target
 from zoo.artifact.directory import new_model_with_export
 from zoo.artifact.provenance import Origin, base_name
@@ -21,10 +19,9 @@ from zoo.contract import Graph
 from zoo.errors import ArtifactError, UsageError, ZooError
 from zoo.factories import allow_factories, giving
 from zoo.models import create, persist
+from zoo.models.saving import own_module_spec, plain_arguments
 from zoo.models.tensors import tensor_groups
-from zoo.modules import build_module, graph_data
-from zoo.plugins.discovery import DISTRIBUTION
-from zoo.registry import ModelSpec, config_class
+from zoo.modules import build_module
 from zoo_export.copies import require_same_copy
 from zoo_export.export import export_model
 from zoo_export.infer import Dims, infer_graph
@@ -35,7 +32,6 @@ if TYPE_CHECKING:
 
 __all__ = ["export_module"]
 
-_ARCHITECTURE = f"{DISTRIBUTION}:own-module"
 Weights = str | os.PathLike[str] | Mapping[str, Tensor]
 
 
@@ -85,7 +81,7 @@ def export_module(
     check_model_target(target, force=force)
     if type(seed) is not int or not 0 <= seed < 2**63:
         raise UsageError(f"must be an integer from 0 to 2^63 - 1, got {seed!r}", "seed")
-    given = _plain(arguments or {}, "arguments")
+    given = plain_arguments(arguments or {}, "arguments")
     with ExitStack() as stack:
         if isinstance(module, str):
             stack.enter_context(allow_factories(module))
@@ -99,12 +95,12 @@ def export_module(
             factory, built = None, module
             description = f"A module of the class {type(module).__qualname__}, of which no code is recorded"
         declared = _graphs(built, graphs, example, dims)
-        spec = _spec(
+        spec = own_module_spec(
             base_name(target),
             description,
             factory=factory,
             arguments=given,
-            declared=[graph_data(graph) for graph in declared],
+            graphs=declared,
             num_parameters=create.count_parameters(built),
         )
         model = create.build(spec, seed=seed, dtype=persist.common_dtype(built))
@@ -119,20 +115,6 @@ def _check_object(module: object) -> None:
     if not isinstance(module, nn.Module):
         what = f"a value of type {type(module).__name__} is neither 'module:attribute' nor a torch.nn.Module"
         raise UsageError(what, "export_module")
-
-
-def _plain(value: Any, where: str) -> Any:
-    """Return JSON data with lists for tuples. Raises :class:`UsageError` for anything else."""
-    if isinstance(value, Mapping):
-        if bad := [key for key in value if not isinstance(key, str)]:
-            raise UsageError(f"the key {bad[0]!r} is not a string", where)
-        return {key: _plain(item, f"{where}[{key!r}]") for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item, where) for item in value]
-    if value is None or type(value) in (str, bool, int) or (type(value) is float and math.isfinite(value)):
-        return value
-    remedy = "give text, numbers, booleans, None, and lists and dictionaries of these"
-    raise UsageError(f"{value!r:.80} cannot be written to config.json", where, remedy)
 
 
 def _seeded(seed: int, build: Callable[[], nn.Module]) -> nn.Module:
@@ -156,13 +138,6 @@ def _graphs(
     if not found or not all(isinstance(graph, Graph) for graph in found):
         raise UsageError("must be a zoo.Graph or a sequence of them", "graphs")
     return found
-
-
-def _spec(name: str, description: str, **fields: Any) -> ModelSpec:
-    """Return the description of a model of the architecture ``own-module``."""
-    plugin, architecture = plugins.active().architecture(_ARCHITECTURE)
-    config = config_class(plugin, architecture).from_dict(fields, "export_module")
-    return ModelSpec(name, plugin, architecture, config, description)
 
 
 def _fill(model: nn.Module, stored: Iterable[str], weights: Weights) -> Origin:

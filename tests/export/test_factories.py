@@ -205,7 +205,6 @@ def test_a_model_directory_is_no_package(
         ("factory", "../my_models:make"),
         ("factory", 3),
         ("arguments", [1]),
-        ("declared", []),
         ("declared", [3]),
         ("declared", [{}]),
         ("declared", [{"inputs": [{"name": "x", "dims": ["batch"]}], "outputs": [], "method": "__init__"}]),

@@ -12,7 +12,8 @@ from safetensors.torch import load_file
 import zoo
 from tests.export.parity.small_plugin import DISTRIBUTION, PLUGIN, PRESETS, source
 from zoo.errors import PluginError
-from zoo.models.persist import MAX_SHARD_BYTES, save
+from zoo.models.persist import MAX_SHARD_BYTES
+from zoo.models.saving import save
 from zoo.registry import registry
 
 Install = Callable[..., Path]

@@ -32,7 +32,7 @@ PAGES = {"README.md": 15, "docs/tutorial.md": 8} | {
         "exports": 16,
         "figures": 11,
         "objectives": 3,
-        "own-module": 5,
+        "own-module": 9,
         "presets": 6,
         "report": 6,
         "resolution": 7,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from zoo import plugins
@@ -27,7 +27,8 @@ _ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 def describe_model(spec: ModelSpec) -> dict[str, Any]:
     """Describe a model without allocating its weights."""
     parameters = parameter_count(spec)
-    pasts = [item for graph in spec.graphs for item in graph.pasts]
+    graphs, windowed = (spec.graphs, spec.windowed_graphs) if spec.config.declares_graphs else ((), ())
+    pasts = [item for graph in graphs for item in graph.pasts]
     growing = sum(item.elements_per_token() for item in pasts if isinstance(item, KeyValues))
     fixed = sum(item.elements() for item in pasts if isinstance(item, States))
     return {
@@ -47,16 +48,16 @@ def describe_model(spec: ModelSpec) -> dict[str, Any]:
         "active_parameters": spec.cost.active if spec.cost else None,
         "bytes": {dtype: parameters * size for dtype, size in _ITEM_BYTES.items()},
         "kv_cache_bytes_per_token": {dtype: growing * size for dtype, size in _ITEM_BYTES.items()} if growing else None,
-        "kv_cache_bytes_with_windows": _with_windows(spec),
+        "kv_cache_bytes_with_windows": _with_windows(windowed),
         "state_bytes": {dtype: fixed * size for dtype, size in _ITEM_BYTES.items()} if fixed else None,
         "flops_per_token": spec.cost.flops if spec.cost else None,
-        "graphs": [_graph(graph) for graph in spec.windowed_graphs],
+        "graphs": [_graph(graph) for graph in windowed],
     }
 
 
-def _with_windows(spec: ModelSpec) -> dict[str, dict[str, int]] | None:
+def _with_windows(graphs: Sequence[Graph]) -> dict[str, dict[str, int]] | None:
     """Return the bytes of keys and values that grow by a token, and those that full windows hold; None without any."""
-    pasts = [item for graph in spec.windowed_graphs for item in graph.pasts if isinstance(item, KeyValues)]
+    pasts = [item for graph in graphs for item in graph.pasts if isinstance(item, KeyValues)]
     if not any(item.has_windows for item in pasts):
         return None
     growing = sum(item.elements_per_token() for item in pasts)

@@ -45,6 +45,9 @@ class Architecture:
     library: str = ""
     """LIBRARY in ``LIBRARY:NAME``, for an architecture that wraps the models of a library by their names. Its
     configuration has a class method ``named_fields(name)``, which returns the fields of such a model."""
+    own_modules: bool = False
+    """Whether :func:`zoo.save` describes modules of a user's own code by it. Its configuration has the fields
+    ``factory``, ``arguments``, ``declared`` and ``num_parameters``, and its models the module as ``original``."""
 
     def check(self) -> None:
         """Raise ``ValueError`` for a malformed field."""

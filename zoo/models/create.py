@@ -18,8 +18,8 @@ from zoo.limits import MODEL_BYTES
 from zoo.models.attachments import Attachments, attach
 from zoo.models.declarations import check_members
 from zoo.models.dtypes import STORED_DTYPES, torch_dtype
-from zoo.models.hooks import saving_hooks
 from zoo.models.tensors import weights_digest
+from zoo.modules.hooks import saving_hooks
 from zoo.registry import ModelSpec, PresetSummary, registry
 
 __all__ = ["build", "build_on_meta", "count_parameters", "find_spec", "initialise", "list_models"]

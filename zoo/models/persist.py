@@ -34,8 +34,8 @@ from zoo.models.attachments import Attachments, attach, attachments
 from zoo.models.count import parameter_count
 from zoo.models.create import build_on_meta, find_spec
 from zoo.models.dtypes import STORED_DTYPES
-from zoo.models.hooks import loading_hooks
 from zoo.models.tensors import bytes_of, stored_tensors, tensor_groups
+from zoo.modules.hooks import loading_hooks
 from zoo.reading import read_bytes
 from zoo.registry import ModelSpec
 from zoo.terminal import is_unicode
@@ -50,7 +50,7 @@ __all__ = [
     "plan_layout",
     "read_companions",
     "read_tensors",
-    "save",
+    "save_model",
     "save_spec",
     "write_companions",
     "write_model",
@@ -63,7 +63,7 @@ Progress = Callable[[int, int], None]
 """Called with the number of bytes written so far and in total."""
 
 
-def save(
+def save_model(
     model: nn.Module,
     directory: str | os.PathLike[str],
     *,
@@ -72,33 +72,7 @@ def save(
     max_shard_bytes: int = MAX_SHARD_BYTES,
     force: bool = False,
 ) -> Path:
-    """Write a model directory atomically.
-
-    The tokenizer, companion files and weight origin of a loaded or imported model are saved again. Weights changed
-    since then are recorded as modified.
-
-    Args:
-        model: an instance of an installed plugin's architecture.
-        directory: the target; it must not exist unless ``force``.
-        name: for config.json and the model card; the directory's name by default.
-        tokenizer: ``bytes``, or the path of a tokenizer.json or of a vocabulary to convert; by default the tokenizer
-            of the directory from which the model was loaded.
-        max_shard_bytes: larger weights are split into shards with an index.
-        force: replace an existing model directory, unless it holds files that zoo did not write.
-
-    Raises:
-        UsageError: the target exists.
-        StorageError: the file system refused; the target is unchanged.
-
-    >>> from zoo import create_model
-    >>> model = create_model("gpt-tiny")
-    >>> directory = save(model, "mine", tokenizer="bytes")
-    >>> sorted(path.name for path in directory.iterdir())
-    ['README.md', 'config.json', 'manifest.json', 'model.safetensors', 'tokenizer.json']
-    >>> ids = torch.tensor([[104, 105]])
-    >>> torch.equal(load(directory)(ids), model(ids))
-    True
-    """
+    """:func:`zoo.save` of an instance of an installed plugin's architecture."""
     described = find_spec(model)
     attached = attachments(model)
     label = attached.tokenizer if tokenizer is None else "bytes" if tokenizer == "bytes" else "file"
@@ -118,7 +92,7 @@ def save_spec(
     origin: Origin | None = None,
     progress: Progress | None = None,
 ) -> Path:
-    """:func:`save` with a given description. ``origin`` is the provenance of the weights, if the caller knows it."""
+    """:func:`zoo.save` with a given description. ``origin`` is the provenance of the weights, if it is known."""
     directory, description = Path(directory), describe(spec, dtype=common_dtype(model))
     with new_model(directory, description, force=force) as stage:
         description["origin"] = write_model(
@@ -265,7 +239,10 @@ def _plan_files(
 def load(directory: str | os.PathLike[str]) -> nn.Module:
     """Load a model in evaluation mode, with its weights memory-mapped rather than copied.
 
-    The model keeps its tokenizer, companion files and weight origin, so that :func:`save` writes them again.
+    A module of your own code, saved by :func:`zoo.save`, is built by the code that the directory names, which
+    :func:`allow_factories` must allow. What is returned calls it and has its attributes; ``original`` is the module.
+
+    The model keeps its tokenizer, companion files and weight origin, so that :func:`zoo.save` writes them again.
 
     Raises:
         ArtifactError: a file is missing, truncated or altered, or does not hold this model's tensors.

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from zoo.artifact.layout import CONFIG, MANIFEST
 from zoo.errors import UsageError, ZooError
 from zoo.factories import check_code, check_reference, given_module
-from zoo.models.hooks import loading_hooks, saving_hooks
+from zoo.modules.hooks import loading_hooks, saving_hooks
 from zoo.plugins.discovery import describe
 
 __all__ = ["SharedModule", "build_module", "copy_sharing_tensors", "store_buffers"]

@@ -16,6 +16,7 @@ def zoo_architectures() -> Sequence[zoo.Architecture]:
             config="zoo_plugins.own_module.config:OwnModuleConfig",
             model="zoo_plugins.own_module.model:OwnModule",
             reference="the user's own code",
+            own_modules=True,
             expected_failures={"signature": "inputs are passed on to the module, under whatever names it has"},
         )
     ]

@@ -19,7 +19,7 @@ _GRAPH = Graph(inputs=(token_ids("input_ids", 64), mask("mask")), outputs=(float
 class OwnModuleConfig(Config):
     """The factory of a module, its arguments, and the graphs that its user declared, as data.
 
-    ``zoo_export.export_module`` writes it. The defaults are those of a small module of this plugin.
+    ``zoo.save`` and ``zoo_export.export_module`` write it. The defaults are those of a small module of this plugin.
     """
 
     task: Literal["tensors"] = "tensors"
@@ -30,12 +30,13 @@ class OwnModuleConfig(Config):
     arguments: dict[str, Any] = field(default_factory=dict, hash=False)
     """Its keyword arguments."""
     declared: tuple[dict[str, Any], ...] = field(default_factory=lambda: (graph_data(_GRAPH),), hash=False)
-    """The graphs, as :func:`zoo.modules.graph_data` writes them."""
+    """The graphs, as :func:`zoo.modules.graph_data` writes them; none of a module that was saved without them."""
     num_parameters: int = 1041
     """Number of parameters."""
 
     def __post_init__(self) -> None:
-        read_graphs(self.declared)
+        if self.declares_graphs:
+            read_graphs(self.declared)
         self.require_positive("num_parameters")
         if self.factory is not None:
             try:
@@ -50,8 +51,16 @@ class OwnModuleConfig(Config):
             return ""
         return None if self.factory == EXAMPLE else self.factory
 
+    @property
+    def declares_graphs(self) -> bool:
+        """Whether graphs were given when the module was saved."""
+        return bool(self.declared)
+
     def graphs(self) -> tuple[Graph, ...]:
-        """Return the declared graphs."""
+        """Return the declared graphs. Raises :class:`zoo.UsageError` for a module that was saved without them."""
+        if not self.declares_graphs:
+            remedy = "save it again with zoo.save(..., graphs=zoo_export.infer_graph(...))"
+            raise UsageError("declares no graph, which this needs", f"the module of {self.factory}", remedy)
         return read_graphs(self.declared)
 
     def cost(self) -> Cost:

@@ -24,17 +24,30 @@ class OwnModule(SharedModule):
         original = MeanScorer(**c.arguments) if c.factory == EXAMPLE else build_module(c.factory, c.arguments)
         self.fixed_tensors = (*getattr(original, "fixed_tensors", ()), *store_buffers(original))
         self.positive_tensors = dict(getattr(original, "positive_tensors", {}))
-        self._declared = {graph.method: [item.name for item in graph.outputs] for graph in c.graphs()}
+        graphs = c.graphs() if c.declares_graphs else ()
+        self._declared = {graph.method: [item.name for item in graph.outputs] for graph in graphs}
+        self._inputs = {graph.method: [item.name for item in graph.inputs] for graph in graphs}
         self.share(original)
 
-    def forward(self, **inputs: Any) -> dict[str, Any]:
-        """Return the outputs of the original by name."""
+    def forward(self, *arguments: Any, **inputs: Any) -> Any:
+        """Return the outputs of the original by name; without a declared graph of it, what the original returns.
+
+        Arguments without names are the inputs in the order of their declaration.
+        """
+        if "forward" not in self._declared:
+            return self.original(*arguments, **inputs)
+        inputs |= dict(zip(self._inputs["forward"], arguments, strict=False))
         return self._named("forward", call_by_name(self.original, inputs, self.original.forward))
 
     def __getattr__(self, name: str) -> Any:
-        """Return the method of another graph."""
+        """Return the method of another graph, or an attribute of the original."""
         if name == "forward" or name not in vars(self).get("_declared", {}):
-            return super().__getattr__(name)
+            try:
+                return super().__getattr__(name)
+            except AttributeError:
+                if name.startswith("_") or "original" not in vars(self):
+                    raise
+            return getattr(self.original, name)
         method = getattr(self.original, name)
         return lambda **inputs: self._named(name, call_by_name(method, inputs, method))
 
