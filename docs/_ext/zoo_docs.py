@@ -39,6 +39,7 @@ from sphinx.util.nodes import make_refnode
 import zoo
 from zoo import hookspecs
 from zoo.cli.entry import cli
+from zoo.version import DOCUMENTATION
 
 __all__ = ["setup"]
 
@@ -222,9 +223,13 @@ def _sections(group: click.Group, context: click.Context) -> Iterator[str]:
             yield from (f"## {inner.command_path}", "", *_help(command, inner))
 
 
-def _help(command: click.Command, context: click.Context) -> list[str]:
+def _help(command: click.Command, context: click.Context) -> Iterator[str]:
+    """Return the help of a command, with its last line, the address of its page, as a link."""
     context.max_content_width = context.terminal_width = 100
-    return ["```text", *command.get_help(context).splitlines(), "```", ""]
+    text, _, page = command.get_help(context).partition(f"\n\nDocumentation: {DOCUMENTATION}")
+    yield from ("```text", *text.splitlines(), "```", "")
+    if page:
+        yield from (f"Documentation: {{doc}}`/{page.removesuffix('.md')}`", "")
 
 
 def find_short(app: Sphinx, env: BuildEnvironment, node: addnodes.pending_xref, text: nodes.Node) -> nodes.Node | None:

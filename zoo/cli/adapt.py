@@ -7,14 +7,22 @@ from pathlib import Path
 import click
 
 from zoo.artifact import check_model_target
-from zoo.cli.options import PATH, json_option, quiet_option, seed_option, strict_option
+from zoo.cli.options import PATH, DocumentedCommand, json_option, quiet_option, seed_option, strict_option
 from zoo.cli.progress import show_progress
 from zoo.cli.report import emit_json, say, say_head
 from zoo.errors import UsageError
 from zoo.models.count import parameter_count
 
 
-@click.command("adapt")
+@click.command(
+    "adapt",
+    cls=DocumentedCommand,
+    examples=(
+        "zoo adapt vit-tiny --set image_size=12 -o larger",
+        "zoo adapt notes --merge adapter -o tuned",
+    ),
+    page="howto/resolution.md",
+)
 @click.argument("directory", type=PATH)
 @click.option("--task", metavar="TASK", help="Keep the trunk, and give the model a head for this task.")
 @click.option("--set", "settings", metavar="KEY=VALUE", multiple=True, help="Change a configuration value.")

@@ -9,7 +9,7 @@ import click
 from zoo.artifact import check_model_target
 from zoo.artifact.provenance import Origin
 from zoo.cli.model_argument import resolve_preset
-from zoo.cli.options import BYTES, force_option, is_quiet, json_option, output_option, quiet_option
+from zoo.cli.options import BYTES, DocumentedCommand, force_option, is_quiet, json_option, output_option, quiet_option
 from zoo.cli.output import message
 from zoo.cli.progress import show_progress
 from zoo.cli.report import bytes_text, emit_json, say
@@ -44,7 +44,15 @@ def build(
         )
 
 
-@click.command("build")
+@click.command(
+    "build",
+    cls=DocumentedCommand,
+    examples=(
+        "zoo build gpt-tiny",
+        "zoo build gpt-tiny --set num_layers=4 -o deeper",
+    ),
+    page="reference/model-directory.md",
+)
 @click.argument("name")
 @click.option("--set", "settings", metavar="KEY=VALUE", multiple=True, help="Change a configuration value.")
 @click.option(

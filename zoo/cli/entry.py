@@ -18,6 +18,7 @@ import click
 
 from zoo import memo, plugins, signals
 from zoo.cli import output
+from zoo.cli.options import DocumentedCommand
 from zoo.contract import Command
 from zoo.errors import (
     DISK,
@@ -110,7 +111,7 @@ _UNWRITABLE = contextlib.suppress(OSError)
 """Ignores that stderr cannot be written: the exit status tells the outcome."""
 
 
-class Commands(click.Group):
+class Commands(DocumentedCommand, click.Group):
     """The core commands and the plugins' commands. Only the called command is imported."""
 
     def make_context(self, *arguments: Any, **options: Any) -> click.Context:
@@ -165,7 +166,12 @@ def load_command(reference: str) -> click.Command:
     return command
 
 
-@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    cls=Commands,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    examples=("zoo export gpt-tiny --onnx", 'zoo run gpt-tiny "hello" --max-new-tokens 8'),
+    page="index.md",
+)
 @click.version_option(__version__, prog_name="zoo")
 @click.option("--no-plugins", is_flag=True, help="Load the built-in plugins only.")
 @click.option("--disable-plugin", "disabled", metavar="NAME", multiple=True, help="Do not load the plugin NAME.")

@@ -7,14 +7,22 @@ from pathlib import Path
 import click
 
 from zoo.artifact import check_model_target
-from zoo.cli.options import force_option, json_option, output_option, quiet_option, seed_option
+from zoo.cli.options import DocumentedCommand, force_option, json_option, output_option, quiet_option, seed_option
 from zoo.cli.progress import show_progress
 from zoo.cli.report import emit_json, say, say_head
 from zoo.models.count import parameter_count
 from zoo.registry import registry
 
 
-@click.command("get")
+@click.command(
+    "get",
+    cls=DocumentedCommand,
+    examples=(
+        "zoo get bert-base",
+        "zoo get clip-vit-base-patch32 -o clip",
+    ),
+    page="checkpoints.md",
+)
 @click.argument("name")
 @output_option("Directory to create; NAME by default.")
 @click.option("--task", metavar="TASK", help="Make a model for this task, with a new head if the weights have none.")

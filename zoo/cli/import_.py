@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from zoo.artifact import check_model_target
-from zoo.cli.options import PATH, json_option, quiet_option, seed_option, strict_option
+from zoo.cli.options import PATH, DocumentedCommand, json_option, quiet_option, seed_option, strict_option
 from zoo.cli.output import message
 from zoo.cli.progress import show_progress
 from zoo.cli.report import emit_json, say, say_head
@@ -15,7 +15,15 @@ from zoo.errors import UsageError
 from zoo.models.count import parameter_count
 
 
-@click.command("import")
+@click.command(
+    "import",
+    cls=DocumentedCommand,
+    examples=(
+        "zoo import Qwen/Qwen3-0.6B -o qwen",
+        "zoo import bert-checkpoint -o classifier --task text-classification",
+    ),
+    page="checkpoints.md",
+)
 @click.argument("source")
 @click.option("-o", "--output", type=PATH, help="Directory to create; named as SOURCE by default.")
 @click.option(

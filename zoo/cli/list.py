@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from zoo.cli.options import COUNT, json_option
+from zoo.cli.options import COUNT, DocumentedCommand, json_option
 from zoo.cli.report import columns, count_text, emit_json
 from zoo.errors import UsageError, nearest
 from zoo.plugins.presets import known_provider
@@ -25,7 +25,15 @@ def _check(presets: Registry, pattern: str, task: str | None, arch: str | None) 
         raise UsageError(f"no preset matches {pattern!r}", None, remedy)
 
 
-@click.command("list")
+@click.command(
+    "list",
+    cls=DocumentedCommand,
+    examples=(
+        "zoo list --task text-generation --max-params 1B",
+        'zoo list "gpt-*" --json',
+    ),
+    page="gallery.md",
+)
 @click.argument("pattern", default="*")
 @click.option("--task", help="Only models for this task.")
 @click.option("--arch", help="Only models of this architecture.")

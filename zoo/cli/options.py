@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import click
 
 from zoo.errors import UsageError, nearest
 from zoo.system import MAX_THREADS
+from zoo.version import DOCUMENTATION
 
 __all__ = [
     "BYTES",
@@ -18,6 +19,7 @@ __all__ = [
     "PATH",
     "THREADS",
     "DataCommand",
+    "DocumentedCommand",
     "Group",
     "SectionedCommand",
     "check_figure_option",
@@ -53,7 +55,25 @@ def option(*names: str, section: str, **kwargs: Any) -> Callable[[Any], Any]:
     return click.option(*names, cls=_Option, section=section, **kwargs)
 
 
-class SectionedCommand(click.Command):
+class DocumentedCommand(click.Command):
+    """A command whose help ends with ``examples``, which are command lines, and the address of its documentation.
+
+    ``page`` is a file below ``docs``.
+    """
+
+    def __init__(self, *args: Any, examples: Sequence[str], page: str, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.examples = tuple(examples)
+        self.page = page
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Examples"):
+            for example in self.examples:
+                formatter.write(f"{'':{formatter.current_indent}}{example}\n")  # unwrapped, to be copied
+        formatter.write(f"\nDocumentation: {DOCUMENTATION}{self.page}\n")
+
+
+class SectionedCommand(DocumentedCommand):
     """A command whose help lists options by section, those without a section last."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -89,8 +109,10 @@ class DataCommand(SectionedCommand):
         return super().parse_args(ctx, result)
 
 
-class Group(click.Group):
+class Group(DocumentedCommand, click.Group):
     """A command with subcommands; an unknown one is reported with those that exist."""
+
+    command_class = DocumentedCommand
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]

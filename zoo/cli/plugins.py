@@ -22,7 +22,15 @@ def provides(plugin: Plugin) -> dict[str, list[str]]:
     return {"architectures": names.pop("architectures"), "presets": sorted(plugin.presets), **names}
 
 
-@click.group("plugins", cls=Group)
+@click.group(
+    "plugins",
+    cls=Group,
+    examples=(
+        "zoo plugins check gpt",
+        "zoo plugins new zebra",
+    ),
+    page="tutorial.md",
+)
 def command() -> None:
     """List, check and create plugins."""
 
@@ -30,7 +38,14 @@ def command() -> None:
 command.add_command(check_plugin)
 
 
-@command.command("list")
+@command.command(
+    "list",
+    examples=(
+        "zoo plugins list",
+        "zoo plugins list --json",
+    ),
+    page="explanation/isolation.md",
+)
 @json_option
 def list_plugins(as_json: bool) -> None:
     """List every plugin with its distribution, status, contributions and import time.
@@ -75,7 +90,14 @@ def list_plugins(as_json: bool) -> None:
     )
 
 
-@command.command("new")
+@command.command(
+    "new",
+    examples=(
+        "zoo plugins new zebra",
+        "zoo plugins new zebra -o plugins/zebra",
+    ),
+    page="tutorial.md",
+)
 @click.argument("name")
 @click.option("-o", "--output", type=PATH, help="Directory to create; NAME by default.")
 @click.option("--force", is_flag=True, help="Replace a generated plugin without added or edited files.")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from zoo import plugins
-from zoo.cli.options import json_option
+from zoo.cli.options import DocumentedCommand, json_option
 from zoo.cli.output import VERDICTS, echo
 from zoo.cli.progress import is_shown
 from zoo.cli.report import columns, emit_json
@@ -83,7 +83,15 @@ class _Described:
     expected_failures: Mapping[str, str] = field(default_factory=dict)
 
 
-@click.command("check")
+@click.command(
+    "check",
+    cls=DocumentedCommand,
+    examples=(
+        "zoo plugins check gpt",
+        "zoo plugins check --explain padding-invariance",
+    ),
+    page="reference/checks.md",
+)
 @click.argument("name", required=False)
 @click.option("--model", "models", metavar="PRESET", multiple=True, help="Check this preset instead of the smallest.")
 @click.option("--explain", metavar="CHECK", help="Explain what a check expects, why, and how to fix a failure.")

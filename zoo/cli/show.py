@@ -11,7 +11,7 @@ from zoo.cli import attention as pages
 from zoo.cli import figures
 from zoo.cli.facts import describe, print_facts
 from zoo.cli.model_argument import find_model
-from zoo.cli.options import PATH, json_option
+from zoo.cli.options import PATH, DocumentedCommand, json_option
 from zoo.cli.report import emit_json
 from zoo.errors import UsageError
 
@@ -42,7 +42,15 @@ def _check_options(output: str | None, texts: tuple[str, ...], options: Mapping[
             raise UsageError(f"{name} applies to {' and '.join(outputs)} only", None, remedy)
 
 
-@click.command("show")
+@click.command(
+    "show",
+    cls=DocumentedCommand,
+    examples=(
+        "zoo show gpt-small",
+        "zoo show gpt-small --figure modules.svg",
+    ),
+    page="howto/figures.md",
+)
 @click.argument("model")
 @click.argument("texts", nargs=-1, metavar="[TEXT]...")
 @click.option("--set", "settings", metavar="KEY=VALUE", multiple=True, help="Change a configuration value.")

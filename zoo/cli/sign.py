@@ -8,14 +8,22 @@ from pathlib import Path
 
 import click
 
-from zoo.cli.options import PATH, force_option, json_option, quiet_option
+from zoo.cli.options import PATH, DocumentedCommand, force_option, json_option, quiet_option
 from zoo.cli.report import emit_json, say
 from zoo.errors import UsageError
 
 _PASSWORD = "ZOO_KEY_PASSWORD"
 
 
-@click.command("sign")
+@click.command(
+    "sign",
+    cls=DocumentedCommand,
+    examples=(
+        "zoo sign gpt-tiny --key signing.key",
+        "zoo sign gpt-tiny --key leaf.key --certificate fullchain.pem",
+    ),
+    page="howto/signing.md",
+)
 @click.argument("directory", type=PATH)
 @click.option("--key", type=PATH, required=True, metavar="FILE",
               help=f"Private elliptic-curve key in PEM; its password is asked for, or in {_PASSWORD}.")  # fmt: skip

@@ -33,12 +33,27 @@ def reading_progress(total: int) -> Iterator[Callable[[int], None] | None]:
         yield advance
 
 
-@click.group("tokenizer", cls=Group)
+@click.group(
+    "tokenizer",
+    cls=Group,
+    examples=(
+        "zoo tokenizer train corpus.txt --vocab-size 270",
+        'zoo tokenizer encode tokenizer.json "the model"',
+    ),
+    page="howto/tokenizers.md",
+)
 def command() -> None:
     """Train a tokenizer, or apply one to text."""
 
 
-@command.command("train")
+@command.command(
+    "train",
+    examples=(
+        "zoo tokenizer train corpus.txt --vocab-size 270",
+        "zoo tokenizer train corpus.txt --kind wordpiece --vocab-size 120 --lowercase -o words.json",
+    ),
+    page="howto/tokenizers.md",
+)
 @click.argument("files", type=PATH, nargs=-1, required=True)
 @click.option(
     "--vocab-size",
@@ -122,7 +137,14 @@ def _check_output(output: Path, inputs: tuple[Path, ...], *, force: bool) -> Non
         raise UsageError("exists and is not a tokenizer", output, OTHER_PLACE)
 
 
-@command.command("encode")
+@command.command(
+    "encode",
+    examples=(
+        'zoo tokenizer encode tokenizer.json "the model"',
+        'zoo tokenizer encode gpt-tiny "hello" "time flies" --json',
+    ),
+    page="howto/tokenizers.md",
+)
 @click.argument("source")
 @click.argument("texts", metavar="TEXT...", nargs=-1, required=True)
 @click.option("--no-special", is_flag=True, help="Omit the special tokens that the tokenizer adds.")
@@ -151,7 +173,14 @@ def encode(source: str, texts: tuple[str, ...], no_special: bool, as_json: bool)
         echo(" ".join(item.tokens))
 
 
-@command.command("decode")
+@command.command(
+    "decode",
+    examples=(
+        "zoo tokenizer decode tokenizer.json 76,78,67",
+        "zoo tokenizer decode gpt-tiny 104,105 --json",
+    ),
+    page="howto/tokenizers.md",
+)
 @click.argument("source")
 @click.argument("ids")
 @json_option

@@ -47,7 +47,15 @@ def given_columns(options: Mapping[str, str | None]) -> dict[str, str]:
     return {role: name for role in _COLUMNS if (name := options.get(f"{role}_column")) is not None}
 
 
-@click.command("train", cls=DataCommand)
+@click.command(
+    "train",
+    cls=DataCommand,
+    examples=(
+        "zoo train gpt-tiny --data notes.txt -o notes --max-steps 30",
+        "zoo train transformer-tiny --recipe copy-task -o copier",
+    ),
+    page="howto/train.md",
+)
 @click.argument("model")
 @option("--data", section="Data", metavar="PATH", multiple=True, help="Files, directories, or the name of a data set.")
 @option("--validation", section="Data", metavar="PATH", multiple=True, help="The same, for evaluations.")

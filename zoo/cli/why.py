@@ -8,14 +8,22 @@ from typing import Any
 import click
 
 from zoo.cli.model_argument import find_model, refuse_settings
-from zoo.cli.options import json_option
+from zoo.cli.options import DocumentedCommand, json_option
 from zoo.cli.report import columns, emit_json
 from zoo.errors import UsageError
 from zoo.registry import Assignment
 from zoo.registry.resolution import DEFAULT
 
 
-@click.command("why")
+@click.command(
+    "why",
+    cls=DocumentedCommand,
+    examples=(
+        "zoo why gpt-medium",
+        "zoo why --recipe copy-task",
+    ),
+    page="howto/presets.md",
+)
 @click.argument("model", required=False)
 @click.option("--set", "settings", metavar="KEY=VALUE", multiple=True, help="Change a configuration value.")
 @click.option("--recipe", metavar="NAME", help="Explain a recipe for training instead of a model.")

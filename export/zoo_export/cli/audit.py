@@ -40,7 +40,15 @@ def _pairs(values: tuple[str, ...]) -> dict[str, str]:
     return pairs
 
 
-@click.command("audit", cls=SectionedCommand)
+@click.command(
+    "audit",
+    cls=SectionedCommand,
+    examples=(
+        "zoo audit theirs/onnx/model.onnx --against gpt-tiny",
+        "zoo audit encoder_model.onnx decoder_model.onnx --against checkpoint -o report",
+    ),
+    page="howto/audit.md",
+)
 @click.argument("graphs", type=PATH, nargs=-1, required=True, metavar="GRAPH...")
 @click.option("--against", type=PATH, required=True, metavar="DIR", help="Model directory or checkpoint.")
 @click.option(

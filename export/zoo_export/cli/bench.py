@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from zoo.cli.options import BYTES, THREADS, check_figure_option, figure_option, json_option
+from zoo.cli.options import BYTES, THREADS, DocumentedCommand, check_figure_option, figure_option, json_option
 from zoo.cli.output import echo, message
 from zoo.cli.report import bytes_text, columns, emit_json
 from zoo.errors import UsageError
@@ -59,7 +59,15 @@ def _numbers(text: str, option: str, remedy: str) -> list[int]:
     return list(dict.fromkeys(numbers))
 
 
-@click.command("bench")
+@click.command(
+    "bench",
+    cls=DocumentedCommand,
+    examples=(
+        "zoo bench gpt-tiny --lengths 16,32,64 --figure speed.svg",
+        "zoo bench --lengths 128..16384 --figure curves.svg",
+    ),
+    page="howto/run.md",
+)
 @click.argument("names", metavar="[DIRECTORY | MODEL...]", nargs=-1)
 @click.option("--batch", "batches", metavar="B,...", default="1", show_default=True, callback=parse_numbers,
               help="Batch sizes.")  # fmt: skip

@@ -42,7 +42,15 @@ def rows(modules: list[ModuleError], everything: bool) -> list[tuple[str, ...]]:
     ]
 
 
-@click.command("diff", cls=SectionedCommand)
+@click.command(
+    "diff",
+    cls=SectionedCommand,
+    examples=(
+        "zoo diff gpt-tiny",
+        "zoo diff gpt-tiny --all --figure modules.svg",
+    ),
+    page="howto/exports.md",
+)
 @click.argument("directory", type=PATH, default=Path())
 @click.option("--all", "everything", is_flag=True, help="Also show modules inside blocks.")
 @variant_option

@@ -41,7 +41,15 @@ _OF_LOSS = {"loss", "perplexity", "accuracy", *(f"{name}_{kind}" for name in ("m
 """Scores that need no answers."""
 
 
-@click.command("evaluate", cls=DataCommand)
+@click.command(
+    "evaluate",
+    cls=DataCommand,
+    examples=(
+        "zoo evaluate judge --data reviews.jsonl",
+        "zoo evaluate copier --recipe copy-task --variant torch",
+    ),
+    page="howto/train.md",
+)
 @click.argument("directory", type=PATH, default=Path())
 @option("--data", section="Data", metavar="PATH", multiple=True, help="Files, directories, or the name of a data set.")
 @option("--recipe", section="Data", metavar="NAME", help="Use the data set of a recipe, and its settings.")

@@ -27,7 +27,15 @@ _OF_ALL_FORMATS = ("model", "format_name", "texts", "output", "settings", "facto
 """The parameters that exporters of other formats have, too."""
 
 
-@click.command("export", cls=SectionedCommand)
+@click.command(
+    "export",
+    cls=SectionedCommand,
+    examples=(
+        "zoo export gpt-tiny --onnx",
+        "zoo export gpt-tiny --onnx --profile serving",
+    ),
+    page="howto/exports.md",
+)
 @click.argument("model", default=".")
 @option("--onnx", is_flag=True, section=_FORMAT, help="Short for --format onnx.")
 @option("--format", "format_name", metavar="NAME", section=_FORMAT, help="Format of an installed exporter.")

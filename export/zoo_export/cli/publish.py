@@ -35,7 +35,15 @@ class PublishJob:
     force: bool
 
 
-@click.command("publish", cls=SectionedCommand)
+@click.command(
+    "publish",
+    cls=SectionedCommand,
+    examples=(
+        "zoo publish gpt-tiny checkpoint --layout hub",
+        "zoo publish gpt-tiny page --layout web",
+    ),
+    page="howto/exports.md",
+)
 @click.argument("directory", type=PATH)
 @click.argument("target", metavar="OUT", type=PATH)
 @option(

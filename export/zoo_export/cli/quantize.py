@@ -32,7 +32,15 @@ if TYPE_CHECKING:
 _PRECISION = "Precision"
 
 
-@click.command("quantize", cls=SectionedCommand)
+@click.command(
+    "quantize",
+    cls=SectionedCommand,
+    examples=(
+        "zoo quantize gpt-tiny --dtype int8",
+        "zoo quantize gpt-tiny --max-kl 0.01",
+    ),
+    page="howto/exports.md",
+)
 @click.argument("model", default=".")
 @option("--dtype", type=click.Choice(precisions()), section=_PRECISION, help="Precision to write.")
 @option(

@@ -6,12 +6,20 @@ from pathlib import Path
 
 import click
 
-from zoo.cli.options import PATH, json_option, quiet_option
+from zoo.cli.options import PATH, DocumentedCommand, json_option, quiet_option
 from zoo.cli.output import VERDICTS
 from zoo.cli.report import emit_json, say
 
 
-@click.command("relink")
+@click.command(
+    "relink",
+    cls=DocumentedCommand,
+    examples=(
+        "zoo relink gpt-tiny",
+        "zoo relink gpt-tiny --json",
+    ),
+    page="explanation/weights.md",
+)
 @click.argument("directory", type=PATH, default=Path())
 @json_option
 @quiet_option

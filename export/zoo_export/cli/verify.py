@@ -33,7 +33,15 @@ from zoo_export.cli.options import (
 from zoo_export.cli.results import comparing, say_record, say_report, summary
 
 
-@click.command("verify", cls=SectionedCommand)
+@click.command(
+    "verify",
+    cls=SectionedCommand,
+    examples=(
+        "zoo verify gpt-tiny",
+        "zoo verify gpt-tiny --recorded --signed-by signing.pub",
+    ),
+    page="explanation/verified.md",
+)
 @click.argument("directory", type=PATH, default=Path())
 @format_option
 @variant_option

@@ -8,7 +8,7 @@ from importlib.metadata import PackageNotFoundError, version
 import click
 
 from zoo import plugins
-from zoo.cli.options import json_option
+from zoo.cli.options import DocumentedCommand, json_option
 from zoo.cli.output import VERDICTS, echo
 from zoo.cli.report import columns, emit_json
 from zoo.version import __version__
@@ -35,7 +35,15 @@ def installed(name: str) -> str | None:
         return None
 
 
-@click.command("doctor")
+@click.command(
+    "doctor",
+    cls=DocumentedCommand,
+    examples=(
+        "zoo doctor",
+        "zoo doctor --json",
+    ),
+    page="howto/run.md",
+)
 @json_option
 def command(as_json: bool) -> None:
     """Show package versions, execution providers (and why any do not load) and plugins."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from zoo.artifact import ADAPTERS
-from zoo.cli.options import PATH, THREADS, json_option, signed_by_option
+from zoo.cli.options import PATH, THREADS, DocumentedCommand, json_option, signed_by_option
 from zoo.cli.report import emit_json
 from zoo.errors import ArtifactError, UsageError
 from zoo.reading import read_text
@@ -55,7 +55,15 @@ def generation_options(command: Any) -> Any:
     return command
 
 
-@click.command("run")
+@click.command(
+    "run",
+    cls=DocumentedCommand,
+    examples=(
+        'zoo run gpt-tiny "hello" --max-new-tokens 8',
+        "zoo run judge --input reviews.jsonl -o answers.jsonl",
+    ),
+    page="howto/run.md",
+)
 @click.argument("directory", type=PATH)
 @click.argument("texts", metavar="[TEXT]...", nargs=-1)
 @click.option(

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from zoo.cli.options import PATH, json_option
+from zoo.cli.options import PATH, DocumentedCommand, json_option
 from zoo.cli.output import echo
 from zoo.cli.report import columns, emit_json
 from zoo.errors import UsageError, nearest
@@ -17,7 +17,15 @@ from zoo.terminal import printable
 TASK = "sentence-embedding"
 
 
-@click.command("search")
+@click.command(
+    "search",
+    cls=DocumentedCommand,
+    examples=(
+        'zoo search vectors.parquet "fruit flies" --model encoder',
+        'zoo search vectors.parquet "fruit flies" --model encoder --top-k 1 --json',
+    ),
+    page="howto/run.md",
+)
 @click.argument("vectors", type=PATH)
 @click.argument("query")
 @click.option("--model", "directory", type=PATH, required=True,

@@ -11,7 +11,7 @@ from typing import Any, get_args
 
 import click
 
-from zoo.cli.options import PATH, THREADS
+from zoo.cli.options import PATH, THREADS, DocumentedCommand
 from zoo.errors import MissingPackageError, UsageError, ZooWarning
 from zoo_runtime.server.config import OPTIONS, ServeConfig, ToolFormatName, read_config
 
@@ -20,7 +20,15 @@ _PACKAGES = ("jiter", "prometheus_client", "pydantic", "starlette", "uvicorn")
 """Packages of the extra ``serve`` without which no model is served."""
 
 
-@click.command("serve")
+@click.command(
+    "serve",
+    cls=DocumentedCommand,
+    examples=(
+        "zoo serve gpt-tiny --port 8765",
+        "zoo serve gpt-tiny judge --api-key-file keys.txt",
+    ),
+    page="howto/serve.md",
+)
 @click.argument("directories", metavar="[DIRECTORY]...", nargs=-1, type=PATH)
 @click.option("--config", type=PATH, help="TOML file with models and settings; flags win.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
