@@ -33,6 +33,7 @@ from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
 from sphinx.ext import napoleon
 from sphinx.pycode import ModuleAnalyzer
+from sphinx.util import logging
 from sphinx.util.docutils import SphinxDirective
 from sphinx.util.nodes import make_refnode
 
@@ -43,7 +44,10 @@ from zoo.version import DOCUMENTATION
 
 __all__ = ["setup"]
 
+_logger = logging.getLogger(__name__)
 _SECONDS = 300
+_ENUMERATOR = re.compile(r"^(\s*(?::[^:]+: )?)(?=(?:\([A-Za-z]\)|[A-Za-z][.)])(?:\s|$))", re.MULTILINE)
+"""What docutils takes for the first item of a list, at the start of a line or of a field."""
 _places: list[Path] = []
 """Root of the per-page working directories, shared by all reader processes."""
 
@@ -115,7 +119,10 @@ class Written(SphinxDirective, ABC):
     def run(self) -> list[nodes.Node]:
         """Return the nodes parsed from the Markdown."""
         self.env.note_reread()
-        return self.parse_text_to_nodes("\n".join(self.lines()), allow_section_headings=True)
+        written = self.parse_text_to_nodes("\n".join(self.lines()), allow_section_headings=True)
+        for found in (item for node in written for item in node.findall(nodes.enumerated_list)):
+            _logger.warning("a docstring reads as a numbered list: %s", found.astext(), location=found)
+        return written
 
     @abstractmethod
     def lines(self) -> Iterator[str]:
@@ -147,7 +154,7 @@ class Public(Written):
         """Return autodoc directives, classes first."""
         module = import_module(self.arguments[0])
         yield from ("```{eval-rst}", f".. py:module:: {module.__name__}", "")
-        yield from inspect.cleandoc(module.__doc__ or "").splitlines()
+        yield from prose(inspect.cleandoc(module.__doc__ or "")).splitlines()
         for name in sorted(module.__all__, key=lambda name: (not isinstance(getattr(module, name), type), name)):
             value = getattr(module, name)
             if inspect.ismodule(value):
@@ -161,8 +168,13 @@ class Public(Written):
                 yield f".. autofunction:: {module.__name__}.{name}"
             else:
                 yield f".. py:data:: {module.__name__}.{name}"
-                yield from ("", *(f"   {line}" for line in comment_of(module.__name__, name).splitlines()))
+                yield from ("", *(f"   {line}" for line in prose(comment_of(module.__name__, name)).splitlines()))
         yield "```"
+
+
+def prose(text: str) -> str:
+    """Escape single letters that docutils would take for the number of an item: ``(S) -> (H, S)``, ``:param x: H.``"""
+    return _ENUMERATOR.sub(r"\1\\", text)
 
 
 @cache
@@ -276,6 +288,7 @@ def read_docstring(app: Sphinx, what: str, name: str, value: Any, options: Any, 
     if what in ("function", "method", "class", "exception"):
         settings = napoleon.Config(napoleon_use_rtype=False)
         lines[:] = napoleon.GoogleDocstring(lines, settings, app, what, name, value, options).lines()
+    lines[:] = [prose(line) for line in lines]
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
