@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import importlib.util
+import re
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 from tests.conftest import ROOT
+from tests.rows import each_row
+from tests.test_public_names import PUBLIC
 
 CONFIGURATION = f"""
 import sys
@@ -41,6 +46,53 @@ class Bias:
             B. Other text.
         """
 '''
+
+
+@pytest.fixture
+def zoo_api() -> ModuleType:
+    """Import the module that writes the page of all public names."""
+    spec = importlib.util.spec_from_file_location("zoo_api", ROOT / "docs" / "_ext" / "zoo_api.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_page_of_public_names_is_current(zoo_api: ModuleType) -> None:
+    assert zoo_api.PAGE.read_text(encoding="utf-8") == zoo_api.written(), "run python docs/_ext/zoo_api.py"
+
+
+def test_the_page_of_public_names_is_complete(zoo_api: ModuleType) -> None:
+    """Each public name is in the section of its module, with a summary without markup that Markdown lacks."""
+    sections = dict(re.findall(r"^## (\S+)\n(.*?)(?=^## |\Z)", zoo_api.written(), re.MULTILINE | re.DOTALL))
+    assert sections.keys() == set(PUBLIC)
+    for module, text in sections.items():
+        rows = re.findall(r"^\| \[`(\w+)[`(].*\]\((\S+)\) \| (.*) \|$", text, re.MULTILINE)
+        public = importlib.import_module(module)
+        names = [name for name in public.__all__ if not isinstance(getattr(public, name), ModuleType)]
+        assert sorted(name for name, _, _ in rows) == sorted(names)
+        for name, link, summary in rows:
+            assert (ROOT / "docs" / "reference" / link).is_file(), link
+            assert summary, f"{module}.{name} has no docstring"
+            assert not re.search(r":\w+:`|``", summary), summary
+
+
+@each_row(
+    ("module", "name", "text"),
+    [
+        ("zoo.nn", "ACTIVATIONS", "The functions that activations name."),  # zoo.checkpoints has others
+        (
+            "zoo.checkpoints",
+            "ACTIVATIONS",
+            "zoo's activations by their transformers names. The first name of each activation is written.",
+        ),
+        ("zoo.audio", "HOP", "Samples between the starts of windows of both."),
+        ("zoo.audio", "nothing", ""),
+    ],
+)
+def test_docstrings_of_constants(zoo_api: ModuleType, module: str, name: str, text: str) -> None:
+    assert zoo_api.comment_of(module, name) == text
 
 
 def build(docstrings: str) -> subprocess.CompletedProcess[str]:

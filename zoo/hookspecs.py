@@ -29,6 +29,7 @@ OLDEST_API = 1
 
 hookspec = pluggy.HookspecMarker("zoo")
 hookimpl = pluggy.HookimplMarker("zoo")
+"""Decorator that marks a function of a plugin as the implementation of the hook of that name."""
 
 
 @hookspec

@@ -9,7 +9,13 @@ __all__ = ["DECADES", "FLOOR", "HOP", "SAMPLING_RATE", "WINDOW", "SpectrogramKin
 SpectrogramKind = Literal["whisper", "kaldi"]
 """Kinds of spectrograms: see ``zoo.audio.Spectrogram``."""
 
-SAMPLING_RATE, WINDOW, HOP = 16_000, 400, 160
-"""Samples per second, per window and between windows, of Whisper (Radford et al. 2022, section 2.2) and Kaldi."""
-FLOOR, DECADES = 1e-10, 8.0
-"""Smallest power, and the range of the spectrogram below its largest value, in decades."""
+SAMPLING_RATE = 16_000
+"""Samples per second of Whisper (Radford et al. 2022, section 2.2) and Kaldi."""
+WINDOW = 400
+"""Samples per window of both."""
+HOP = 160
+"""Samples between the starts of windows of both."""
+FLOOR = 1e-10
+"""Smallest power of Whisper's spectrogram."""
+DECADES = 8.0
+"""Range of Whisper's spectrogram below its largest value, in decades."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 import inspect
 import json
 import os
-import pkgutil
 import re
 import shutil
 import subprocess
@@ -19,9 +18,7 @@ import tempfile
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from functools import cache
 from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -32,10 +29,10 @@ from sphinx import addnodes
 from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
 from sphinx.ext import napoleon
-from sphinx.pycode import ModuleAnalyzer
 from sphinx.util import logging
 from sphinx.util.docutils import SphinxDirective
 from sphinx.util.nodes import make_refnode
+from zoo_api import comment_of, public_names
 
 import zoo
 from zoo import hookspecs
@@ -155,10 +152,8 @@ class Public(Written):
         module = import_module(self.arguments[0])
         yield from ("```{eval-rst}", f".. py:module:: {module.__name__}", "")
         yield from prose(inspect.cleandoc(module.__doc__ or "")).splitlines()
-        for name in sorted(module.__all__, key=lambda name: (not isinstance(getattr(module, name), type), name)):
+        for name in public_names(module.__name__):
             value = getattr(module, name)
-            if inspect.ismodule(value):
-                continue
             yield ""
             if isinstance(value, type):
                 yield from (f".. autoclass:: {module.__name__}.{name}", "   :members:")
@@ -175,27 +170,6 @@ class Public(Written):
 def prose(text: str) -> str:
     """Escape single letters that docutils would take for the number of an item: ``(S) -> (H, S)``, ``:param x: H.``"""
     return _ENUMERATOR.sub(r"\1\\", text)
-
-
-@cache
-def comments(package: str) -> Mapping[str, str]:
-    """Return the docstrings of the constants in a package, by name."""
-    found: dict[str, str] = {}
-    root = import_module(package.partition(".")[0])
-    for module in [root.__name__, *(item.name for item in pkgutil.walk_packages(root.__path__, f"{root.__name__}."))]:
-        spec = find_spec(module)  # without importing it: it may need a package that is not installed
-        assert spec is not None
-        assert spec.origin is not None
-        source = ModuleAnalyzer.for_file(spec.origin, module)
-        for (owner, name), text in source.find_attr_docs().items():
-            if not owner:
-                found.setdefault(name, "\n".join(text).strip())
-    return found
-
-
-def comment_of(package: str, name: str) -> str:
-    """Return the docstring of a constant, whichever module of the package defines it."""
-    return comments(package).get(name, "")
 
 
 class Hooks(Written):

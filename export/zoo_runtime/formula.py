@@ -54,3 +54,4 @@ class Same:
 
 
 Formula = Callable[[Any, Any, Mapping[str, Any], Model], Mapping[str, Numbers | Choice | Same]]
+"""Computes the expected answer to one input: ``formula(runner, item, result, model)``."""

@@ -126,7 +126,7 @@ zoo publish gpt-tiny theirs --layout standalone
 zoo audit theirs/onnx/model.onnx --against gpt-tiny
 zoo relink gpt-tiny
 zoo relink gpt-tiny --json
-zoo sign gpt-tiny --key leaf.key --certificate fullchain.pem
+zoo sign gpt-tiny --key signing.key
 zoo verify gpt-tiny --recorded --signed-by signing.pub
 zoo train gpt-tiny --data notes.txt -o notes --max-steps 30
 zoo train notes --data notes.txt -o adapter --max-steps 2 --lora rank=2
@@ -144,6 +144,8 @@ zoo export encoder --onnx
 zoo run encoder --input reviews.jsonl -o vectors.parquet
 zoo search vectors.parquet "fruit flies" --model encoder
 zoo search vectors.parquet "fruit flies" --model encoder --top-k 1 --json
+zoo build gpt-tiny --force
+zoo sign gpt-tiny --key leaf.key --certificate fullchain.pem
 zoo plugins check gpt
 """
 """Others, with the commands that make their files."""

@@ -34,6 +34,7 @@ __all__ = [
 ]
 
 PROCESSOR = "preprocessor_config.json"
+"""The file of a checkpoint that describes how images or sound are prepared."""
 RESAMPLING = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")
 """Filters of Pillow, by number."""
 _IMAGES = ("image_mean", "image_std")

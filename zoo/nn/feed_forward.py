@@ -20,6 +20,7 @@ ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
     "silu": F.silu,
 }
+"""The functions that activations name."""
 
 
 class FeedForward(nn.Module):

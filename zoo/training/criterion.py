@@ -34,6 +34,7 @@ Ids = np.ndarray[Any, np.dtype[np.int32]]
 Row = Mapping[str, Any]
 """A row of data, by the roles of its columns: ``text``, ``label`` and so on."""
 Batch = Mapping[str, Tensor]
+"""The tensors of a batch by name, (B, ...) each."""
 
 
 @dataclass(frozen=True, slots=True)
