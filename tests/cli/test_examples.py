@@ -121,6 +121,8 @@ zoo diff gpt-tiny
 zoo diff gpt-tiny --all --figure modules.svg
 zoo quantize gpt-tiny --dtype int8
 zoo quantize gpt-tiny --max-kl 0.01
+zoo report gpt-tiny -o report.html
+zoo report gpt-tiny -o report.html --check --force
 zoo publish gpt-tiny checkpoint --layout hub
 zoo publish gpt-tiny theirs --layout standalone
 zoo audit theirs/onnx/model.onnx --against gpt-tiny

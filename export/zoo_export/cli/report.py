@@ -22,7 +22,12 @@ from zoo.storage import check_file_target, new_file
 from zoo_export.cli.options import VERIFICATION
 
 
-@click.command("report", cls=SectionedCommand)
+@click.command(
+    "report",
+    cls=SectionedCommand,
+    examples=("zoo report gpt-tiny -o report.html", "zoo report gpt-tiny -o report.html --check --force"),
+    page="howto/report.md",
+)
 @click.argument("directory", type=PATH, default=Path())
 @option(
     "--check",
