@@ -1,14 +1,13 @@
 """Directives that generate documentation from the code: command output and reference sections.
 
 ``{run} COMMAND`` runs a command and shows its output. The others write reference sections: ``{public} MODULE`` for the
-names in a module's ``__all__``, ``{hooks}`` for the plugin contract, ``{commands}`` for the command line, ``{checks}``
-for the conformance kit, and ``{models}`` for each installed architecture.
+names in a module's ``__all__``, ``{hooks}`` for the plugin contract, ``{commands}`` for the command line, and
+``{checks}`` for the conformance kit.
 """
 
 from __future__ import annotations
 
 import inspect
-import json
 import os
 import re
 import shutil
@@ -17,7 +16,7 @@ import sys
 import tempfile
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar
@@ -124,22 +123,6 @@ class Written(SphinxDirective, ABC):
     @abstractmethod
     def lines(self) -> Iterator[str]:
         """Return the lines of Markdown."""
-
-
-class Models(Written):
-    """A section per architecture with the output of ``zoo show`` for its smallest preset."""
-
-    def lines(self) -> Iterator[str]:
-        """Return the sections, sorted by architecture."""
-        status, printed = run_command("zoo list --json", page_folder(self.env.docname))
-        if status:
-            raise self.error(printed)
-        smallest: dict[str, Mapping[str, Any]] = {}
-        for model in sorted(json.loads(printed)["models"], key=lambda model: model.get("parameters") or 0):
-            if model["available"]:
-                smallest.setdefault(model["architecture"], model)
-        for architecture, model in sorted(smallest.items()):
-            yield from (f"## {architecture}", "", f"```{{run}} zoo show {model['name']}", "```", "")
 
 
 class Public(Written):
@@ -268,7 +251,7 @@ def read_docstring(app: Sphinx, what: str, name: str, value: Any, options: Any, 
 def setup(app: Sphinx) -> dict[str, Any]:
     """Register the directives."""
     for name, directive in {
-        "run": Run, "models": Models, "public": Public, "hooks": Hooks, "commands": Commands, "checks": Checks,
+        "run": Run, "public": Public, "hooks": Hooks, "commands": Commands, "checks": Checks,
     }.items():  # fmt: skip
         app.add_directive(name, directive)
     app.add_config_value("run_part", "", "env", str)

@@ -1,12 +1,15 @@
-"""Directives for pages about architectures: figures and tables of presets.
+"""Directives for pages about architectures: figures, a gallery of them, and tables of presets.
 
-``{zoo-figure} PRESET`` draws the modules of a preset. ``{zoo-presets} ARCHITECTURE`` lists the presets of an
-architecture by size, with their number of parameters and the fields given in ``:fields:``, and the objectives that
-train it.
+``{zoo-figure} PRESET`` draws the modules of a preset. ``{zoo-gallery}`` has a card for each row of
+docs/architectures.md whose page has a figure: the figure, the row and a link to the page. ``{zoo-presets}
+ARCHITECTURE`` lists the presets of an architecture by size, with their number of parameters and the fields given in
+``:fields:``, and the objectives that train it.
 """
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any, ClassVar
 
 from docutils import nodes
@@ -22,6 +25,20 @@ from zoo.registry import PresetSummary, registry
 
 __all__ = ["setup"]
 
+_ROW = re.compile(r"^\| \[(.+?)\]\(architectures/([\w-]+)\.md\) \| (.+?) \| (.+?) \|$", re.MULTILINE)
+_FIGURE = re.compile(r"^```\{zoo-figure\} (.+)$", re.MULTILINE)
+_CARD = """\
+:::::{{grid-item-card}} {title}
+:link: /architectures/{page}
+:link-type: doc
+:class-card: zoo-card
+
+```{{zoo-figure}} {preset}
+```
+**{kind}**: {use}
+:::::
+"""
+
 
 class Figure(SphinxDirective):
     """Inline SVG, which follows the page's colours and has searchable text."""
@@ -36,6 +53,24 @@ class Figure(SphinxDirective):
         except zoo.ZooError as error:
             raise self.error(str(error)) from error
         return [nodes.raw("", f'<div class="zoo-figure">{drawing}</div>', format="html")]
+
+
+class Gallery(SphinxDirective):
+    """Cards of architectures."""
+
+    def run(self) -> list[nodes.Node]:
+        """Return a grid of cards, in the order of docs/architectures.md."""
+        folder = Path(self.env.srcdir)
+        pages = {page.stem: page.read_text(encoding="utf-8") for page in (folder / "architectures").glob("*.md")}
+        presets = {page: found[1] for page, text in pages.items() if (found := _FIGURE.search(text))}
+        cards = [
+            _CARD.format(title=title, page=page, preset=presets.pop(page), kind=kind.capitalize(), use=use)
+            for title, page, kind, use in _ROW.findall((folder / "architectures.md").read_text(encoding="utf-8"))
+            if page in presets
+        ]
+        if presets:
+            raise self.error(f"docs/architectures.md has no row for {', '.join(sorted(presets))}")
+        return self.parse_text_to_nodes("\n".join(["::::::{grid} 1 1 2 2", ":gutter: 3", "", *cards, "::::::"]))
 
 
 class Presets(SphinxDirective):
@@ -79,5 +114,6 @@ def _text(value: object) -> str:
 def setup(app: Sphinx) -> dict[str, Any]:
     """Register the directives."""
     app.add_directive("zoo-figure", Figure)
+    app.add_directive("zoo-gallery", Gallery)
     app.add_directive("zoo-presets", Presets)
     return {"version": zoo.__version__, "parallel_read_safe": True}

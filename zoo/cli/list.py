@@ -32,7 +32,7 @@ def _check(presets: Registry, pattern: str, task: str | None, arch: str | None) 
         "zoo list --task text-generation --max-params 1B",
         'zoo list "gpt-*" --json',
     ),
-    page="gallery.md",
+    page="howto/presets.md",
 )
 @click.argument("pattern", default="*")
 @click.option("--task", help="Only models for this task.")
