@@ -65,7 +65,8 @@ def test_the_page_of_public_names_is_current(zoo_api: ModuleType) -> None:
 
 def test_the_page_of_public_names_is_complete(zoo_api: ModuleType) -> None:
     """Each public name is in the section of its module, with a summary without markup that Markdown lacks."""
-    sections = dict(re.findall(r"^## (\S+)\n(.*?)(?=^## |\Z)", zoo_api.written(), re.MULTILINE | re.DOTALL))
+    pattern = re.compile(r"^<!-- ([\w.]+) -->\n(.*?)^<!-- end of \1 -->$", re.MULTILINE | re.DOTALL)
+    sections = dict(pattern.findall(zoo_api.written()))
     assert sections.keys() == set(PUBLIC)
     for module, text in sections.items():
         rows = re.findall(r"^\| \[`(\w+)[`(].*\]\((\S+)\) \| (.*) \|$", text, re.MULTILINE)

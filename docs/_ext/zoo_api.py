@@ -15,7 +15,8 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
-from itertools import pairwise
+from itertools import groupby, pairwise
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -106,13 +107,22 @@ def _rows(module: str, submodules: str, page: str) -> Iterator[str]:
 def written() -> str:
     """Return the text of the page."""
     lines = [_HEAD]
-    for path in sorted(REFERENCE.rglob("*.md"), key=lambda path: path.name.removesuffix(".md")):
-        for title, module, submodules in _DIRECTIVE.findall(path.read_text(encoding="utf-8")):
+    for module, sections in groupby(sorted(_sections()), key=itemgetter(0)):
+        lines += [f"<!-- {module} -->", ""]
+        for _, page, title, submodules in sections:
             lines += [f"## {title}", ""]
             if title == module:
                 lines += [_summary(inspect.getdoc(import_module(module)) or ""), ""]
-            lines += [*_rows(module, submodules, path.relative_to(REFERENCE).as_posix()), ""]
+            lines += [*_rows(module, submodules, page), ""]
+        lines += [f"<!-- end of {module} -->", ""]
     return "\n".join(lines)
+
+
+def _sections() -> Iterator[tuple[str, str, str, str]]:
+    """Yield the module, page, title and submodules of each directive."""
+    for path in REFERENCE.rglob("*.md"):
+        for title, module, submodules in _DIRECTIVE.findall(path.read_text(encoding="utf-8")):
+            yield module, path.relative_to(REFERENCE).as_posix(), title, submodules
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """Directives that generate documentation from the code: command output and reference sections.
 
 ``{run} COMMAND`` runs a command and shows its output. The others write reference sections: ``{public} MODULE`` for the
-names in a module's ``__all__``, ``{hooks}`` for the plugin contract, ``{commands}`` for the command line, and
-``{checks}`` for the conformance kit.
+names in a module's ``__all__``, ``{module} MODULE`` for its docstring alone, ``{hooks}`` for the plugin contract,
+``{commands}`` for the command line, and ``{checks}`` for the conformance kit.
 """
 
 from __future__ import annotations
@@ -125,17 +125,33 @@ class Written(SphinxDirective, ABC):
         """Return the lines of Markdown."""
 
 
-class Public(Written):
-    """Reference of a module's public names."""
+class Module(Written):
+    """Docstring of a module whose names are on other pages."""
 
     required_arguments = 1
 
     def lines(self) -> Iterator[str]:
+        """Return the docstring, to which links to the module lead."""
+        yield from ("```{eval-rst}", *_module(self.arguments[0]), "```")
+
+
+def _module(name: str) -> Iterator[str]:
+    yield from (f".. py:module:: {name}", "")
+    yield from prose(inspect.cleandoc(import_module(name).__doc__ or "")).splitlines()
+
+
+class Public(Written):
+    """Reference of a module's public names, or of those that the submodules in ``:from:`` define."""
+
+    required_arguments = 1
+    option_spec: ClassVar[dict[str, Any]] = {"from": directives.unchanged_required}
+
+    def lines(self) -> Iterator[str]:
         """Return autodoc directives, classes first."""
         module = import_module(self.arguments[0])
-        yield from ("```{eval-rst}", f".. py:module:: {module.__name__}", "")
-        yield from prose(inspect.cleandoc(module.__doc__ or "")).splitlines()
-        for name in public_names(module.__name__):
+        yield "```{eval-rst}"
+        yield from [f".. py:currentmodule:: {module.__name__}"] if "from" in self.options else _module(module.__name__)
+        for name in public_names(module.__name__, self.options.get("from", "")):
             value = getattr(module, name)
             yield ""
             if isinstance(value, type):
@@ -251,7 +267,7 @@ def read_docstring(app: Sphinx, what: str, name: str, value: Any, options: Any, 
 def setup(app: Sphinx) -> dict[str, Any]:
     """Register the directives."""
     for name, directive in {
-        "run": Run, "public": Public, "hooks": Hooks, "commands": Commands, "checks": Checks,
+        "run": Run, "module": Module, "public": Public, "hooks": Hooks, "commands": Commands, "checks": Checks,
     }.items():  # fmt: skip
         app.add_directive(name, directive)
     app.add_config_value("run_part", "", "env", str)
