@@ -134,7 +134,7 @@ def test_every_hook_has_a_guide() -> None:
 )  # fmt: skip
 def test_every_public_module_has_a_reference(module: str) -> None:
     text = (DOCS / "reference" / f"{module}.md").read_text(encoding="utf-8")
-    kind = "module" if (DOCS / "reference" / module).is_dir() else "public"  # the names are on pages in that folder
+    kind = "docstring" if (DOCS / "reference" / module).is_dir() else "public"  # the names are on pages in that folder
     assert f"```{{{kind}}} {module}\n" in text
 
 

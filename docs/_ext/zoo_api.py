@@ -110,7 +110,7 @@ def written() -> str:
     for module, sections in groupby(sorted(_sections()), key=itemgetter(0)):
         lines += [f"<!-- {module} -->", ""]
         for _, page, title, submodules in sections:
-            lines += [f"## {title}", ""]
+            lines += [f"## [{title}]({page})", ""]
             if title == module:
                 lines += [_summary(inspect.getdoc(import_module(module)) or ""), ""]
             lines += [*_rows(module, submodules, page), ""]

@@ -1,7 +1,7 @@
 """Directives that generate documentation from the code: command output and reference sections.
 
 ``{run} COMMAND`` runs a command and shows its output. The others write reference sections: ``{public} MODULE`` for the
-names in a module's ``__all__``, ``{module} MODULE`` for its docstring alone, ``{hooks}`` for the plugin contract,
+names in a module's ``__all__``, ``{docstring} MODULE`` for its docstring alone, ``{hooks}`` for the plugin contract,
 ``{commands}`` for the command line, and ``{checks}`` for the conformance kit.
 """
 
@@ -125,7 +125,7 @@ class Written(SphinxDirective, ABC):
         """Return the lines of Markdown."""
 
 
-class Module(Written):
+class Docstring(Written):
     """Docstring of a module whose names are on other pages."""
 
     required_arguments = 1
@@ -192,7 +192,7 @@ class Commands(Written):
 
     def lines(self) -> Iterator[str]:
         """Return a section per command."""
-        context = click.Context(cli, info_name="zoo")
+        context = click.Context(cli, info_name="zoo", **cli.context_settings)
         yield from ("## zoo", "", *_help(cli, context))
         yield from _sections(cli, context)
 
@@ -267,7 +267,7 @@ def read_docstring(app: Sphinx, what: str, name: str, value: Any, options: Any, 
 def setup(app: Sphinx) -> dict[str, Any]:
     """Register the directives."""
     for name, directive in {
-        "run": Run, "module": Module, "public": Public, "hooks": Hooks, "commands": Commands, "checks": Checks,
+        "run": Run, "docstring": Docstring, "public": Public, "hooks": Hooks, "commands": Commands, "checks": Checks,
     }.items():  # fmt: skip
         app.add_directive(name, directive)
     app.add_config_value("run_part", "", "env", str)
