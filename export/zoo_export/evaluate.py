@@ -155,18 +155,18 @@ def evaluate(
     if criterion.text_limit is not None and (length is not None or truncate is False):
         plan = replace(plan, settings=replace(plan.settings, max_length=length))
         criterion = make_criterion(plan, stored.spec, plugin, objective, tokenizer)
-    source = find_source(plan.data, objective, plan.columns, split=split, limit=limit)
-    data = read_data(plan, stored.spec, plugin, objective, criterion, source, tokenizer, progress, shorter=_SHORTER)
-    rows = _Usable(source.rows, None if not data.facts.bad else criterion)
-    size = _BATCH if criterion.divisible else plan.settings.batch_size
-    names = tuple(variants) or (TORCH, *(export.variant for export in find_exports(stored)))
-    kind = scorer_of(criterion) if answers else None
+    kind = scorer_of(criterion, predictions=predictions) if answers else None
     if kind is None and (options or texts):
         first_option = next(iter([*options, *texts]))
         raise UsageError("no answers of zoo run are scored", first_option, "leave the option out")
     if kind is None and predictions:
         remedy = "leave out --predictions"
-        raise UsageError(f"no answers of zoo run are scored for the objective {objective.name}", None, remedy)
+        raise UsageError(f"zoo run gives no answers for the objective {objective.name}", None, remedy)
+    source = find_source(plan.data, objective, plan.columns, split=split, limit=limit)
+    data = read_data(plan, stored.spec, plugin, objective, criterion, source, tokenizer, progress, shorter=_SHORTER)
+    rows = _Usable(source.rows, None if not data.facts.bad else criterion)
+    size = _BATCH if criterion.divisible else plan.settings.batch_size
+    names = tuple(variants) or (TORCH, *(export.variant for export in find_exports(stored)))
     options_of_task = {} if kind is None else parse_options(kind.task, stored.spec.task, texts)
     if confusion and (kind is None or not kind(criterion, {**options, **options_of_task}, rows).has_confusion):
         raise UsageError(
@@ -227,7 +227,7 @@ def _add_answers(result: Scores, session: Session, scorer: Scorer[Any], rows: It
                 scorer.add(row, results)
             if keep:
                 found = {"error": str(error)} if error is not None else scorer.prediction(row, results)
-                predictions.append({"target": scorer.target_of(row), **found})
+                predictions.append(found if scorer.target is None else {"target": scorer.target_of(row), **found})
         next(answers, None)  # which reports truncated texts
     result = replace(result, predictions=predictions)
     if errors:

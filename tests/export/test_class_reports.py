@@ -8,6 +8,7 @@ import shutil
 import sys
 from collections import Counter
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,11 @@ from hypothesis import strategies as st
 import zoo as library
 from tests.conftest import Result
 from tests.export.test_scores_of_answers import build, phrases
+from tests.exported import sign_export
+from zoo.artifact import ModelDirectory
+from zoo.models import persist
 from zoo_export.cli import class_tables
+from zoo_export.opened import ModuleSession
 from zoo_export.scoring.reports import ClassReport, report_indicators, report_labels
 
 Zoo = Callable[..., Result]
@@ -202,7 +207,30 @@ def test_other_tasks(zoo: Zoo) -> None:
 
     shutil.rmtree("m")
     build("gpt-tiny")
-    evaluate(zoo, [{"text": "tea " * 100}], "--predictions", "r.jsonl").failed(2, "for the objective causal-lm")
+    rows = [{"text": text, "source": number} for number, text in enumerate(phrases(6))]
+    assert evaluate(zoo, rows, "--predictions", "r.jsonl").status == 0
+    stored = ModelDirectory.open("m")
+    with closing(ModuleSession(stored, persist.load_directory(stored))) as session:
+        alone = session.run([row["text"] for row in rows], task="score")
+    for row, written, result in zip(rows, lines_of("r.jsonl"), alone, strict=True):
+        names = ("tokens", "log_probability", "perplexity")
+        assert written == {**row, **{f"{name}_torch": pytest.approx(result[name]) for name in names}}
+
+    shutil.rmtree("m")
+    build("bert-tiny", task="fill-mask")
+    evaluate(zoo, rows, "--predictions", "s.jsonl").failed(2, "no answers for the objective masked-lm")
+
+
+@pytest.mark.slow
+def test_equal_warnings_are_shown_once(zoo: Zoo, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here of a missing library, for two variants."""
+    build("bert-tiny", task="text-classification", num_classes=1, problem_type="regression")
+    sign_export(Path("m"))
+    Path("rows.jsonl").write_text("".join(json.dumps({"text": text, "label": len(text)}) + "\n" for text in phrases(4)))
+    monkeypatch.setitem(sys.modules, "scipy.stats", None)  # an import raises
+    said = zoo("evaluate", "m", "--data", "rows.jsonl", "--json")
+    assert [score["variant"] for score in said.json["scores"]] == ["torch", "onnx"]
+    assert said.err == "warning: scores of scipy are left out: pip install attention-zoo[metrics]\n"
 
 
 def test_entities_by_type(zoo: Zoo) -> None:

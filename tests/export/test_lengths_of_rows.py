@@ -115,8 +115,13 @@ def test_many_inputs_that_fail_alike_have_few_warnings(zoo: Zoo) -> None:
     ]
     write("labelled.jsonl", rows)
     command = ("evaluate", "m", "--data", "labelled.jsonl", "--json")
-    refused = zoo(*command)
+    refused = zoo(*command, "--predictions", "predictions.jsonl")
     assert refused.status == 3
+    for number, row in enumerate(map(json.loads, Path("predictions.jsonl").read_text().splitlines())):
+        assert (row["text"], row["target"]) == (rows[number]["text"], rows[number]["label"])
+        failed = number in (1, 3)
+        assert [row[f"prediction_{name}"] is None for name in ("torch", "onnx")] == [failed, failed]
+        assert ["24 positions" in (row[f"error_{name}"] or "") for name in ("torch", "onnx")] == [failed, failed]
     assert (
         "error: rows without an answer: 2 of torch, 2 of onnx: 25 tokens exceed the model's 24 positions: row 2: "
         in (refused.err)

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from zoo.training.criterion import Criterion, Row
+from zoo.training.objectives.causal import CausalLM
 from zoo.training.objectives.classification import TextClassification
 from zoo.training.objectives.embeddings import SentenceEmbedding
 from zoo.training.objectives.images import ImageClassification
@@ -25,12 +26,12 @@ from zoo_runtime.tasks.questions import QuestionOptions
 __all__ = ["exact_match", "scorer_of", "token_f1"]
 
 
-def scorer_of(criterion: Criterion) -> type[Scorer[Any]] | None:
-    """Return the scorer of an objective; None if its task has no scores.
+def scorer_of(criterion: Criterion, *, predictions: bool = False) -> type[Scorer[Any]] | None:
+    """Return the scorer of an objective; None if its task has no scores or, if they are asked for, no predictions.
 
     An objective that derives from a built-in one has the scores of that, unless it reads rows otherwise.
     """
-    for kind, scorer in _SCORERS.items():
+    for kind, scorer in {**_SCORERS, **(_WITHOUT_SCORES if predictions else {})}.items():
         if isinstance(criterion, kind):
             is_same = type(criterion).encode is kind.encode and type(criterion).examples is kind.examples
             return scorer if is_same else None
@@ -212,6 +213,23 @@ class _Sequences(Scorer[SequenceToSequence]):
         return scores
 
 
+class _Likelihoods(Scorer[CausalLM]):
+    """The log-probability of each text by itself. There are no scores: the loss is that of blocks of texts."""
+
+    task = "score"
+    target = None
+
+    def add(self, row: Row, results: Sequence[Result]) -> None:
+        pass
+
+    def prediction(self, row: Row, results: Sequence[Result]) -> dict[str, Any]:
+        (result,) = results
+        return {name: result[name] for name in ("tokens", "log_probability", "perplexity")}
+
+    def scores(self) -> dict[str, float]:
+        return {}
+
+
 _SCORERS: Mapping[type[Criterion], type[Scorer[Any]]] = {
     TextClassification: Classes,
     ImageClassification: Images,
@@ -220,3 +238,5 @@ _SCORERS: Mapping[type[Criterion], type[Scorer[Any]]] = {
     SentenceEmbedding: _Embeddings,
     SequenceToSequence: _Sequences,
 }
+_WITHOUT_SCORES: Mapping[type[Criterion], type[Scorer[Any]]] = {CausalLM: _Likelihoods}
+"""Scorers that only make predictions."""

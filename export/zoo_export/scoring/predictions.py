@@ -15,7 +15,7 @@ from zoo_runtime.files.row_file import RowFile
 __all__ = ["Prediction", "PredictionFile"]
 
 Prediction = Mapping[str, Any]
-"""``target``, ``prediction``, and numbers that go with it."""
+"""``target``, if there is one, ``prediction``, and numbers that go with it."""
 _MISSING = object()
 
 
@@ -50,7 +50,7 @@ class PredictionFile:
             rows: the rows of the data that have an example, iterated twice.
             found: the target and the predictions for all rows, by name of a variant.
         """
-        targets = [item["target"] for item in next(iter(found.values()))]
+        targets = [item.get("target", _MISSING) for item in next(iter(found.values()))]
         names, repeated = dict[str, None](), True
         for row, target in zip(rows, targets, strict=True):
             columns = _columns(row)

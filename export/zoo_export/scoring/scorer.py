@@ -6,7 +6,7 @@ import importlib
 import math
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
 
@@ -35,8 +35,8 @@ class Scorer(Generic[Kind]):
 
     task = ""
     """The task of ``zoo run`` that answers the rows."""
-    target = "label"
-    """The role of the column that :meth:`prediction` is compared with."""
+    target: ClassVar[str | None] = "label"
+    """The role of the column that :meth:`prediction` is compared with; None if there is none."""
 
     def __init__(self, criterion: Kind, options: Mapping[str, Any], rows: Iterable[Row]) -> None:
         self.criterion, self.options = criterion, dict(options)
@@ -67,7 +67,7 @@ class Scorer(Generic[Kind]):
 
     def target_of(self, row: Row) -> Any:
         """Return what the prediction should be, in the same form."""
-        return row.get(self.target)
+        return None if self.target is None else row.get(self.target)
 
     def scores(self) -> dict[str, float]:
         """Return the scores by name; those that are not defined are left out."""
