@@ -87,11 +87,11 @@ def test_several_classes_each(classes: int, rows: int, seed: int, share: float) 
     [
         ([0, 1, 2], [1, 1, 1], ["each of 3 inputs has the answer 'b', of 3 classes"]),
         ([1, 1], [1, 1], []),  # all right
-        ([1], [0], ["classes that occur are never an answer: 'b' (1 inputs)"]),
-        ([0, 1, 2, 2], [0, 0, 1, 1], ["classes that occur are never an answer: 'c' (2 inputs)"]),
+        ([1], [0], ["classes that occur are never an answer: 'b' (1 of 1 inputs)"]),
+        ([0, 1, 2, 2], [0, 0, 1, 1], ["classes that occur are never an answer: 'c' (2 of 4 inputs)"]),
         ([0, 1, 2, 3, 4, 4], [0, 0, 0, 0, 0, 0], ["each of 6 inputs has the answer 'a', of 5 classes"]),
         ([0, 1, 2, 3, 4, 4, 0], [0, 0, 0, 0, 0, 0, 1],
-         ["classes that occur are never an answer: 'e' (2 inputs), 'c' (1 inputs), 'd' (1 inputs)"]),
+         ["classes that occur are never an answer: 'e' (2 of 7 inputs), 'c' (1 of 7 inputs), 'd' (1 of 7 inputs)"]),
     ],
 )  # fmt: skip
 def test_suspicious_answers(wanted: list[int], found: list[int], problems: list[str]) -> None:
@@ -113,14 +113,14 @@ def test_many_classes_are_abridged(capsys: pytest.CaptureFixture[str]) -> None:
     lines = printed(report, capsys)
     assert lines[1] == "torch, onnx: classes"
     scores = sorted(item.f1 for item in report.classes if item.support)
-    assert f"80 more classes have an F1 of {scores[19]:.4f} or more: all are in --json" in lines
-    assert "1 classes are neither a label nor an answer" in lines
+    assert f"left out: 80 of 100 classes, with an F1 of {scores[19]:.4f} or more (all: --json)" in lines
+    assert "neither a label nor an answer: 1 of 101 classes" in lines
     wrong = Counter({(one, other): int(count) for (one, other), count in Counter(
         zip(wanted.tolist(), found.tolist(), strict=True)).items() if one != other})  # fmt: skip
     place = lines.index("torch, onnx: largest confusions")
     assert [int(line.split()[-1]) for line in lines[place + 2 : place + 12]] == [n for _, n in wrong.most_common(10)]
     rest = wrong.total() - sum(count for _, count in wrong.most_common(10))
-    assert lines[-1] == f"{len(wrong) - 10:,} more pairs of classes, {rest} inputs: all are in --json"
+    assert lines[-1] == f"left out: {len(wrong) - 10:,} of {len(wrong):,} pairs of classes, {rest} inputs (all: --json)"
 
 
 def evaluate(zoo: Zoo, rows: list[dict[str, Any]], *options: str) -> Result:

@@ -65,9 +65,10 @@ def _print_classes(report: ClassReport) -> None:
     ]
     columns([("class", "precision", "recall", "f1", "support"), *rows], right=range(1, 5))
     if len(counted) > len(shown):
-        echo(f"{len(counted) - len(shown):,} more classes have an F1 of {shown[-1].f1:.4f} or more: all are in --json")
+        left = f"{len(counted) - len(shown):,} of {len(counted):,} classes"
+        echo(f"left out: {left}, with an F1 of {shown[-1].f1:.4f} or more (all: --json)")
     if absent := len(report.classes) - len(counted):
-        echo(f"{absent:,} classes are neither a label nor an answer")
+        echo(f"neither a label nor an answer: {absent:,} of {len(report.classes):,} classes")
 
 
 def _print_confusions(report: ClassReport, names: str) -> None:
@@ -86,9 +87,10 @@ def _print_confusions(report: ClassReport, names: str) -> None:
     echo(f"\n{names}: largest confusions")
     columns([("label", "answer", report.kind), *((item.label, item.answer, f"{item.count:,}") for item in largest)],
             right=[2])  # fmt: skip
-    if rest := wrong and len(wrong) - len(largest):
+    if len(wrong) > len(largest):
         lost = sum(item.count for item in wrong) - sum(item.count for item in largest)
-        echo(f"{rest:,} more pairs of classes, {lost:,} {report.kind}: all are in --json")
+        left = f"{len(wrong) - len(largest):,} of {len(wrong):,} pairs of classes"
+        echo(f"left out: {left}, {lost:,} {report.kind} (all: --json)")
 
 
 def _fits(labels: Sequence[str], counts: Iterable[int]) -> bool:

@@ -87,7 +87,8 @@ class ClassReport:
         never = sorted((item for item in wanted if not item.predicted), key=lambda item: -item.support)
         if not never:
             return []
-        named = ", ".join(f"{item.label!r} ({item.support:,} {self.kind})" for item in never[:_NAMED])
+        support = sum(item.support for item in wanted)
+        named = ", ".join(f"{item.label!r} ({item.support:,} of {support:,} {self.kind})" for item in never[:_NAMED])
         more = f" and {len(never) - _NAMED:,} more" if len(never) > _NAMED else ""
         return [f"classes that occur are never an answer: {named}{more}"]
 
