@@ -194,7 +194,7 @@ def test_other_tasks(zoo: Zoo) -> None:
     assert [row["target"] for row in lines_of("p.jsonl")] == pytest.approx([row["label"] for row in rows])
     assert all(isinstance(row["prediction_torch"], float) for row in lines_of("p.jsonl"))
     evaluate(zoo, rows, "--figure", "c.svg").failed(2, "they have no confusion matrix: --figure: leave it out")
-    evaluate(zoo, rows, "--force").failed(2, "--force applies to")
+    evaluate(zoo, rows, "--force").failed(2, "nothing to replace: --force")
 
     shutil.rmtree("m")
     build("transformer-tiny")

@@ -103,8 +103,9 @@ def command(
     computed from the answers of zoo run.
     """
     wanted = _wanted(metrics)
-    if figure is not None or predictions is None:
-        check_figure_option(figure, force=force)
+    if force and figure is predictions is None:
+        raise UsageError("nothing to replace", "--force", "name a file with --predictions or --figure")
+    check_figure_option(figure, force=force, forces_more=True)
     found_recipe = find_recipe(recipe) if recipe is not None else None
     default = make_plan(
         str(directory),
