@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
@@ -56,6 +58,10 @@ class Settings:
         self.width = width
 
 
+def scaled(factor: float) -> Callable[[Tensor], Tensor]:
+    return lambda x: x * factor
+
+
 class Configured(nn.Module):
     """Keeps its settings in an object, a function and a list."""
 
@@ -63,5 +69,6 @@ class Configured(nn.Module):
         super().__init__()
         self.settings = Settings(width)
         self.activation = torch.relu
+        self.gate = scaled(2.0)
         self.sizes = [width, 2]
         self.layer = nn.Linear(4, 4)

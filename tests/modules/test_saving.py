@@ -203,6 +203,7 @@ BAD: dict[str, tuple[Callable[[], Any], dict[str, Any], str]] = {
     "object": (lambda: changed("settings.width", 5), {}, "settings is "),
     "list": (lambda: changed("sizes", [4, 3]), {}, "sizes is [4, 3], but is built as [4, 2]"),
     "function": (lambda: changed("activation", torch.tanh), {}, "activation is "),
+    "captured value": (lambda: changed("gate", student.scaled(3.0)), {}, "gate is "),
     "class": (lambda: changed("layer", nn.Identity()), {"factory": f"{HERE}:Configured"}, "all parameters must have"),
     "added": (lambda: changed("step", 3), {}, "step was set after it was made"),
     "replaced": (lambda: changed("layer", nn.Linear(4, 4, bias=False)), {}, "it has no tensor layer.bias"),

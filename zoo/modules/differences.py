@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import types
 from collections.abc import Iterator, Mapping
 from functools import partial
@@ -91,6 +92,16 @@ def _short(value: object) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
+def _captured(function: types.FunctionType) -> list[Any]:
+    """Return what distinguishes functions of one name, such as lambdas: code, defaults and captured values."""
+    code = function.__code__
+    try:
+        cells = inspect.getclosurevars(function).nonlocals
+    except ValueError:  # a variable that is not set yet
+        cells = {}
+    return [function.__module__, code.co_code, code.co_names, function.__defaults__, cells]
+
+
 def _equal(one: Any, other: Any, depth: int) -> bool:
     """Whether two attributes are equal as data. Objects of other classes are compared by their attributes."""
     if one is other or depth == 0:
@@ -113,7 +124,9 @@ def _equal(one: Any, other: Any, depth: int) -> bool:
         return one == other
     if isinstance(one, partial):
         return all(_equal(getattr(one, part), getattr(other, part), depth - 1) for part in ("func", "args", "keywords"))
-    if isinstance(one, types.FunctionType | types.BuiltinFunctionType | type):
+    if isinstance(one, types.FunctionType) and isinstance(other, types.FunctionType):
+        return one.__qualname__ == other.__qualname__ and _equal(_captured(one), _captured(other), depth - 1)
+    if isinstance(one, types.BuiltinFunctionType | type):
         return (one.__module__, one.__qualname__) == (other.__module__, other.__qualname__)
     if isinstance(one, types.MethodType):
         return one.__func__.__qualname__ == other.__func__.__qualname__
