@@ -67,7 +67,7 @@ def attention(
         labels: for a module or weights, the labels of the positions: those of queries and keys alike, or a pair,
             (queries, keys), or one of these for each pattern of names. Positions are numbered by default.
         row: for a module or weights, the row of the batch.
-        title: name of what is shown; by default that of the model, or the class of the module.
+        title: the title; by default it names the model, or the class of the module, and the attention.
         unverified: allow an export that is not verified. The title says so.
 
     Raises:
@@ -88,31 +88,30 @@ def attention(
             raise UsageError("labels and row are for modules and weights", source, "leave them out")
         stored = ModelDirectory.open(Path(source))
         record = read_attention(stored, inputs, layers=layers, heads=heads, unverified=unverified)
-        name = title or str(stored.description["name"])
-        name += " (not verified)" if unverified else ""
+        name = str(stored.description["name"]) + (" (not verified)" if unverified else "")
         maps = select_maps(record.maps, chosen, (), ())
     else:
         if unverified:
             raise UsageError("only an export can be unverified", None, "leave it out")
         if is_module(source):
-            maps, name = module_maps(source, inputs, row=row, labels=labels), title or type(source).__name__
+            maps, name = module_maps(source, inputs, row=row, labels=labels), type(source).__name__
         elif inputs:
             raise UsageError("weights have no inputs", None, "give a model, or labels=...")
         else:
-            maps, name = array_maps(source, row=row, labels=labels), title or ""
+            maps, name = array_maps(source, row=row, labels=labels), ""
         maps = select_maps(maps, chosen, layers, heads)
     count = sum(len(item.heads) for item in maps)
     if count > _MOST:
         raise UsageError(f"a plot shows at most {_MOST} heads, got {count}", name or None, "choose layers or heads")
     if token is not None:
-        return _draw_lines(name, maps, token)
-    return _draw_one(name, maps[0]) if count == 1 else _draw_all(name, maps)
+        return _draw_lines(name, maps, token, title)
+    return _draw_one(name, maps[0], title) if count == 1 else _draw_all(name, maps, title)
 
 
 @drawn
-def _draw_one(name: str, item: AttentionMap) -> Plot:
+def _draw_one(name: str, item: AttentionMap, title: str | None) -> Plot:
     """Draw one head with its tokens."""
-    title = f"{_prefix(name)}attention, {item.name}, head {item.heads[0]}"
+    title = title or f"{_prefix(name)}attention, {item.name}, head {item.heads[0]}"
     queries, keys = item.queries.labels, item.keys.labels
     size = max(2.2, min(WIDTH - 1.5, 0.2 * max(len(queries), len(keys))))
     figure = new_figure(
@@ -130,9 +129,9 @@ def _draw_one(name: str, item: AttentionMap) -> Plot:
 
 
 @drawn
-def _draw_all(name: str, maps: Sequence[AttentionMap]) -> Plot:
+def _draw_all(name: str, maps: Sequence[AttentionMap], title: str | None) -> Plot:
     """Draw a small heat map for each head, in a row for each layer."""
-    title = f"{_prefix(name)}attention weights, from 0 (dark) to the largest of each head"
+    title = title or f"{_prefix(name)}attention weights, from 0 (dark) to the largest of each head"
     columns = max(len(item.heads) for item in maps)
     side = min(1.2, (WIDTH - 1) / columns)
     figure = new_figure(title, 0.6 + (side + 0.1) * len(maps), width=max(3.8, side * columns + 1, _width(title)))
@@ -152,7 +151,7 @@ def _draw_all(name: str, maps: Sequence[AttentionMap]) -> Plot:
 
 
 @drawn
-def _draw_lines(name: str, maps: Sequence[AttentionMap], token: int) -> Plot:
+def _draw_lines(name: str, maps: Sequence[AttentionMap], token: int, title: str | None) -> Plot:
     """Draw the weights of one query: queries on the left, keys on the right, lines as wide as their weights."""
     for item in maps:
         size = len(item.queries.labels)
@@ -164,7 +163,7 @@ def _draw_lines(name: str, maps: Sequence[AttentionMap], token: int) -> Plot:
                 f"lines are drawn for at most {_LABELLED} tokens, got {longest}", name or None, "leave out the token"
             )
     word = maps[0].queries.labels[token]
-    title = f"{_prefix(name)}attention of token {token % len(maps[0].queries.labels)} ({_label(word)})"
+    title = title or f"{_prefix(name)}attention of token {token % len(maps[0].queries.labels)} ({_label(word)})"
     columns = min(3, len(maps))
     rows = math.ceil(len(maps) / columns)
     longest = max(max(len(item.queries.labels), len(item.keys.labels)) for item in maps)
