@@ -41,7 +41,8 @@ _LIBRARIES = "abc|collections|contextlib|importlib|numpy|onnxruntime|os|pathlib|
 _TYPES = (
     r"nn\.Module|Array|Arrays|ChatTemplate|Encoding|Ids|Path|Side|Strategy|(tokenizers\.)?Tokenizer|Provider|Memory"
     r"|dict\[str|Mapping\[str|tuple\[(int|str)|Tensor|zoo\.contract\.tensors\.AttentionInputs"
-    r"|Dims|Weights|ort\.InferenceSession|zoo\.config\.T|zoo\.nn\.recurrent\.S|zoo_runtime\.running\.runner\.Item"
+    r"|Dims|Labels|Weights|ort\.InferenceSession|zoo\.config\.T|zoo\.nn\.recurrent\.S|zoo\.nn\.recording\.Item"
+    r"|zoo_runtime\.running\.runner\.Item"
 )
 nitpick_ignore_regex = [(r"py:.*", rf"({_LIBRARIES})(\..*)?"), (r"py:.*", _TYPES)]
 

@@ -43,6 +43,7 @@ PAGES = {"README.md": 15, "docs/tutorial.md": 8} | {
         "tokenizers": 3,
         "train": 15,
         "trackers": 3,
+        "translator": 5,
     }.items()
 }
 """Each page with its minimum number of commands and programs."""
