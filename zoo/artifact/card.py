@@ -5,11 +5,41 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from zoo.artifact.coverage import coverage_summary
 from zoo.artifact.provenance import Origin
+from zoo.artifact.verification import MARKS, replace_section, verification_section
+from zoo.classes import ClassifierConfig, EmbeddingConfig
 from zoo.registry import ModelSpec
 
-__all__ = ["adapter_card", "model_card"]
+__all__ = ["adapter_card", "model_card", "pipeline_tags"]
+
+_HUB_TASKS = {
+    "image-embedding": "image-feature-extraction",
+    "pretraining": "fill-mask",
+    "sentence-embedding": "sentence-similarity",
+    "speech-recognition": "automatic-speech-recognition",
+    "text2text-generation": "text-generation",
+    "vector-feature-extraction": "feature-extraction",
+    **{name: name for name in (
+        "audio-classification", "automatic-speech-recognition", "depth-estimation", "feature-extraction", "fill-mask",
+        "image-classification", "image-feature-extraction", "image-segmentation", "image-text-to-text", "image-to-text",
+        "mask-generation", "object-detection", "question-answering", "sentence-similarity", "summarization",
+        "table-question-answering", "text-classification", "text-generation", "text-ranking", "text-to-audio",
+        "text-to-speech", "time-series-forecasting", "token-classification", "translation", "video-classification",
+        "visual-question-answering", "zero-shot-classification", "zero-shot-image-classification",
+        "zero-shot-object-detection",
+    )},
+}  # fmt: skip
+"""The hub's pipeline tags by the names of tasks. Other tasks have none."""
+
+
+_POOLED = ("sentence-embedding", "vector-feature-extraction")
+"""Tasks whose models pool their states."""
+
+
+def pipeline_tags(task: str) -> tuple[str | None, tuple[str, ...]]:
+    """Return the hub's pipeline tag of a task, None if it has none, and further tags by which such models are found."""
+    more = {"sentence-embedding": ("feature-extraction",), "text2text-generation": ("text2text-generation",)}
+    return _HUB_TASKS.get(task), more.get(task, ())
 
 
 def model_card(
@@ -27,14 +57,14 @@ def model_card(
     weights = str(origin) if origin is not None else "not in this directory: copy them here, then run `zoo relink`"
     license = f"\nlicense: {origin.license}" if origin is not None and origin.license else ""
     owner = spec.plugin
-    compared = "`parity.json`, once exported" if evidence is None else "`parity.json`"
-    covered = coverage_summary(evidence) if evidence is not None else None
-    compared += f": {covered}" if covered else ""
-    rows = "\n".join(f"| {key} | {value} |" for key, value in spec.config.to_dict().items())
+    tag, tags = _front_matter(spec, "onnx", "safetensors")
+    section = (
+        MARKS if evidence is None else replace_section(MARKS, verification_section({"parity.json": (evidence, None)}))
+    )
+    rows = "\n".join(f"| {key} | {value} |" for key, value in _settings(spec).items())
     return f"""---
 library_name: zoo
-pipeline_tag: {spec.task}
-tags: [{spec.architecture.name}, onnx, safetensors]{license}
+{tag}tags: {tags}{license}
 ---
 
 # {spec.name}
@@ -44,13 +74,15 @@ tags: [{spec.architecture.name}, onnx, safetensors]{license}
 - Architecture: {spec.architecture.name} ({spec.architecture.reference})
 - Plugin: {owner.name} from {owner.distribution} {owner.version}
 - Weights: {weights}
-- Comparison of the ONNX export with PyTorch: {compared}
 
 ```
 zoo export {spec.name} --onnx
 zoo verify {spec.name}
-zoo run {spec.name} "some text"
+zoo run {spec.name} {_example(spec.task)}
 ```
+
+{section}
+## Configuration
 
 | setting | value |
 | --- | --- |
@@ -61,11 +93,11 @@ zoo run {spec.name} "some text"
 def adapter_card(spec: ModelSpec, origin: Origin, base: str, parameters: int) -> str:
     """Describe low-rank adapters of the model ``base`` and their use, in Markdown with the hub's front matter."""
     license = f"\nlicense: {origin.license}" if origin.license else ""
+    tag, tags = _front_matter(spec, "lora", "safetensors")
     return f"""---
 library_name: peft
 base_model: {base}
-pipeline_tag: {spec.task}
-tags: [{spec.architecture.name}, lora, safetensors]{license}
+{tag}tags: {tags}{license}
 ---
 
 # {spec.name}
@@ -79,3 +111,30 @@ Low-rank adapters of {base}. {parameters:,} parameters in float32.
 zoo adapt {base} --merge {spec.name} -o {spec.name}-merged
 ```
 """
+
+
+def _front_matter(spec: ModelSpec, *formats: str) -> tuple[str, str]:
+    """Return the line of the pipeline tag, empty for tasks that the hub does not have, and the list of tags."""
+    tag, more = pipeline_tags(spec.task)
+    return (
+        f"pipeline_tag: {tag}\n" if tag is not None else "",
+        f"[{', '.join((spec.architecture.name, *formats, *more))}]",
+    )
+
+
+def _settings(spec: ModelSpec) -> dict[str, Any]:
+    """Return the values of the configuration that are set, without those of heads that the model does not have."""
+    config, unused = spec.config, set[str]()
+    if isinstance(config, ClassifierConfig) and config.problem_type is None:
+        unused |= {*ClassifierConfig.head_fields} - {"task"}
+    if isinstance(config, EmbeddingConfig) and spec.task not in _POOLED:
+        unused |= {*EmbeddingConfig.head_fields} - {*ClassifierConfig.head_fields}
+    return {key: value for key, value in config.to_dict().items() if key not in unused and value not in (None, ())}
+
+
+def _example(task: str) -> str:
+    """Return an input of a task for the command line."""
+    kind = task.partition("-")[0]
+    return {"image": "photo.png", "object": "photo.png", "speech": "sound.wav", "audio": "sound.wav"}.get(
+        kind, '"some text"'
+    )

@@ -17,10 +17,23 @@ from typing import Any
 from zoo import plugins, storage
 from zoo.artifact.description import read_description, read_origin
 from zoo.artifact.digests import Digests
-from zoo.artifact.layout import ADAPTER, CONFIG, MANIFEST, SCHEMA, SIGNATURE, is_own, is_weights, write_json
-from zoo.artifact.manifest import check_file, entries_of, read_manifest, write_manifest
+from zoo.artifact.layout import (
+    ADAPTER,
+    CARD,
+    CONFIG,
+    EVIDENCE_NAME,
+    MANIFEST,
+    SCHEMA,
+    SIGNATURE,
+    is_own,
+    is_weights,
+    write_json,
+)
+from zoo.artifact.manifest import check_file, entries_of, entry_of, read_manifest, write_manifest
 from zoo.artifact.provenance import Origin
-from zoo.artifact.weights import INDEX, SINGLE, StoredTensor, read_header, read_if_valid, read_shards
+from zoo.artifact.verdict import change_since, doubt_about, replaced_file
+from zoo.artifact.verification import Verdict, replace_section, verification_section
+from zoo.artifact.weights import INDEX, SINGLE, StoredTensor, load_json, read_header, read_if_valid, read_shards
 from zoo.errors import DISK, ArtifactError, PluginError, UnreadableError, UsageError, ZooError, ZooWarning
 from zoo.registry import ModelSpec, config_class
 
@@ -174,7 +187,8 @@ class ModelDirectory:
                     raise UsageError("exists and is not in the manifest", self.path / name, "move it elsewhere first")
             gone = set(removed) - new.keys()
             merged = {**now, **dict.fromkeys(gone), **new}
-            write_manifest(stage, {name: entry for name, entry in merged.items() if entry is not None})
+            present = {name: entry for name, entry in merged.items() if entry is not None}
+            write_manifest(stage, {**present, **self._update_card(stage, present)})
             was_signed = os.path.lexists(signature)
             return {*gone, SIGNATURE} if was_signed else gone
 
@@ -194,8 +208,9 @@ class ModelDirectory:
     def current(self, touched: Collection[str], action: str = "exported") -> Mapping[str, Mapping[str, Any]]:
         """Return the current manifest, to which other commands may have added files.
 
-        Raises :class:`ArtifactError` if the model's own files, or those in ``touched``, have changed since the
-        directory was opened. If ``touched`` includes weights, no file may have changed: every graph points into them.
+        Raises :class:`ArtifactError` if the model's own files except the card, or those in ``touched``, have changed
+        since the directory was opened. If ``touched`` includes weights, no file may have changed: every graph points
+        into them.
         """
         try:
             now = read_manifest(self.path / MANIFEST)
@@ -205,9 +220,44 @@ class ModelDirectory:
             raise self._changed(action) from error
         changed = {name for name in now.keys() | self.files.keys() if now.get(name) != self.files.get(name)}
         relinked = any(is_weights(name) for name in touched)
-        if any(relinked or name in touched or is_own(name) for name in changed):
+        if any(relinked or name in touched or (is_own(name) and name != CARD) for name in changed):
             raise self._changed(action)
         return now
+
+    def _update_card(self, stage: Path, files: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Mapping[str, Any]]:
+        """Say on the card what is verified once the stage is moved into the directory.
+
+        Args:
+            stage: new files, to which the card is added if it changes.
+            files: the manifest of the directory with these files.
+
+        Returns:
+            The entry of a new card for the manifest.
+        """
+        if CARD not in files:
+            return {}
+        there = {name: stage / name if (stage / name).exists() else self.path / name for name in files}
+        evidence = sorted((name for name in files if EVIDENCE_NAME.fullmatch(name)), key=lambda name: (len(name), name))
+        try:
+            card = there[CARD].read_bytes().decode()
+            after = ModelDirectory(self.path, files, read_description(there[CONFIG]))
+            section = verification_section({name: after._verdict(there[name]) for name in evidence})
+        except (OSError, UnicodeDecodeError, ArtifactError):
+            return {}  # the card is for readers: nothing depends on it
+        if (updated := replace_section(card, section)) == card:
+            return {}
+        (stage / CARD).write_bytes(updated.encode())
+        return {CARD: entry_of(stage / CARD)}
+
+    def _verdict(self, evidence: Path) -> Verdict:
+        """Return the content of a file of evidence, and why it does not hold for this directory, or None."""
+        try:
+            found = load_json(evidence)
+        except ArtifactError as error:
+            return {}, error.what
+        name, replaced = evidence.name, replaced_file(found, self.files)
+        doubt = doubt_about(found, name)
+        return found, doubt or change_since(found, name, self.config_digest(), self.weight_digests(), replaced)
 
     def _changed(self, action: str) -> ArtifactError:
         return ArtifactError(f"the model was changed while it was {action}", self.path, "run the command again")

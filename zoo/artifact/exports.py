@@ -14,10 +14,11 @@ from typing import Any
 
 from zoo import storage
 from zoo.artifact.directory import ModelDirectory, check_model_target, listed_files
-from zoo.artifact.layout import EVIDENCE_NAME, RECORDED, export_file, is_reserved, write_json
+from zoo.artifact.layout import CARD, EVIDENCE_NAME, RECORDED, export_file, is_reserved, write_json
 from zoo.artifact.manifest import entries_of, write_manifest
 from zoo.artifact.variants import ATTENTION_INPUTS, LOOP, PREFILL, Variant, variant_of
 from zoo.artifact.verdict import change_since, digests_of, doubt_about, replaced_file
+from zoo.artifact.verification import remove_section
 from zoo.artifact.weights import load_json
 from zoo.contract import AttentionInputs, Graph
 from zoo.errors import ArtifactError, ParityError, UsageError, Wording, ZooError
@@ -267,4 +268,5 @@ def copy_model(source: Path, target: Path, *, force: bool) -> None:
         for name in stored.files:
             if name not in exported:
                 shutil.copyfile(source / name, stage / name)
+        remove_section(stage / CARD)
         write_manifest(stage, entries_of(stage))

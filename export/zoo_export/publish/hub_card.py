@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from zoo.artifact import Export, ModelDirectory
-from zoo.artifact.coverage import coverage_summary
+from zoo.artifact.card import pipeline_tags
+from zoo.artifact.verification import verification_section
 from zoo_runtime.recorded.replay import Replay
 
 __all__ = ["hub_card"]
 
-_TASKS = {
-    "sentence-embedding": "sentence-similarity",
-    "pretraining": "fill-mask",
-    "speech-recognition": "automatic-speech-recognition",
-    "image-embedding": "image-feature-extraction",
-}
-"""The hub's names of tasks that have another one."""
 _USE = {
     "sentence-embedding": """from sentence_transformers import SentenceTransformer
 
@@ -53,17 +46,16 @@ def hub_card(
     """
     spec, origin = stored.spec, stored.origin
     library = "sentence-transformers" if spec.task == "sentence-embedding" else "transformers"
-    tags = ["onnx", "transformers.js", model_type]
-    if spec.task == "sentence-embedding":
-        tags += [library, "feature-extraction"]
+    tag, more = pipeline_tags(spec.task)
+    tags = ["onnx", "transformers.js", model_type, *([library] if library == "sentence-transformers" else []), *more]
+    named = f"\npipeline_tag: {tag}" if tag is not None else ""
     license = f"\nlicense: {origin.license}" if origin is not None and origin.license else ""
-    rows = "\n".join(row for export in exports for row in _rows(export))
-    seen = [coverage_summary(export.evidence) for export in exports]
-    covered = f"\nConditions in the graphs: {seen[0]}.\n" if seen and seen[0] else ""
+    section = verification_section(
+        {export.evidence_file: (export.evidence, None) for export in exports}, lambda file, graph: f"{file}, {graph}"
+    )
     again = f"\nThe published graphs were run again: {replayed}.\n" if replayed is not None else ""
     return f"""---
-library_name: {library}
-pipeline_tag: {_TASKS.get(spec.task, spec.task)}
+library_name: {library}{named}
 tags: [{", ".join(tags)}]{license}
 ---
 
@@ -80,15 +72,7 @@ tags: [{", ".join(tags)}]{license}
 {_use(spec.task)}
 ```
 
-## Verification
-
-Each export was compared with the PyTorch model on ONNX Runtime, at points of different batch, length, past and padding.
-The reference is the model in float64; of a quantised graph, the model with the quantised weights.
-
-| evidence | points | worst output | error | limit |
-| --- | --- | --- | --- | --- |
-{rows}
-{covered}{again}"""
+{section}{again}"""
 
 
 def _use(task: str) -> str:
@@ -98,17 +82,3 @@ def _use(task: str) -> str:
         return 'import onnxruntime\n\nsession = onnxruntime.InferenceSession("DIR/onnx/model.onnx")'
     name = f"ORTModelFor{_CLASSES[task]}"
     return f'from optimum.onnxruntime import {name}\n\nmodel = {name}.from_pretrained("DIR")'
-
-
-def _rows(export: Export) -> Iterator[str]:
-    """Yield the rows of a table: the worst output of each graph of an export."""
-    evidence: Mapping[str, Any] = export.evidence
-    points = evidence.get("grid", {}).get("points", "")
-    for name, graph in evidence["graphs"].items():
-        outputs = {output: found["all"] for output, found in graph["outputs"].items() if "all" in found}
-        if not outputs:
-            continue
-        worst = max(outputs, key=lambda output: outputs[output]["max_abs_error"] / (outputs[output]["limit"] or 1))
-        error, limit = outputs[worst]["max_abs_error"], outputs[worst]["limit"]
-        count = len(points) if isinstance(points, list) else points
-        yield f"| {export.evidence_file}, {name} | {count} | {worst} | {error:.1e} | {limit:.1e} |"
