@@ -219,6 +219,10 @@ BAD: dict[str, tuple[Callable[[], Any], dict[str, Any], str]] = {
     "unknown argument": (Configured, {"arguments": {"widht": 4}}, "the arguments do not fit"),
     "tensor as argument": (Configured, {"arguments": {"width": torch.ones(1)}}, "cannot be written to config.json"),
     "no graph": (Configured, {"graphs": ["model"]}, "must be a zoo.Graph"),
+    "compiled": (lambda: torch.compile(Configured()), {}, "save the original: model._orig_mod"),
+    "compiled model of zoo": (
+        lambda: torch.compile(library.create_model("gpt-tiny")), {}, "save the original: model._orig_mod",
+    ),
     "no module": (lambda: Configured, {}, "a value of type type is no torch.nn.Module"),
     "model of zoo": (lambda: library.create_model("gpt-tiny"), {"arguments": {}}, "are for modules of your own code"),
     "two dtypes": (lambda: two_dtypes(), {}, "all parameters must have one of"),

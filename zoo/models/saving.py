@@ -78,6 +78,8 @@ def save(
     """
     if not isinstance(model, nn.Module):
         raise UsageError(f"a value of type {type(model).__name__} is no torch.nn.Module", "zoo.save")
+    if hasattr(model, "_orig_mod"):
+        raise UsageError("torch.compile made this module", "zoo.save", "save the original: model._orig_mod")
     if isinstance(getattr(model, "config", None), Config):
         if factory is not None or arguments is not None or graphs:
             what = "factory, arguments and graphs are for modules of your own code"
