@@ -207,6 +207,8 @@ BAD: dict[str, tuple[Callable[[], Any], dict[str, Any], str]] = {
     "class": (lambda: changed("layer", nn.Identity()), {"factory": f"{HERE}:Configured"}, "all parameters must have"),
     "added": (lambda: changed("step", 3), {}, "step was set after it was made"),
     "replaced": (lambda: changed("layer", nn.Linear(4, 4, bias=False)), {}, "it has no tensor layer.bias"),
+    "hook": (lambda: hooked(after=True), {}, "the forward hooks of layer are others (1, but 0 as built)"),
+    "hook before": (lambda: hooked(after=False), {}, "the forward pre-hooks of layer are others (1, but 0"),
     "untied": (
         lambda: untied(), {"arguments": {"vocab_size": 30}},
         "head.weight is the tensor head.weight, but is built as the tensor embedding.weight",
@@ -227,6 +229,15 @@ BAD: dict[str, tuple[Callable[[], Any], dict[str, Any], str]] = {
     "model of zoo": (lambda: library.create_model("gpt-tiny"), {"arguments": {}}, "are for modules of your own code"),
     "two dtypes": (lambda: two_dtypes(), {}, "all parameters must have one of"),
 }  # fmt: skip
+
+
+def hooked(*, after: bool) -> Configured:
+    module = Configured()
+    if after:
+        module.layer.register_forward_hook(lambda layer, given, result: result * 5)
+    else:
+        module.layer.register_forward_pre_hook(lambda layer, given: (given[0] * 5,))
+    return module
 
 
 def untied() -> Student:

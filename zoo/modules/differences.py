@@ -1,4 +1,4 @@
-"""Whether two modules are built alike: submodules, tensors, ties and attributes, but not the values of tensors."""
+"""Whether two modules are built alike: submodules, tensors, ties, attributes and hooks, not the values of tensors."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ __all__ = ["all_tensors", "difference"]
 
 _OWN = frozenset(vars(nn.Module()))
 """Attributes that torch gives every module."""
+_HOOKS = {"_forward_pre_hooks": "forward pre-hooks", "_forward_hooks": "forward hooks"}
+"""Hooks that can change what a module computes."""
 _DEPTH = 8
 """Depth of nested attributes that are compared."""
 
@@ -22,7 +24,8 @@ _DEPTH = 8
 def difference(module: nn.Module, built: nn.Module) -> str | None:
     """Return the first difference of a module from one that was built again, as a phrase, or None.
 
-    Values of tensors, modes and hooks are not compared, nor are attributes that are no data, beyond their class.
+    Values of tensors, modes and hooks of gradients are not compared, nor are attributes that are no data, beyond their
+    class.
     """
     return next(_differences(module, built), None)
 
@@ -35,6 +38,11 @@ def _differences(module: nn.Module, built: nn.Module) -> Iterator[str]:
         if _name(part) != _name(other := others[path]):
             yield f"{path or 'it'} is {_name(part)}, but is built as {_name(other)}"
         yield from _attribute_differences(path, part, other)
+        for kind, hooks in _HOOKS.items():
+            added, others_hooks = (list(getattr(item, kind).values()) for item in (part, other))
+            if not _equal(added, others_hooks, _DEPTH):
+                counts = f"{len(added)}, but {len(others_hooks)} as built"
+                yield f"the {hooks} of {path or 'the module'} are others ({counts})"
     yield from _tensor_differences(module, built)
 
 
