@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -72,3 +73,56 @@ class Configured(nn.Module):
         self.gate = scaled(2.0)
         self.sizes = [width, 2]
         self.layer = nn.Linear(4, 4)
+
+
+class Made(nn.Module):
+    """A module with an attribute that anything may be."""
+
+    def __init__(self, parts: Any = None) -> None:
+        super().__init__()
+        self.layer = nn.Linear(2, 2)
+        self.parts = parts
+
+
+def made() -> Made:
+    """Return a module without parts."""
+    return Made()
+
+
+def nested(depth: int, value: int) -> dict[str, Any]:
+    """Return dictionaries in dictionaries, the innermost with a value."""
+    return {"value": value} if depth == 0 else {"next": nested(depth - 1, value)}
+
+
+def nest() -> Made:
+    """Return a module with deep parts."""
+    return Made(nested(40, 1))
+
+
+def doubler() -> Made:
+    """Return a module with a function that differs from another one in a constant."""
+    return Made(lambda x: x * 3)
+
+
+def ordered() -> nn.ModuleDict:
+    """Return modules in an order."""
+    return nn.ModuleDict({"a": nn.Linear(2, 2), "b": nn.Linear(2, 2)})
+
+
+class Recurrent(nn.Module):
+    """A recurrent layer and a normalised one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cells = nn.LSTM(4, 3, batch_first=True)
+        self.layer = nn.utils.parametrizations.weight_norm(nn.Linear(3, 2))
+        self.last = [self.layer]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return one vector for each row."""
+        return self.last[-1](self.cells(x)[0][:, -1])
+
+
+def recurrent() -> Recurrent:
+    """Return such a module."""
+    return Recurrent()

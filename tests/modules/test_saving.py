@@ -182,6 +182,8 @@ def inside() -> nn.Module:
     return Hidden(2, 2)
 
 
+MADE: dict[str, Any] = {"factory": f"{HERE}:made"}
+
 BAD: dict[str, tuple[Callable[[], Any], dict[str, Any], str]] = {
     "missing argument": (lambda: Student(30), {}, "not given: vocab_size: zoo.save: add arguments={'vocab_size': 30}"),
     "missing argument of several": (
@@ -207,6 +209,16 @@ BAD: dict[str, tuple[Callable[[], Any], dict[str, Any], str]] = {
     "class": (lambda: changed("layer", nn.Identity()), {"factory": f"{HERE}:Configured"}, "all parameters must have"),
     "added": (lambda: changed("step", 3), {}, "step was set after it was made"),
     "replaced": (lambda: changed("layer", nn.Linear(4, 4, bias=False)), {}, "it has no tensor layer.bias"),
+    "modules in a list": (lambda: added("parts", [nn.Linear(2, 2)]), MADE, "holds a module that torch does not know"),
+    "tensors in a dictionary": (lambda: added("parts", {"a": torch.ones(2)}), MADE, "a tensor that torch does not"),
+    "order": (lambda: reordered(), {"factory": f"{HERE}:ordered"}, "is in another place in the order"),
+    "dtype": (lambda: added("parts", torch.bfloat16), MADE, "parts is torch.bfloat16, but is built as None"),
+    "deep": (lambda: added("parts", nested(40, 2)), {"factory": f"{HERE}:nest"}, "parts is "),
+    "constant of a function": (lambda: added("parts", lambda x: x * 2), {"factory": f"{HERE}:doubler"}, "parts is "),
+    "name of the wrapper": (lambda: named("config"), MADE, "a loaded model uses the name config itself"),
+    "lazy": (lambda: Lazy(), {"factory": f"{HERE}:Configured"}, "has no shape yet: zoo.save: call the module once"),
+    "meta": (lambda: Configured().to("meta"), {}, "is on the meta device"),
+    "half a character": (Configured, {"arguments": {"width": "\ud800"}}, "is no Unicode text"),
     "hook": (lambda: hooked(after=True), {}, "the forward hooks of layer are others (1, but 0 as built)"),
     "hook before": (lambda: hooked(after=False), {}, "the forward pre-hooks of layer are others (1, but 0"),
     "untied": (
@@ -229,6 +241,35 @@ BAD: dict[str, tuple[Callable[[], Any], dict[str, Any], str]] = {
     "model of zoo": (lambda: library.create_model("gpt-tiny"), {"arguments": {}}, "are for modules of your own code"),
     "two dtypes": (lambda: two_dtypes(), {}, "all parameters must have one of"),
 }  # fmt: skip
+
+
+def added(name: str, value: Any) -> nn.Module:
+    module = student.made()
+    setattr(module, name, value)
+    return module
+
+
+def named(name: str) -> nn.Module:
+    module = student.made()
+    module.add_module(name, nn.Linear(2, 2))
+    return module
+
+
+def reordered() -> nn.Module:
+    module = student.ordered()
+    assert isinstance(module, nn.ModuleDict)
+    module["a"] = module.pop("a")
+    return module
+
+
+class Lazy(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.LazyLinear(2)
+
+
+def nested(depth: int, value: int) -> dict[str, Any]:
+    return student.nested(depth, value)
 
 
 def hooked(*, after: bool) -> Configured:
@@ -273,3 +314,26 @@ def test_an_existing_directory_is_kept(trained: Student, snapshot: Callable[[], 
     assert snapshot() == before
     library.save(trained, "mine", arguments=ARGUMENTS, force=True, name="other")
     assert json.loads(Path("mine/config.json").read_text())["name"] == "other"
+
+
+def test_modules_of_many_kinds_are_saved(tmp_path: Path) -> None:
+    """Recurrent layers keep lists and weak references of their weights; parametrizations make classes."""
+    torch.manual_seed(2)
+    module = student.recurrent()
+    library.save(module, "mine", factory=f"{HERE}:recurrent")
+    with library.allow_factories(f"{HERE}:recurrent"):
+        loaded = library.load("mine")
+    given = torch.randn(2, 5, 4)
+    assert torch.equal(loaded(given), module.eval()(given))
+
+
+def test_a_loaded_module_is_compared_again(snapshot: Callable[[], Any]) -> None:
+    library.save(Configured(), "mine")
+    with library.allow_factories(f"{HERE}:Configured"):
+        loaded = library.load("mine")
+    loaded.sizes = [1, 1]
+    assert loaded.original.sizes == [1, 1]
+    before = snapshot()
+    with pytest.raises(UsageError, match=r"sizes is \[1, 1\], but is built as"):
+        library.save(loaded, "mine", force=True)
+    assert snapshot() == before

@@ -9,7 +9,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
+from torch.nn.parameter import UninitializedTensorMixin
 
 from zoo import plugins
 from zoo.artifact import check_model_target
@@ -21,8 +23,10 @@ from zoo.factories import allow_factories, check_reference
 from zoo.models import create, persist
 from zoo.models.tensors import tensor_groups
 from zoo.modules.differences import all_tensors, difference
+from zoo.modules.factory import SharedModule
 from zoo.modules.graph_data import graph_data
 from zoo.registry import ModelSpec, config_class
+from zoo.terminal import is_unicode
 
 __all__ = ["own_module_spec", "plain_arguments", "save"]
 
@@ -81,6 +85,8 @@ def save(
     if hasattr(model, "_orig_mod"):
         raise UsageError("torch.compile made this module", "zoo.save", "save the original: model._orig_mod")
     if isinstance(getattr(model, "config", None), Config):
+        if isinstance(model, SharedModule):
+            _check_unchanged(model)
         if factory is not None or arguments is not None or graphs:
             what = "factory, arguments and graphs are for modules of your own code"
             raise UsageError(what, type(model).__name__, "leave them out: its configuration is saved")
@@ -88,6 +94,7 @@ def save(
             model, directory, name=name, tokenizer=tokenizer, max_shard_bytes=max_shard_bytes, force=force
         )
     check_model_target(Path(directory), force=force)
+    _check_tensors(model)
     dtype = persist.common_dtype(model)
     given = plain_arguments(arguments or {}, "arguments")
     reference = _class_reference(model, given) if factory is None else factory
@@ -103,12 +110,39 @@ def save(
     )
     with allow_factories(reference):  # the user's own object or argument names it
         built: Any = create.build_on_meta(spec, dtype)
-    if (found := difference(model, built.original)) is not None:
-        remedy = "give the arguments with which it was made, and change nothing after that but its weights"
-        raise UsageError(f"{reference} does not build this module: {found}", "zoo.save", remedy)
+    _check_alike(model, built.original, reference)
     tensors = all_tensors(model)
     persist.fill(built, ((name, tensors[name].detach()) for name in tensor_groups(built)))
     return persist.save_spec(spec, built, directory, tokenizer=tokenizer, max_shard_bytes=max_shard_bytes, force=force)
+
+
+def _check_tensors(module: nn.Module) -> None:
+    """Raise :class:`UsageError` for tensors without values, and names that stand for something else once loaded."""
+    for name, tensor in all_tensors(module).items():
+        if isinstance(tensor, UninitializedTensorMixin):
+            raise UsageError(f"{name} has no shape yet", "zoo.save", "call the module once before")
+        if tensor.is_meta or tensor.layout != torch.strided:
+            kind = "on the meta device" if tensor.is_meta else f"of the layout {tensor.layout}"
+            raise UsageError(f"{name} is {kind}, and cannot be written", "zoo.save", "make it a dense tensor")
+    if taken := {"config", "original"} & {name for name, _ in module.named_children()}:
+        raise UsageError(f"a loaded model uses the name {min(taken)} itself", "zoo.save", "rename the submodule")
+
+
+def _check_unchanged(model: SharedModule) -> None:
+    """Raise :class:`UsageError` if a loaded module of the user's own is not what its factory builds any more."""
+    spec = create.find_spec(model)
+    reference = getattr(spec.config, "factory", None)
+    if reference is None:
+        return
+    with allow_factories(reference):  # it was allowed when the module was loaded
+        built: Any = create.build_on_meta(spec, persist.common_dtype(model))
+    _check_alike(model.original, built.original, reference)
+
+
+def _check_alike(module: nn.Module, built: nn.Module, reference: str) -> None:
+    if (found := difference(module, built)) is not None:
+        remedy = "give the arguments with which it was made, and change nothing after that but its weights"
+        raise UsageError(f"{reference} does not build this module: {found}", "zoo.save", remedy)
 
 
 def _class_reference(module: nn.Module, arguments: Mapping[str, Any]) -> str:
@@ -186,6 +220,8 @@ def plain_arguments(value: Any, where: str) -> Any:
         return {key: plain_arguments(item, f"{where}[{key!r}]") for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [plain_arguments(item, where) for item in value]
+    if isinstance(value, str) and not is_unicode(value):
+        raise UsageError(f"{value!r:.80} is no Unicode text", where)
     if value is None or type(value) in (str, bool, int) or (type(value) is float and math.isfinite(value)):
         return value
     remedy = "give text, numbers, booleans, None, and lists and dictionaries of these"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from torch import Tensor, nn
+
 from zoo.modules import SharedModule, build_module, call_by_name, named_results, store_buffers
 from zoo_plugins.own_module.config import EXAMPLE, OwnModuleConfig
 from zoo_plugins.own_module.example import MeanScorer
@@ -50,6 +52,14 @@ class OwnModule(SharedModule):
             return getattr(self.original, name)
         method = getattr(self.original, name)
         return lambda **inputs: self._named(name, call_by_name(method, inputs, method))
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set an attribute of the original, unless it is one of this module."""
+        own = "original" not in vars(self) or name in vars(self) or hasattr(type(self), name)
+        if own or isinstance(value, nn.Module | Tensor):  # registered modules and tensors are shared
+            super().__setattr__(name, value)
+        else:
+            setattr(self.original, name, value)
 
     def _named(self, method: str, result: Any) -> dict[str, Any]:
         """Return what a method of the original returned, by the names of the declared outputs."""
