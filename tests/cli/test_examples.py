@@ -32,7 +32,8 @@ def commands(group: click.Group, context: click.Context) -> Iterator[tuple[str, 
             yield inner.command_path, command
 
 
-COMMANDS = dict(commands(entry.cli, click.Context(entry.cli, info_name="zoo")))
+ROOT_CONTEXT = click.Context(entry.cli, info_name="zoo", **entry.cli.context_settings)  # commands cache their options
+COMMANDS = dict(commands(entry.cli, ROOT_CONTEXT))
 
 
 def examples_of(command: click.Command) -> tuple[str, ...]:
@@ -47,7 +48,7 @@ def parse(line: str) -> str:
     path = max((path for path in COMMANDS if path.split() == words[: len(path.split())]), key=len, default="nothing")
     command, rest = COMMANDS[path], words[len(path.split()) :]
     assert not isinstance(command, click.Group), line
-    command.make_context(path, rest)
+    command.make_context(path, rest, parent=ROOT_CONTEXT)
     return path
 
 

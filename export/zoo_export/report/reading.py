@@ -16,13 +16,13 @@ from zoo.artifact import (
     ModelDirectory,
     Record,
     find_records,
-    measured_outputs,
     variant_of,
 )
 from zoo.artifact.description import read_description
 from zoo.artifact.digests import Digests
 from zoo.artifact.manifest import check_file, read_manifest
 from zoo.errors import ArtifactError, ParityError, UnreadableError, ZooError
+from zoo_export.report.contradictions import contradictions
 
 __all__ = ["Directory", "Reviewed", "read_directory"]
 
@@ -222,12 +222,8 @@ def _contradictions(record: Record, defects: Mapping[str, str]) -> Iterator[str]
     for name in (*record.digests, *(weights if isinstance(weights, dict) else ())):
         if name in defects:
             yield f"{name}: {defects[name]}"
-    for item in measured_outputs(record.evidence):
-        where = f"{item.name} at level {item.level}"
-        if item.errors.get("passed") is not True:
-            yield f"it says verified, but not that {where} passed"
-        if item.share > 1 and "graph_jumps" not in item.errors:
-            yield f"it says verified, but the error of {where} exceeds its limit"
+    compared = isinstance(record, Export) and record.traits.interface != "loop"
+    yield from contradictions(record.evidence, compares_outputs=compared)
 
 
 def _replay(record: Record) -> tuple[str | None, str]:
@@ -239,7 +235,7 @@ def _replay(record: Record) -> tuple[str | None, str]:
     try:
         check_recorded(record)
     except ArtifactError as error:
-        return None, f"not repeated: {error.what}"
+        return f"it cannot be repeated: {error.what}", error.what
     try:
         return None, str(replay_on(record, record.traits.provider or "cpu"))
     except ZooError as error:
