@@ -10,6 +10,7 @@ from xml.etree.ElementTree import Element
 from zoo.artifact import compared_at, loss_of, measured_outputs, worst_of
 from zoo.artifact.provenance import Origin
 from zoo.cli.report import bytes_text
+from zoo.terminal import one_line
 from zoo.version import __version__
 from zoo_export.report.markup import Cell, Row, definitions, document, element, items, paragraph, table
 from zoo_export.report.numbers import NONE, number, plain, share
@@ -19,6 +20,8 @@ from zoo_export.report.terms import FIELDS
 
 __all__ = ["page_of", "verdict_of"]
 
+_NAME = 160
+"""Maximum number of characters of the model's name in the title, below which the verdict stands."""
 _SHOWN = 12
 """Number of problems that the head of the page lists."""
 
@@ -28,7 +31,7 @@ def page_of(directory: Directory) -> str:
 
     Evidence that is not what an export writes counts as doubtful from here on.
     """
-    name = str(directory.stored.description["name"])
+    name = one_line(str(directory.stored.description["name"]), _NAME)
     bodies = [body_of(export) for export in directory.exports]
     directory.exports = [
         replace(export, doubt=f"not what an export writes: {', '.join(body.malformed)}")

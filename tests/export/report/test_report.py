@@ -229,6 +229,56 @@ def test_evidence_that_contradicts_its_verdict_is_doubted(
     assert "logits at level off" in head_of(page)
 
 
+def clear(data: dict[str, Any]) -> None:
+    for key in data.keys() - {"schema", "verified", "config", "weights", "files"}:
+        del data[key]
+
+
+CONTRADICTIONS: dict[str, Callable[[dict[str, Any]], object]] = {
+    "no comparison": clear,
+    "no graphs": lambda data: data.update(graphs={}),
+    "no points": lambda data: data["grid"].update(points=[]),
+    "a law failed": lambda data: data["laws"].update(causality="failed"),
+    "tokens differ": lambda data: data["greedy_decoding"]["off"].update(passed=False),
+    "answers differ": lambda data: data["answers"]["score"]["answers"]["perplexity"].update(passed=False),
+    "not finite": lambda data: data["graphs"]["model"]["outputs"]["logits"]["all"].update(finite=False),
+    "negative": lambda data: data["graphs"]["model"]["outputs"]["logits"]["all"].update(max_abs_error=-1.0),
+    "likeliest tokens": lambda data: data["graphs"]["model"]["outputs"]["logits"]["all"].update(argmax_disagreements=3),
+    "loss": lambda data: data.update(certificate={
+        "outputs": {"model logits": {"mean_kl_divergence": 5.0}}, "max_mean_kl_divergence": 0.02,
+    }),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CONTRADICTIONS)
+def test_evidence_of_which_a_part_failed_is_doubted(exported_copy: Model, report: Any, plain: None, case: str) -> None:
+    folder = exported_copy("gpt-tiny")
+    edit_json(folder, "parity.json", CONTRADICTIONS[case])
+    result, page = report(folder)
+    assert result.status == 4
+    assert "NOT VERIFIED: 1 of 1 exports" in head_of(page)
+
+
+def test_comparison_that_cannot_be_repeated_fails_the_check(exported_copy: Model, report: Any, plain: None) -> None:
+    folder = exported_copy("gpt-tiny")
+    listed = json.loads((folder / "manifest.json").read_text())
+    del listed["files"]["recorded.safetensors.gz"]
+    (folder / "manifest.json").write_text(json.dumps(listed))
+    (folder / "recorded.safetensors.gz").unlink()
+    edit_json(folder, "parity.json", lambda data: data["files"].pop("recorded.safetensors.gz", None))
+    assert report(folder)[0].status == 0
+    result, page = report(folder, "--check", "--force")
+    assert result.status == 4
+    assert "it cannot be repeated" in head_of(page)
+
+
+def test_long_name_leaves_room_for_the_verdict(exported_copy: Model, report: Any, plain: None) -> None:
+    folder = exported_copy("gpt-tiny")
+    edit_json(folder, "config.json", lambda data: data.update(name="Verified: all exports. " * 60))
+    _, page = report(folder)
+    assert len(head_of(page)) < 700  # the name is in the title of the window and on the page
+
+
 def test_replaced_weights_are_doubted(exported_copy: Model, report: Any, plain: None) -> None:
     folder = exported_copy("gpt-tiny")
     edit_json(folder, "parity.json", lambda data: data["weights"].update({"model.safetensors": "0" * 64}))
