@@ -228,3 +228,30 @@ def test_settings_are_those_of_the_task() -> None:
     assert not shown["feature-extraction"] & heads
     assert not any("None" in card.partition("## Configuration")[2] for card in cards.values())
     assert "hidden_size" in shown["feature-extraction"]
+
+
+@pytest.mark.parametrize(
+    ("preset", "library", "tags"),
+    [
+        ("gpt-tiny", "transformers", ["gpt2", "safetensors"]),
+        ("bert-tiny", "transformers", ["bert", "safetensors"]),
+        ("bert-tiny-embedding", "sentence-transformers",
+         ["bert", "safetensors", "sentence-transformers", "feature-extraction"]),
+    ],
+)  # fmt: skip
+def test_published_checkpoint_is_for_the_library_that_loads_it(
+    zoo: Zoo, preset: str, library: str, tags: list[str]
+) -> None:
+    name, *task = preset.rsplit("-embedding", 1)
+    given = ("--task", "sentence-embedding", "--set", "pooling=mean", "--set", "normalize=true") if task else ()
+    if given:
+        assert zoo("build", name, "-o", "base").status == 0
+        done = zoo("adapt", "base", *given, "-o", "model")
+    else:
+        done = zoo("build", name, "-o", "model")
+    assert done.status == 0, done.err
+    assert zoo("publish", "model", "out", "--layout", "hub").status == 0
+    card = Path("out/README.md").read_text()
+    found = dict(line.split(": ", 1) for line in card.split("---\n")[1].splitlines())
+    assert (found["library_name"], found["tags"]) == (library, f"[{', '.join(tags)}]")
+    assert "zoo " not in card.partition("\n# ")[2]

@@ -10,7 +10,7 @@ from zoo.artifact.verification import MARKS, replace_section, verification_secti
 from zoo.classes import ClassifierConfig, EmbeddingConfig
 from zoo.registry import ModelSpec
 
-__all__ = ["adapter_card", "model_card", "pipeline_tags"]
+__all__ = ["adapter_card", "checkpoint_card", "model_card", "pipeline_tags"]
 
 _HUB_TASKS = {
     "image-embedding": "image-feature-extraction",
@@ -87,6 +87,37 @@ zoo run {spec.name} {_example(spec.task)}
 | setting | value |
 | --- | --- |
 {rows}
+"""
+
+
+def checkpoint_card(
+    spec: ModelSpec, dtype: str, origin: Origin | None, parameters: int, *, library: str, model_type: str
+) -> str:
+    """Describe a checkpoint for another library, in Markdown with the hub's front matter.
+
+    Args:
+        spec: the model.
+        dtype: its number type.
+        origin: the origin of the weights, if known.
+        parameters: number of parameters.
+        library: the library that loads it, by the hub's name.
+        model_type: what the library calls such models.
+    """
+    license = f"\nlicense: {origin.license}" if origin is not None and origin.license else ""
+    tag, more = pipeline_tags(spec.task)
+    named = f"pipeline_tag: {tag}\n" if tag is not None else ""
+    tags = [model_type, "safetensors", *([library] if library != "transformers" else []), *more]
+    return f"""---
+library_name: {library}
+{named}tags: [{", ".join(tags)}]{license}
+---
+
+# {spec.name}
+
+{spec.description or spec.architecture.name}. {parameters:,} parameters in {dtype}.
+
+- Architecture: {spec.architecture.name} ({spec.architecture.reference})
+- Weights: {origin if origin is not None else "unknown"}
 """
 
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from zoo import plugins
 from zoo.artifact import CARD, COMPANIONS, PROMPTS, TOKENIZER, ModelDirectory, write_json
-from zoo.artifact.card import model_card
+from zoo.artifact.card import checkpoint_card
 from zoo.artifact.outputs import new_output
 from zoo.artifact.prefixes import MATRYOSHKA
 from zoo.artifact.weights import SINGLE, load_json
@@ -182,9 +182,13 @@ def _write_files(stored: ModelDirectory, layout: Layout, stage: Path) -> None:
             (stage / name).write_text(content, encoding="utf-8")
         else:
             write_json(stage / name, content)
-    (stage / CARD).write_text(
-        model_card(stored.spec, stored.dtype, stored.origin, parameter_count(stored.spec)), encoding="utf-8"
-    )
+    library = "timm" if "pretrained_cfg" in hub else "transformers"
+    library = "sentence-transformers" if "modules.json" in files else library
+    card = checkpoint_card(
+        stored.spec, stored.dtype, stored.origin, parameter_count(stored.spec), library=library,
+        model_type=str(hub.get("model_type") or hub.get("architecture") or stored.spec.architecture.name),
+    )  # fmt: skip
+    (stage / CARD).write_text(card, encoding="utf-8")
     for name in (TOKENIZER, *COMPANIONS):
         if name in stored.files:
             (stage / name).write_bytes(read_bytes(stored.path / name))
