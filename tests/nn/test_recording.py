@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import math
 import threading
@@ -223,7 +224,81 @@ def test_paths_after_a_module_that_failed_and_in_other_threads() -> None:
         thread.join()
         model["attention"].with_weights(x)  # a recording of its own
         model["attention"](x)
-    assert weights.names == ["ModuleDict", "attention"]
+    assert weights.names == ["attentions.0", "attention"]
+
+
+def attend(x: Tensor) -> Tensor:
+    return scaled_dot_product_attention(x[:, None], x[:, None], x[:, None])[:, 0]
+
+
+class Calls(nn.Module):
+    """Calls what it is given, then its own attention in two ways, and computes attention itself."""
+
+    def __init__(self, *others: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.block = Twice()
+        self.others = others  # a tuple is no submodule
+
+    def forward(self, x: Tensor) -> Tensor:
+        for other in self.others:
+            x = other(x)
+        x = self.block.attention(x)
+        return attend(self.block.attention.forward(x))
+
+
+def test_attention_outside_the_module_has_a_neutral_name() -> None:
+    """Be it computed before or after a call, or by another module that is called during one."""
+    encoder, other, x = MultiHeadAttention(HIDDEN, HEADS), Twice(), torch.randn(1, 5, HIDDEN)
+    model = Calls(other, lambda x: other.attention.forward(x))
+    model.others += (copy.deepcopy(model.block),)
+    with recorded_attentions(model) as weights:
+        model(encoder(x))
+        attend(x)
+        model.block.attention.forward(x)
+        other(x)
+        copied = copy.deepcopy(model.block)
+        copied(x)
+        model.block(x)
+    called = [None, None, None, "Calls", None, None, "block.attention", "Calls#2", "Calls#3"]
+    after = [*[None] * 6, "block.attention#2", "block.attention#3"]
+    assert weights.names == [name or f"attentions.{place}" for place, name in enumerate(called + after)]
+    assert not copied.attention._forward_hooks
+    assert not copied.attention._forward_pre_hooks
+
+
+def test_names_of_modules_that_are_added_or_replaced() -> None:
+    """The names are the paths that the modules have when they are called."""
+    model, x = Stacks(), torch.randn(1, 5, HIDDEN)
+    with recorded_attentions(model) as weights:
+        replaced, model.encoder[0] = model.encoder[0], MultiHeadAttention(HIDDEN, HEADS)
+        model.encoder.append(MultiHeadAttention(HIDDEN, HEADS))
+        model(x)
+        replaced(x)
+    second = "encoder.1.attention"
+    names = ["encoder.0", second, f"{second}#2", "encoder.2", "cross_attention", "attentions.5", "attentions.6"]
+    assert weights.names == names
+
+
+def test_names_after_an_interrupted_call_and_of_cropped_weights() -> None:
+    def interrupt(_: Tensor) -> Tensor:
+        raise KeyboardInterrupt
+
+    attention, x = MultiHeadAttention(HIDDEN, HEADS), torch.randn(1, 5, HIDDEN)
+    stopped = Calls(interrupt)
+    model = nn.Sequential(stopped, nn.ModuleDict({"inner#2": Twice()}))
+    with recorded_attentions(model) as weights:
+        with pytest.raises(KeyboardInterrupt):
+            stopped(x)
+        stopped.others = ()
+        stopped(x)
+        attention(x)
+        with cropped_attentions(2):
+            attention(x)
+            model[1]["inner#2"](x)
+    names = ["0.block.attention", "0", "0#2", "attentions.3", "attentions.4"]
+    assert weights.names == [*names, "1.inner#2.attention", "1.inner#2.attention#2"]
+    assert [item.shape[2] for item in weights] == [5] * 4 + [2] * 3
+    assert weights.by_name().keys() == set(weights.names)
 
 
 @pytest.mark.parametrize("declared", [1, 3])

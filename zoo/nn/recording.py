@@ -6,14 +6,14 @@ B batch, T queries, S keys, H heads, K key-value heads, D head size, D' size of 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass, field, replace
 from typing import Any, SupportsIndex, TypeVar, overload
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 __all__ = [
     "AttentionScores",
@@ -67,8 +67,8 @@ Item = TypeVar("Item")
 class Recorded(list[Item]):
     """What was recorded, in order of computation: a list whose items also have names.
 
-    The names are paths of modules where the recording knows the module that is called, else ``attentions.0``,
-    ``attentions.1`` and so on. A module that records again, such as a shared layer, has ``#2``, ``#3`` and so on after
+    The names are paths of modules where the recording knows the module that is called, else ``attentions.N``, where N
+    is the place in the list. A module that records again, such as a shared layer, has ``#2``, ``#3`` and so on after
     its path.
     """
 
@@ -102,21 +102,42 @@ class Recorded(list[Item]):
 
 
 @dataclass
+class _Calls:
+    """The calls of modules that are running while a module is recorded."""
+
+    root: nn.Module
+    running: list[nn.Module]
+    """The innermost last."""
+
+    @property
+    def path(self) -> str | None:
+        """The path in ``root`` of the innermost module that is being called; None if it is not part of it."""
+        if not self.running:
+            return None
+        # looked up now, as modules may have been added or replaced since the recording began
+        path = next((path for path, part in self.root.named_modules() if part is self.running[-1]), None)
+        return type(self.root).__name__ if path == "" else path
+
+
+@dataclass
 class _Record:
     """What one block of code records."""
 
     weights: Recorded[Tensor]
     scores: Recorded[AttentionScores] | None = None
     """As many as weights; None if nobody asks for them."""
-    paths: list[str] | None = None
-    """The paths of the modules that are being called, the innermost last; None if the recording knows no module."""
+    calls: _Calls | None = None
+    """The calls of modules; None if the recording knows no module."""
+    paths: list[str | None] = field(default_factory=list)
+    """The path of the module of each item; None if it is not known."""
 
     def like(self) -> _Record:
         """Return an empty record of the same kind."""
-        return _Record(Recorded(), None if self.scores is None else Recorded(), self.paths)
+        return _Record(Recorded(), None if self.scores is None else Recorded(), self.calls)
 
     def add(self, weights: Tensor, scores: AttentionScores | None, path: str | None) -> None:
         """Add weights and, if somebody asks for them, scores."""
+        self.paths.append(path)
         self.weights.add(weights, path)
         if self.scores is not None:
             self.scores.add(AttentionScores(weights=weights) if scores is None else scores, path)
@@ -124,7 +145,7 @@ class _Record:
     @property
     def path(self) -> str | None:
         """The path of the module that is being called, if it is known."""
-        return None if self.paths is None else self.paths[-1]
+        return None if self.calls is None else self.calls.path
 
 
 _RECORD: ContextVar[_Record | None] = ContextVar("record", default=None)
@@ -135,11 +156,15 @@ def recorded_attentions(module: nn.Module | None = None) -> Iterator[Recorded[Te
     """Collect the attention weights computed in this block, (B, H, T, S) each, in order of computation.
 
     Inside, attention materialises its weights: the same function, at the memory cost of the weights. A module
-    compiled by ``torch.compile`` is not recorded; call the original module.
+    compiled by ``torch.compile`` is not recorded; call the original module. Of nested recordings, only the innermost
+    one has the weights.
 
     Args:
-        module: weights that it or its submodules compute are named by the path of the submodule, or by the class of
-            ``module`` if that computes them itself. By default they are named by their order.
+        module: weights that it or its submodules compute while they are called are named by the path of the submodule,
+            or by the class of ``module`` if that computes them itself. ``part.forward(x)`` is not seen as a call of
+            ``part``: its weights have the name of the innermost module that is being called. Weights computed outside
+            any call, or by a module that is not part of ``module``, are named by their order, ``attentions.N``, as all
+            are by default.
 
     >>> from torch import nn
     >>> from zoo.nn import MultiHeadAttention
@@ -154,7 +179,7 @@ def recorded_attentions(module: nn.Module | None = None) -> Iterator[Recorded[Te
     >>> [tuple(item.shape) for item in weights]
     [(3, 4, 7, 7)]
     """
-    with _following(module) as paths, _recording_to(_Record(Recorded(), paths=paths)) as record:
+    with _following(module) as calls, _recording_to(_Record(Recorded(), calls=calls)) as record:
         yield record.weights
 
 
@@ -170,7 +195,7 @@ def recorded_scores(module: nn.Module | None = None) -> Iterator[Recorded[Attent
     ((3, 4, 7, 16), (3, 2, 7, 16), 0.25)
     """
     scores: Recorded[AttentionScores] = Recorded()
-    with _following(module) as paths, _recording_to(_Record(Recorded(), scores, paths)):
+    with _following(module) as calls, _recording_to(_Record(Recorded(), scores, calls)):
         yield scores
 
 
@@ -227,9 +252,8 @@ def cropped_attentions(length: int) -> Iterator[None]:
         return
     with _recording_to(record.like()) as padded:
         yield
-    for place, (name, weights) in enumerate(zip(padded.weights.names, padded.weights, strict=True)):
+    for place, (path, weights) in enumerate(zip(padded.paths, padded.weights, strict=True)):
         scores = None if padded.scores is None else padded.scores[place].cropped(length)
-        path = None if record.paths is None else name.partition("#")[0]
         record.add(weights[:, :, :length, :length] if scores is None else scores.weights, scores, path)
 
 
@@ -239,32 +263,34 @@ def _record() -> _Record | None:
 
 
 @contextmanager
-def _following(module: nn.Module | None) -> Iterator[list[str] | None]:
-    """Yield the paths of the modules that are being called, the innermost last, while the block runs."""
+def _following(module: nn.Module | None) -> Iterator[_Calls | None]:
+    """Yield the calls of modules that are running, while the block runs."""
     if module is None:
         yield None
         return
-    root = type(module).__name__
-    paths = [root]  # also while one of its methods other than forward runs
+    calls = _Calls(module, [])
 
     def is_followed() -> bool:  # neither by other threads nor in a recording inside this one
         record = _record()
-        return record is not None and record.paths is paths
+        return record is not None and record.calls is calls
 
-    def enter(path: str, *_: Any) -> None:
+    def enter(part: nn.Module, *_: Any) -> None:
         if is_followed():
-            paths.append(path)
+            calls.running.append(part)
 
-    def leave(*_: Any) -> None:
-        if is_followed():
-            paths.pop()
+    def leave(part: nn.Module, *_: Any) -> None:
+        if is_followed() and any(item is part for item in calls.running):
+            while calls.running.pop() is not part:  # calls that KeyboardInterrupt ended run no hooks
+                pass
 
-    with ExitStack() as stack:
-        for path, part in module.named_modules():
-            entered = part.register_forward_pre_hook(partial(enter, path or root), prepend=True)
-            stack.callback(entered.remove)
-            stack.callback(part.register_forward_hook(leave, always_call=True).remove)
-        yield paths
+    # Hooks of all modules, as calls of other modules inside the recorded one must be told from its own. Unlike hooks of
+    # single modules, they are not copied or saved with a module.
+    entered, left = register_module_forward_pre_hook(enter), register_module_forward_hook(leave, always_call=True)
+    try:
+        yield calls
+    finally:
+        entered.remove()
+        left.remove()
 
 
 @contextmanager
