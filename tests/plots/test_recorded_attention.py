@@ -151,12 +151,48 @@ def test_a_model_that_reads_a_text(tmp_path: Path) -> None:
         plots.attention(model, "ab", "cd")
 
 
+def test_labels_need_not_fit_attentions_that_are_left_out(translator: Translator) -> None:
+    """Those that are drawn are checked, also if the names or the layers choose several."""
+    for names in (CROSS, "*.cross_attention"):
+        plot = plots.attention(translator, *IDS, names=names, layers=[1], heads=[0], labels=(TARGET, SOURCE))
+        assert (labels(plot.figure.axes[0].xaxis), labels(plot.figure.axes[0].yaxis)) == (SOURCE, TARGET)
+    with pytest.raises(UsageError, match="3 labels for 5 queries") as caught:
+        plots.attention(translator, *IDS, labels=(TARGET, SOURCE))
+    assert "encoder.self_attention" in str(caught.value)
+    weights = {"blocks.0": np.ones((1, 1, 1)), "blocks.1": np.ones((1, 2, 2))}
+    plot = plots.attention(weights, layers=[1], labels=np.array(["a", "b"]))
+    assert labels(plot.figure.axes[0].xaxis) == ["a", "b"]
+    with pytest.raises(UsageError, match=r"no attention is called 'encoder\.1\.\*'"):  # although it is left out
+        plots.attention(translator, *IDS, names=CROSS, labels=LABELS | {"encoder.1.*": SOURCE})
+
+
+def test_patterns_of_names() -> None:
+    """Only ``*`` is special, and of the patterns of labels the first that matches counts."""
+    weights = dict.fromkeys(("a[0]", "a0", "b?", "bc", "a\n0"), np.ones((1, 1, 1)))
+    for pattern, names in {"a[0]": ["a[0]"], "b?": ["b?"], "a*0*": ["a[0]", "a0", "a\n0"], "**c": ["bc"]}.items():
+        assert gids(plots.attention(weights, heads=[0], names=[pattern, "a0"])) == {f"{n}-0" for n in {*names, "a0"}}
+    plot = plots.attention(weights, names="bc", labels={"b?": "x", "b*": "y", "bc": "z"})
+    assert labels(plot.figure.axes[0].xaxis) == ["y"]
+
+
 WEIGHTS = np.full((2, 3, 4), 0.25)
 BAD: dict[str, tuple[str, tuple[Any, ...], dict[str, Any]]] = {
     "name": ("no attention is called 'cross': choose from attentions.0", (WEIGHTS,), {"names": "cross"}),
     "pattern of labels": ("no attention is called 'a'", (WEIGHTS,), {"labels": {"a": "abc"}}),
     "labels": ("3 labels for 4 keys", (WEIGHTS,), {"labels": "abc"}),
     "pair of labels": ("4 labels for 3 queries", (WEIGHTS,), {"labels": (list("abcd"), list("abc"))}),
+    "numbers as labels": ("labels must be strings, got int", (WEIGHTS,), {"labels": [1, 2, 3]}),
+    "two numbers as labels": ("labels must be strings, got int", (WEIGHTS[:, :2, :2],), {"labels": [1, 2]}),
+    "numbers in an array": ("labels must be strings, got int", (WEIGHTS,), {"labels": (list("abc"), np.arange(4))}),
+    "tensor as labels": ("labels must be strings, got Tensor", (WEIGHTS,), {"labels": torch.arange(3)}),
+    "generator": ("labels must be strings, got generator", (WEIGHTS,), {"labels": (one for one in "abc")}),
+    "None in a pair": ("labels must be strings, got NoneType", (WEIGHTS,), {"labels": {"*": (None, list("abcd"))}}),
+    "bytes in a pair": ("labels must be strings, got int", (WEIGHTS,), {"labels": (list("abc"), b"abcd")}),
+    "three axes": ("labels must be strings, got list", (WEIGHTS,), {"labels": [["a"], ["b"], ["c"]]}),
+    "number as labels": ("labels must be strings, got int", (WEIGHTS,), {"labels": 3}),
+    "number as name": ("no attention is called 0: choose from attentions.0", (WEIGHTS,), {"names": [0]}),
+    "bracket in a name": ("no attention is called 'attentions.[0]'", (WEIGHTS,), {"names": "attentions.[0]"}),
+    "question mark": ("no attention is called 'attentions.?'", (WEIGHTS,), {"labels": {"attentions.?": "abc"}}),
     "layer": ("no layer 1: choose from 0", (WEIGHTS,), {"layers": [1]}),
     "layer without number": ("no layer 1: choose by names instead", ({"a": WEIGHTS},), {"layers": [1]}),
     "head": ("no head 2 in attentions.0: choose from 0 to 1", (WEIGHTS,), {"heads": [2]}),

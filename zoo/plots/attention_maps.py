@@ -19,7 +19,7 @@ from zoo.errors import UsageError
 from zoo.figures.attention import AttentionMap
 from zoo.figures.attention_page import read_attention
 from zoo.plots.plot import COLOURS, MAP, WIDTH, Plot, draw_map, drawn, layer_of, new_figure, printable
-from zoo.plots.recorded_maps import Labels, array_maps, is_module, module_maps, select_maps
+from zoo.plots.recorded_maps import Labels, array_maps, is_module, module_weights, select_names
 
 __all__ = ["attention"]
 
@@ -60,20 +60,21 @@ def attention(
             call, or a mapping of them by name: tensors, arrays and lists; or a text, if :func:`zoo.load` returned the
             module with a tokenizer. Weights have none.
         names: names of attentions, in which ``*`` stands for any text, such as ``*.cross_attention``; all by default.
-            Those of a module are the paths of its submodules.
+            Other characters stand for themselves. Those of a module are the paths of its submodules.
         layers: indices of layers, the first number of a name; all by default.
         heads: indices of heads; all by default.
         token: position of a query, from 0, or from the end if negative.
-        labels: for a module or weights, the labels of the positions: those of queries and keys alike, or a pair,
-            (queries, keys), or one of these for each pattern of names. Positions are numbered by default.
+        labels: for a module or weights, the labels of the positions, strings: those of queries and keys alike, or a
+            pair, (queries, keys), or one of these for each pattern of names, of which the first that matches counts.
+            They must fit the attentions that ``names`` and ``layers`` choose. Positions are numbered by default.
         row: for a module or weights, the row of the batch.
         title: the title; by default it names the model, or the class of the module, and the attention.
         unverified: allow an export that is not verified. The title says so.
 
     Raises:
         UsageError: no task shows the attention of such models, the module computes no attention weights, an option does
-            not fit the source, labels do not fit the weights, there are too many heads or tokens, or matplotlib is not
-            installed.
+            not fit the source, labels are not strings or do not fit the weights, there are too many heads or tokens, or
+            matplotlib is not installed.
         ArtifactError: the model is not exported with its attention weights, or an input cannot be read.
         ParityError: the export is not verified.
 
@@ -89,17 +90,19 @@ def attention(
         stored = ModelDirectory.open(Path(source))
         record = read_attention(stored, inputs, layers=layers, heads=heads, unverified=unverified)
         name = str(stored.description["name"]) + (" (not verified)" if unverified else "")
-        maps = select_maps(record.maps, chosen, (), ())
+        kept = select_names([item.name for item in record.maps], chosen, ())
+        maps = [item for item in record.maps if item.name in kept]
     else:
         if unverified:
             raise UsageError("only an export can be unverified", None, "leave it out")
         if is_module(source):
-            maps, name = module_maps(source, inputs, row=row, labels=labels), type(source).__name__
+            name = type(source).__name__
+            source, labels = module_weights(source, inputs, labels)
         elif inputs:
             raise UsageError("weights have no inputs", None, "give a model, or labels=...")
         else:
-            maps, name = array_maps(source, row=row, labels=labels), ""
-        maps = select_maps(maps, chosen, layers, heads)
+            name = ""
+        maps = array_maps(source, names=chosen, layers=layers, heads=heads, row=row, labels=labels)
     count = sum(len(item.heads) for item in maps)
     if count > _MOST:
         raise UsageError(f"a plot shows at most {_MOST} heads, got {count}", name or None, "choose layers or heads")

@@ -5,9 +5,9 @@ B batch, H heads, T queries, S keys.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,9 +20,10 @@ from zoo.plots.plot import layer_of
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+    from zoo.nn import Recorded
     from zoo.tokenizers.tokenizer import Tokenizer
 
-__all__ = ["Labels", "array_maps", "is_module", "module_maps", "select_maps"]
+__all__ = ["Labels", "array_maps", "is_module", "module_weights", "select_names"]
 
 Labels = Sequence[str] | Sequence[Sequence[str]]
 """The labels of queries and keys alike, or a pair of the labels of queries and those of keys."""
@@ -37,10 +38,12 @@ def is_module(source: object) -> bool:
     return isinstance(source, nn.Module)
 
 
-def module_maps(
-    module: nn.Module, inputs: Sequence[Any], *, row: int, labels: Labels | Mapping[str, Labels] | None
-) -> list[AttentionMap]:
-    """Call a module in evaluation mode, without gradients, and return the weights that it computes for one row.
+def module_weights(
+    module: nn.Module, inputs: Sequence[Any], labels: Labels | Mapping[str, Labels] | None
+) -> tuple[Recorded[Tensor], Labels | Mapping[str, Labels] | None]:
+    """Call a module in evaluation mode, without gradients, and return the weights that it computes, and labels.
+
+    Labels that are not given are the tokens of a text, else None.
 
     Raises :class:`UsageError` if it computes none, or if a text is given and the module has no tokenizer.
     """
@@ -66,7 +69,7 @@ def module_maps(
     if not weights:
         remedy = "build it from the attention of zoo.nn, or pass its weights to zoo.nn.record_attention"
         raise UsageError("no attention weights were recorded", type(module).__name__, remedy)
-    return array_maps(weights, row=row, labels=labels)
+    return weights, labels
 
 
 def _tokenizer(module: nn.Module) -> Tokenizer:
@@ -111,22 +114,34 @@ def _tensor(value: Any, like: Tensor) -> Any:
     return value.to(like.device) if isinstance(value, torch.Tensor) else value
 
 
-def array_maps(source: Any, *, row: int, labels: Labels | Mapping[str, Labels] | None) -> list[AttentionMap]:
-    """Return weights that are given as one array, several, or arrays by name.
+def array_maps(
+    source: Any,
+    *,
+    names: Sequence[str],
+    layers: Sequence[int],
+    heads: Sequence[int],
+    row: int,
+    labels: Labels | Mapping[str, Labels] | None,
+) -> list[AttentionMap]:
+    """Return weights that are given as one array, several, or arrays by name: those of these names, layers and heads.
 
-    Raises :class:`UsageError` for weights that are none, for a row that no batch has, and for labels that do not fit.
+    Raises :class:`UsageError` for weights that are none, for a name, layer, head or row that does not exist, and for
+    labels that do not fit the chosen weights.
     """
-    arrays = {name: _heads(name, value, row) for name, value in _named(source).items()}
-    if not arrays:
+    named = _named(source)
+    if not named:
         raise UsageError("no attention weights were given", None, "give an array (heads, queries, keys)")
+    by_pattern = {"*": labels} if not isinstance(labels, Mapping) else labels
+    pairs = {pattern: None if value is None else _pair(value) for pattern, value in by_pattern.items()}
+    for pattern in pairs:
+        _require_match(pattern, named)
     maps = []
-    for name, weights in arrays.items():
-        queries, keys = _labels(name, weights.shape[1:], labels)
-        axes = AttentionAxis(labels=queries), AttentionAxis(labels=keys)
-        maps.append(AttentionMap(name=name, weights=weights, heads=range(len(weights)), queries=axes[0], keys=axes[1]))
-    if isinstance(labels, Mapping):
-        for pattern in labels:
-            _require_match(pattern, arrays)
+    for name in select_names(list(named), names, layers):
+        weights = _heads(name, named[name], row)
+        pair = next((pair for pattern, pair in pairs.items() if _matches(name, pattern)), None)
+        queries, keys = (AttentionAxis(labels=axis) for axis in _fitting(name, weights.shape[1:], pair))
+        item = AttentionMap(name=name, weights=weights, heads=range(len(weights)), queries=queries, keys=keys)
+        maps.append(_with_heads(item, heads))
     return maps
 
 
@@ -163,45 +178,62 @@ def _heads(name: str, value: Tensor | Array | Any, row: int) -> Array:
     return found
 
 
-def _labels(
-    name: str, shape: Sequence[int], labels: Labels | Mapping[str, Labels] | None
+def _pair(labels: Labels) -> tuple[list[str], list[str]]:
+    """Return the labels of queries and keys."""
+    labels = _listed(labels)
+    axes = [labels] * 2
+    if isinstance(labels, Sequence) and len(labels) == 2 and not all(isinstance(item, str) for item in labels):
+        axes = list(map(_listed, labels))
+    for axis in axes:
+        items = axis if isinstance(axis, Sequence) else [axis]
+        for label in items:
+            if not isinstance(label, str):
+                remedy = "give a list of strings, or a pair of lists, (queries, keys)"
+                raise UsageError(f"labels must be strings, got {type(label).__name__}", None, remedy)
+    return list(map(str, axes[0])), list(map(str, axes[1]))
+
+
+def _listed(value: Any) -> Any:
+    return value.tolist() if isinstance(value, np.ndarray) else value
+
+
+def _fitting(
+    name: str, shape: Sequence[int], pair: tuple[Sequence[str], Sequence[str]] | None
 ) -> tuple[Sequence[str], Sequence[str]]:
     """Return the labels of queries and keys; their places by default."""
-    if isinstance(labels, Mapping):
-        labels = next((value for pattern, value in labels.items() if fnmatchcase(name, pattern)), None)
-    if labels is None:
+    if pair is None:
         queries, keys = (list(map(str, range(size))) for size in shape)
         return queries, keys
-    if len(labels) == 2 and not any(isinstance(item, str) for item in labels):
-        pair = [list(map(str, axis)) for axis in labels]
-    else:
-        pair = [list(map(str, labels))] * 2
     for axis, size, kind in zip(pair, shape, ("queries", "keys"), strict=True):
         if len(axis) != size:
             remedy = "give labels=(queries, keys), or labels={pattern of names: (queries, keys)}"
             raise UsageError(f"{len(axis)} labels for {size} {kind}", name, remedy)
-    return pair[0], pair[1]
+    return pair
 
 
-def select_maps(
-    maps: Sequence[AttentionMap], names: Sequence[str], layers: Sequence[int], heads: Sequence[int]
-) -> list[AttentionMap]:
-    """Return the maps of these names, which may have ``*``, and layers, with these heads. Empty means all.
+def select_names(known: Sequence[str], names: Sequence[str], layers: Sequence[int]) -> list[str]:
+    """Return those of the known names that match ``names``, which may have ``*``, and have these layers.
 
-    Raises :class:`UsageError` for a name, a layer or a head that does not exist.
+    Empty means all. Raises :class:`UsageError` for a name or a layer that does not exist.
     """
     for pattern in names:
-        _require_match(pattern, [item.name for item in maps])
-    chosen = [item for item in maps if not names or any(fnmatchcase(item.name, pattern) for pattern in names)]
+        _require_match(pattern, known)
+    chosen = [name for name in known if not names or any(_matches(name, pattern) for pattern in names)]
+    found = {layer_of(name)[1] for name in chosen}
     for layer in layers:
-        if layer not in (found := {layer_of(item.name)[1] for item in chosen}):
-            known = ", ".join(map(str, sorted(item for item in found if item is not None)))
-            raise UsageError(f"no layer {layer}", None, f"choose from {known}" if known else "choose by names instead")
-    return [_with_heads(item, heads) for item in chosen if not layers or layer_of(item.name)[1] in layers]
+        if layer not in found:
+            shown = ", ".join(map(str, sorted(item for item in found if item is not None)))
+            raise UsageError(f"no layer {layer}", None, f"choose from {shown}" if shown else "choose by names instead")
+    return [name for name in chosen if not layers or layer_of(name)[1] in layers]
 
 
-def _require_match(pattern: str, names: Sequence[str] | Mapping[str, Any]) -> None:
-    if not any(fnmatchcase(name, pattern) for name in names):
+def _matches(name: str, pattern: str) -> bool:
+    """Whether a name matches a pattern, in which ``*`` stands for any text and all other characters for themselves."""
+    return re.fullmatch(".*".join(map(re.escape, pattern.split("*"))), name, re.DOTALL) is not None
+
+
+def _require_match(pattern: object, names: Iterable[str]) -> None:
+    if not isinstance(pattern, str) or not any(_matches(name, pattern) for name in names):
         raise UsageError(f"no attention is called {pattern!r}", None, f"choose from {', '.join(names)}")
 
 
