@@ -175,6 +175,19 @@ def test_patterns_of_names() -> None:
     assert labels(plot.figure.axes[0].xaxis) == ["y"]
 
 
+@pytest.mark.parametrize("count", [1, 2, 48, 49, 97, 250, 700])
+def test_labels_of_many_tokens(count: int) -> None:
+    """At most 48 are shown, evenly spaced from the first on, each beside its own token."""
+    texts = [f"t{place}" for place in range(count)]
+    axes = plots.attention(np.ones((1, 2, count)), labels=(["x", "y"], texts)).figure.axes[0]
+    step = next(step for step in (1, 2, 5, 10, 20) if (count - 1) // step < 48)
+    assert axes.get_xticks().tolist() == list(range(0, count, step))
+    assert labels(axes.xaxis) == texts[::step]
+    assert labels(axes.yaxis) == ["x", "y"]
+    numbered = plots.attention(np.ones((1, count, 2))).figure.axes[0]
+    assert labels(numbered.yaxis) == [str(place) for place in range(0, count, step)]
+
+
 WEIGHTS = np.full((2, 3, 4), 0.25)
 BAD: dict[str, tuple[str, tuple[Any, ...], dict[str, Any]]] = {
     "name": ("no attention is called 'cross': choose from attentions.0", (WEIGHTS,), {"names": "cross"}),

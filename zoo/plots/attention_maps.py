@@ -26,7 +26,7 @@ __all__ = ["attention"]
 _MOST = 400
 """Maximum number of heads in a plot."""
 _LABELLED = 48
-"""Maximum number of tokens along a labelled axis."""
+"""Maximum number of labels along an axis."""
 _THINNEST = 0.02
 """Least weight that is drawn as a line."""
 _WRAPPED = 28
@@ -47,8 +47,9 @@ def attention(
 ) -> Plot:
     """Plot attention weights of one input: of an exported model, of a module in memory, or given as arrays.
 
-    Several heads are small heat maps, one head a large one with the tokens. With ``token``, the weights of that query
-    are lines from it to the keys, in a column for each layer and a colour for each head.
+    Several heads are small heat maps, one head a large one with the tokens, or with every k-th of more than 48. With
+    ``token``, the weights of that query are lines from it to the keys, in a column for each layer and a colour for each
+    head.
 
     Args:
         source: a model directory with the variant ``attentions``, which ``zoo export --attentions`` creates and whose
@@ -123,8 +124,8 @@ def _draw_one(name: str, item: AttentionMap, title: str | None) -> Plot:
     axes = figure.subplots()
     draw_map(axes, item.weights[0], "attention weight", low=0, gid="weights")
     for setter, axis_labels in ((axes.set_xticks, keys), (axes.set_yticks, queries)):
-        if len(axis_labels) <= _LABELLED:
-            setter(range(len(axis_labels)), [_label(label) for label in axis_labels])
+        places = _labelled(len(axis_labels))
+        setter(places, [_label(axis_labels[place]) for place in places])
     axes.tick_params(axis="x", rotation=90)
     axes.tick_params(length=0)
     axes.set(xlabel="key", ylabel="query")
@@ -200,6 +201,14 @@ def _draw_query(axes: Any, item: AttentionMap, query: int) -> None:
     axes.set_xlim(-0.9, 1.9)
     axes.set_axis_off()
     axes.set_title(printable(item.name), loc="center")
+
+
+def _labelled(count: int) -> list[int]:
+    """Return the positions on an axis that have labels: every k-th, from 0."""
+    from matplotlib.ticker import MaxNLocator
+
+    ticks = MaxNLocator(nbins=_LABELLED - 1, steps=[1, 2, 5, 10], integer=True).tick_values(0, count - 1)
+    return sorted({round(tick) for tick in ticks if 0 <= tick < count})  # a single position has fractional ticks
 
 
 def _prefix(name: str) -> str:
