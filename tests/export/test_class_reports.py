@@ -176,6 +176,32 @@ def test_the_command(zoo: Zoo, monkeypatch: pytest.MonkeyPatch) -> None:
         assert [row["prediction_torch"] for row in csv.DictReader(file)] == found
 
 
+def test_predictions_in_parquet(zoo: Zoo, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Types of columns stay, and what parquet cannot hold is refused before answers are computed."""
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    build("bert-tiny", task="text-classification", labels=("x", "y"))
+    rows = [{**row, "when": 2**64 - 1 - number} for number, row in enumerate(labelled(("x", "y"), 5))]
+    assert evaluate(zoo, rows, "--predictions", "p.parquet").status == 0
+    found = pq.read_table("p.parquet")
+    assert found["when"].to_pylist() == [row["when"] for row in rows]
+
+    columns = {"when": pa.array([1, 2], pa.uint64()), "target": pa.array([3, None], pa.int8()),
+               "prediction_torch": pa.array([1, 2], pa.int16())}  # fmt: skip
+    small = pa.table({"text": ["a", "b"], "label": ["x", "y"], **columns})
+    pq.write_table(small, "small.parquet")
+    given = ("evaluate", "m", "--variant", "torch", "--predictions", "q.parquet", "--data")
+    assert zoo(*given, "small.parquet").status == 0
+    types = {field.name: field.type for field in pq.read_schema("q.parquet")}
+    assert (types["when"], types["input_target"], types["target"]) == (pa.uint64(), pa.int8(), pa.string())
+    assert (types["input_prediction_torch"], types["prediction_torch"]) == (pa.int16(), pa.string())
+
+    monkeypatch.setattr("zoo_export.evaluate._score", lambda *_: pytest.fail("computed"))
+    for value, problem in ((2**64, "the integer 18446744073709551616 in column 'when'"), ("a", "column 'when' (")):
+        rows = [{**row, "when": value if number == 3 else number} for number, row in enumerate(rows)]
+        evaluate(zoo, rows, "--predictions", "r.parquet").failed(6, f"error: parquet cannot hold {problem}")
+    assert not Path("r.parquet").exists()
+
+
 def test_one_answer_to_all(zoo: Zoo) -> None:
     model = library.create_model("bert-tiny", task="text-classification", labels=("x", "y"), num_classes=2,
                                  hidden_size=16, num_heads=2, max_seq_len=64)  # fmt: skip

@@ -14,7 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from zoo.errors import StorageError
 from zoo.tables import join_columns
+from zoo_runtime.files.results import Results
 
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
@@ -166,3 +168,59 @@ def test_no_value_is_lost(columns: dict[str, int], result: dict[str, int]) -> No
     assert {name: joined[name] for name in result} == result
     assert list(joined.values()) == [*columns.values(), *result.values()]
     assert all(joined[name] == value for name, value in columns.items() if name not in result)
+
+
+def test_unsigned_integers_are_kept(gpt: Path, zoo: Zoo) -> None:
+    """From JSON those that int64 cannot hold, from parquet all."""
+    large = [2**64 - 1, 2**63, 1]
+    rows = [{**row, "when": when, "id": when} for row, when in zip(ROWS, large, strict=True)]
+    assert zoo("run", gpt, "--input", write("in.jsonl", rows), *SCORE, "-o", "a.parquet").status == 0
+    table = pa.table(
+        {"text": ["ab", "cd"], "when": pa.array([1, 2], pa.uint64()), "x": pa.array([2**63] * 2, pa.uint64())}
+    )
+    pq.write_table(table, "in.parquet")
+    assert zoo("run", gpt, "--input", "in.parquet", *SCORE, "-o", "b.parquet").status == 0
+    for name, columns in {"a": ("id", "when"), "b": ("when", "x")}.items():
+        found = pq.read_table(f"{name}.parquet")
+        assert {found.schema.field(column).type for column in columns} == {pa.uint64()}
+    assert [row["when"] for row in read("a.parquet")] == [row["id"] for row in read("a.parquet")] == large
+
+
+@pytest.mark.parametrize(
+    ("values", "problem"),
+    [
+        ([1, 2**64, 3], "the integer 18446744073709551616 in column 'when'"),
+        ([1, -(2**63) - 1, 3], "the integer -9223372036854775809 in column 'when'"),
+        ([-1, 2**63, 3], "the integer 9223372036854775808 in column 'when'"),
+        ([[], [[2**63]], [[-1]]], "the integer 9223372036854775808 in column 'when'"),
+        ([1, "a", 2], "column 'when' (Could not convert 'a' with type str: tried to convert to int64)"),
+        ([{}, {}, {}], "these rows (Cannot write struct type 'when'"),
+    ],
+)
+def test_columns_that_parquet_cannot_hold(
+    values: list[Any], problem: str, gpt: Path, zoo: Zoo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are refused before an answer is computed, and JSON lines hold them."""
+    rows = [{**row, "when": value} for row, value in zip(ROWS, values, strict=True)]
+    given = ("run", gpt, "--input", write("in.jsonl", rows), *SCORE, "-o")
+    with monkeypatch.context() as patch:
+        patch.setattr("zoo_runtime.Session.answer", lambda *_: pytest.fail("computed"))
+        zoo(*given, "out.parquet").failed(6, f"error: parquet cannot hold {problem}", "out.parquet: write .jsonl")
+    assert not Path("out.parquet").exists()
+    assert zoo(*given, "out.jsonl").status == 0
+    assert [row["when"] for row in read("out.jsonl")] == values
+
+
+def test_integers_of_later_rows(tmp_path: Path) -> None:
+    """The types of columns are those of the first rows written."""
+    results = Results(tmp_path / "late.parquet", keep=True)
+    with pytest.raises(StorageError, match=r"the integer 9223372036854775808 in column 'n': .*late"), results.writing():
+        for number in range(1025):
+            results.write(number, {}, {"n": 2**63 if number == 1024 else -1})
+
+
+def test_inputs_of_a_wrong_type_fail_alone(gpt: Path, zoo: Zoo) -> None:
+    rows = [*ROWS, {**ROWS[0], "text": 2**64}]
+    said = zoo("run", gpt, "--input", write("in.jsonl", rows), *SCORE, "-o", "out.parquet")
+    assert said.status == 3, said.err
+    assert len(read("out.parquet")) == 3

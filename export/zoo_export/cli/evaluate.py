@@ -138,6 +138,8 @@ def command(
         show_facts(evaluating.facts, evaluating.limit, evaluating.remedy)
         if evaluating.left_out:
             message("warning", evaluating.left_out)
+        if file is not None:
+            file.check(evaluating.rows)
         scores = list(evaluating.scores)
     rows = [_row(item) for item in scores]
     failed = [item for item in scores if item.errors]

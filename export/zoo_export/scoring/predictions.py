@@ -8,9 +8,11 @@ from typing import Any
 
 from zoo.errors import UsageError
 from zoo.storage import is_same_file
-from zoo.tables import has_bytes, join_columns
+from zoo.tables import PARQUET, has_bytes, join_columns
 from zoo.training.criterion import Row
+from zoo_runtime.files.parquet_types import check_rows
 from zoo_runtime.files.row_file import RowFile
+from zoo_runtime.files.rows import column_types
 
 __all__ = ["Prediction", "PredictionFile"]
 
@@ -32,13 +34,27 @@ class PredictionFile:
     """
 
     def __init__(self, path: Path, data: Iterable[str], *, force: bool = False) -> None:
-        for item in map(Path, data):
+        files = [Path(item) for item in data]
+        for item in files:
             if is_same_file(item, path) or (
                 item.is_dir() and path.exists() and item.resolve() in path.resolve().parents
             ):
                 raise UsageError("is part of the data", f"--predictions {path}", "choose another name")
         self._file = RowFile(path, force=force, encode=True)
         self.path = path
+        types = [column_types(str(item)) for item in files if item.is_file()] if self._file.suffix == PARQUET else []
+        self._types: Mapping[str, Any] = types[0] if types and all(found == types[0] for found in types) else {}
+
+    def check(self, rows: Iterable[Row]) -> None:
+        """Raise :class:`StorageError` if the file cannot hold the columns of the data.
+
+        Args:
+            rows: as for :meth:`write`.
+        """
+        if self._file.suffix != PARQUET:
+            return
+        names = dict.fromkeys(name for row in rows for name in _columns(row))
+        check_rows((dict.fromkeys(names) | _columns(row) for row in rows), self._types, self.path)
 
     def write(self, rows: Iterable[Row], found: Mapping[str, Sequence[Prediction]]) -> int:
         """Write the file, and return the number of rows.
@@ -59,6 +75,9 @@ class PredictionFile:
         added = {
             f"{key}_{name}": None for name, items in found.items() for item in items for key in item if key != "target"
         }
+        own = [*added] if repeated else ["target", *added]
+        types = join_columns({name: self._types.get(name) for name in names}, dict.fromkeys(own))
+        self._file.types = {name: kind for name, kind in types.items() if kind is not None}
         with self._file.writing() as file:
             for number, (row, target) in enumerate(zip(rows, targets, strict=True)):
                 answers = {

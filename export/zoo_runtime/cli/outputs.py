@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,7 @@ from zoo.cli.output import echo, message
 from zoo.cli.progress import is_shown
 from zoo.errors import UsageError
 from zoo.storage import is_same_file
+from zoo.tables import PARQUET
 from zoo_runtime.cli.flags import InputFlags, OutputFlags
 
 if TYPE_CHECKING:
@@ -17,7 +19,7 @@ if TYPE_CHECKING:
     from zoo_runtime.files.augmented import AugmentedRows
     from zoo_runtime.files.results import Results
 
-__all__ = ["check_outputs", "open_results", "show_summary", "write_answers"]
+__all__ = ["check_columns", "check_outputs", "open_results", "show_summary", "write_answers"]
 
 
 def check_outputs(flags: OutputFlags, input_file: str | None) -> None:
@@ -52,6 +54,28 @@ def open_results(flags: OutputFlags, inputs: InputFlags) -> Results | AugmentedR
             id_column=inputs.id_column,
         )  # fmt: skip
     return None
+
+
+def check_columns(
+    results: Results | AugmentedRows | None, rows: Iterator[Answer], inputs: InputFlags
+) -> Iterator[Answer]:
+    """Return the rows, after a check that the columns to be kept of the first ones fit a parquet file.
+
+    The columns of the inputs themselves are not checked: rows whose input has a wrong type fail, and are not written.
+
+    Raises :class:`StorageError` if they do not fit.
+    """
+    from zoo_runtime.files.parquet_types import BATCH, check_rows
+    from zoo_runtime.files.rows import is_table
+
+    if results is None or results.path.suffix.lower() != PARQUET or not is_table(inputs.input_file):
+        return rows
+    first = list(islice(rows, BATCH))
+    read = [row.columns for row in first if row.error is None]
+    names = dict.fromkeys(name for columns in read for name in columns)
+    kept = [name for name in names if name not in (inputs.main_column, inputs.pair_column)]
+    check_rows(({name: columns.get(name) for name in kept} for columns in read), results.types, results.path)
+    return chain(first, rows)
 
 
 def write_answers(

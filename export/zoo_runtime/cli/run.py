@@ -21,7 +21,7 @@ from zoo_runtime.cli.figures import AnswerFigure
 from zoo_runtime.cli.flags import BatchFlags, InputFlags, OutputFlags, TaskFlags, take
 from zoo_runtime.cli.inputs import count_inputs, parse_inputs, read_inputs, with_adapters
 from zoo_runtime.cli.maps import AnswerMaps
-from zoo_runtime.cli.outputs import check_outputs, open_results, show_summary, write_answers
+from zoo_runtime.cli.outputs import check_columns, check_outputs, open_results, show_summary, write_answers
 from zoo_runtime.cli.run_batch import check_batch, run_batches
 from zoo_runtime.files.rows import is_table
 
@@ -216,7 +216,8 @@ def _run_inputs(
         earlier = len(done)
         written = 0
         with results.writing() if results is not None else contextlib.nullcontext():
-            pending = (row for row in rows if row.error is not None or row.id not in done)
+            left = (row for row in rows if row.error is not None or row.id not in done)
+            pending = check_columns(results, left, inputs)
             answers = report.watch(session.answer(runner, pending, task.batch_size))
             if figure is not None:
                 answers = figure.watch(answers)

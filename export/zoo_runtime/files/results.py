@@ -15,13 +15,13 @@ import numpy as np
 from zoo.errors import ArtifactError, StorageError, UsageError, storage_errors
 from zoo.storage import check_file_target, new_file
 from zoo.tables import LINES, PARQUET, has_bytes, join_columns
+from zoo_runtime.files.parquet_types import BATCH, find_schema, make_table
 from zoo_runtime.files.rows import is_id, open_input, pyarrow_module
 
 __all__ = ["EMBEDDING", "Results", "plain"]
 
 EMBEDDING = "embedding"
 """The vector in a result. Such results keep the columns of their input in parquet."""
-_BATCH = 1024
 
 
 def plain(result: Any) -> Any:
@@ -154,7 +154,7 @@ class Results:
             if self.parquet:
                 self._names |= dict.fromkeys(found)
                 self._waiting.append((kept, found))
-                if len(self._waiting) == _BATCH:
+                if len(self._waiting) == BATCH:
                     self._flush()
                 return
             for name in [name for name, value in kept.items() if has_bytes(value)]:
@@ -195,7 +195,7 @@ class Results:
             rows = [dict.fromkeys(names) | row for row in records]  # pyarrow takes the columns of the first row
             if schema is None:
                 schema = self._schema(arrow, rows)
-            table = arrow.Table.from_pylist(rows[: len(self._waiting)], schema=schema)
+            table = make_table(rows[: len(self._waiting)], schema, self.path)
             if self._writer is None:
                 self._writer = pyarrow_module("parquet").ParquetWriter(
                     self._file, table.schema.with_metadata(self.metadata)
@@ -207,7 +207,6 @@ class Results:
 
     def _schema(self, arrow: Any, rows: list[dict[str, Any]]) -> Any:
         """Return the types of the first rows; those of the input's columns are kept, and vectors have one size."""
-        inferred = arrow.Table.from_pylist(rows).schema
         names = dict.fromkeys(self._names)
         types = {name: kind for name, kind in join_columns(self._kept(self.types, names), names).items() if kind}
         if self._id_column in self.types:
@@ -215,7 +214,7 @@ class Results:
         sizes = {len(row[EMBEDDING]) if isinstance(row.get(EMBEDDING), list) else None for row in rows}
         if None not in sizes and len(sizes) == 1:
             types[EMBEDDING] = arrow.list_(arrow.float32(), sizes.pop())
-        return arrow.schema([(field.name, types.get(field.name, field.type)) for field in inferred])
+        return find_schema(rows, types, self.path)
 
     def _abandon(self) -> None:
         """Close the file, ignoring errors: the disk may be full."""

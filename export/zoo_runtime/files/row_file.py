@@ -14,12 +14,11 @@ from typing import Any, Self
 from zoo.errors import StorageError, UsageError, storage_errors
 from zoo.storage import check_file_target, new_file
 from zoo.tables import LINES, PARQUET, TABLES
+from zoo_runtime.files.parquet_types import BATCH, find_schema, make_table
 from zoo_runtime.files.results import plain
 from zoo_runtime.files.rows import pyarrow_module
 
 __all__ = ["RowFile"]
-
-_BATCH = 1024
 
 
 class RowFile:
@@ -66,7 +65,7 @@ class RowFile:
     def add(self, row: Mapping[str, Any]) -> None:
         """Add a row."""
         self._waiting.append(dict(row))
-        if len(self._waiting) >= _BATCH:
+        if len(self._waiting) >= BATCH:
             self._flush()
 
     def _flush(self) -> None:
@@ -102,12 +101,11 @@ class RowFile:
         arrow = pyarrow_module("lib")
         try:
             if self._writer is None:
-                inferred = arrow.Table.from_pylist(rows).schema
-                fields = [(field.name, self.types.get(field.name, field.type)) for field in inferred]
-                self._writer = pyarrow_module("parquet").ParquetWriter(self._file, arrow.schema(fields))
+                schema = find_schema(rows, self.types, self.path)
+                self._writer = pyarrow_module("parquet").ParquetWriter(self._file, schema)
             late = sorted({name for row in rows for name in row} - set(self._writer.schema.names))
             if late:
                 raise ValueError(f"no earlier row has {', '.join(late)}")
-            self._writer.write_table(arrow.Table.from_pylist(rows, schema=self._writer.schema))
+            self._writer.write_table(make_table(rows, self._writer.schema, self.path))
         except (arrow.ArrowException, ValueError) as error:
             raise StorageError(f"parquet cannot hold these rows ({error})", self.path, "write .jsonl") from error
