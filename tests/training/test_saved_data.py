@@ -17,7 +17,7 @@ import pytest
 from tests.conftest import Result, full, nth_call
 from tests.training.test_run import FAST
 from zoo import memo
-from zoo.errors import UsageError
+from zoo.errors import ArtifactError, UsageError
 from zoo.training.cache import LIMIT, prepare
 from zoo.training.data.rows import data_files, read_rows
 from zoo.training.data.sources import find_source
@@ -173,6 +173,31 @@ def test_damaged_entries_are_replaced(name: str, content: bytes, folder: Path) -
     (found / name).write_bytes(content)
     assert entry("abc").examples[0]["input_ids"][:3].tolist() == list(b"abc")
     assert list(folder.iterdir()) == [found]
+
+
+def test_cached_data_names_its_unusable_rows(folder: Path) -> None:
+    """As data that is read anew does, by the names that its files have now."""
+    for place in ("old", "new"):
+        Path(place).mkdir()
+        lines = ('{"text": "a"}', "[]", '{"text": null}', "[]", '{"text": "b"}')
+        Path(place, "rows.jsonl").write_text("\n".join(lines))
+
+    def prepared(place: str, skip_bad: int, key: str = "key") -> Any:
+        (path,) = data_files([Path(place)])
+        rows = list(read_rows(path, {"text": "text"}, {}))
+        return prepare(rows, Digits(), key, skip_bad=skip_bad)  # type: ignore[arg-type]
+
+    assert prepared("old", 3).facts.bad == 3
+    Path("old/rows.jsonl").unlink()
+    said = []
+    for key in ("key", "another"):
+        with pytest.raises(ArtifactError) as error:
+            prepared("new", 2, key)
+        said.append(error.value.command_line)
+    problem = "new/rows.jsonl, row 2: not a JSON object; new/rows.jsonl, row 3: 'text' is null"
+    assert said == [f"3 of 5 rows cannot be used: {problem}: mend them, or leave them out with --skip-bad 3"] * 2
+    assert prepared("new", 3).facts.bad == 3
+    assert len(list(folder.iterdir())) == 1
 
 
 def test_full_cache_is_not_used(folder: Path) -> None:

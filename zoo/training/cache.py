@@ -14,6 +14,7 @@ from array import array
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,22 @@ class Facts:
 
 
 @dataclass(frozen=True)
+class _BadRow:
+    number: int
+    """Counted from 1 over all files."""
+    reason: str
+
+
+@dataclass(frozen=True)
+class _Found:
+    """What an entry of the cache says about its rows."""
+
+    facts: Facts
+    bad: tuple[_BadRow, ...]
+    """The unusable rows that a message lists. Files may have moved since, so their places are looked up."""
+
+
+@dataclass(frozen=True)
 class Data:
     """Examples and what was found when they were made."""
 
@@ -103,7 +120,7 @@ def prepare(
     entry_name = hashlib.sha256(json.dumps(key, sort_keys=True, default=str).encode()).hexdigest()[:32]
     limit, cache = _limit(), memo.directory()
 
-    def get(parent: Path) -> tuple[Facts, StoredExamples]:
+    def get(parent: Path) -> tuple[_Found, StoredExamples]:
         target = parent / "examples" / entry_name
         for _ in range(_ATTEMPTS):
             if _read(target) is None:
@@ -122,8 +139,9 @@ def prepare(
         opened = ExitStack()
         atexit.register(opened.close)
         entry = get(opened.enter_context(scratch_folder()))
-    facts, stored = entry
-    _check_bad(facts, skip_bad, [], name)
+    found, stored = entry
+    facts = found.facts
+    _check_bad(found, skip_bad, rows, name)
     examples: Examples = stored
     if criterion.packed:
         examples = Blocks(stored.stream("input_ids"), criterion.max_length)
@@ -135,7 +153,7 @@ def prepare(
     return Data(examples, facts)
 
 
-def _add(target: Path, write: Callable[[Path], Facts], limit: float) -> None:
+def _add(target: Path, write: Callable[[Path], _Found], limit: float) -> None:
     """Add an entry to the cache. ``write`` fills a folder with it. Raises :class:`StorageError`."""
     folder = target.parent
     with storage_errors(folder):
@@ -143,8 +161,8 @@ def _add(target: Path, write: Callable[[Path], Facts], limit: float) -> None:
         stage = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=folder))
     try:
         with storage_errors(folder):
-            facts = write(stage)
-            (stage / _FACTS).write_text(json.dumps(asdict(facts)), encoding="utf-8")
+            found = write(stage)
+            (stage / _FACTS).write_text(json.dumps(asdict(found)), encoding="utf-8")
             if _read(target) is None:
                 if target.exists():
                     _remove(target)
@@ -154,10 +172,10 @@ def _add(target: Path, write: Callable[[Path], Facts], limit: float) -> None:
         shutil.rmtree(stage, ignore_errors=True)
 
 
-def _read(entry: Path) -> tuple[Facts, StoredExamples] | None:
+def _read(entry: Path) -> tuple[_Found, StoredExamples] | None:
     """Return an entry of the cache; None if it is missing or malformed, such as after a crash of the machine."""
     try:
-        return read_plain(Facts, json.loads((entry / _FACTS).read_bytes())), StoredExamples(entry)
+        return read_plain(_Found, json.loads((entry / _FACTS).read_bytes())), StoredExamples(entry)
     except (OSError, ValueError, RecursionError, ArtifactError):
         return None
 
@@ -206,8 +224,8 @@ def _write(
     skip_bad: int,
     name: str | None,
     progress: Progress | None,
-) -> Facts:
-    bad: list[tuple[str, str]] = []
+) -> _Found:
+    bad: list[_BadRow] = []
     number = tokens = truncated = 0
     before, noted = (criterion.encoded, criterion.unknown), criterion.noted.copy()
     inputs, labels = array("Q"), array("Q")
@@ -225,7 +243,7 @@ def _write(
                         labels.append(_digest(example, labelled))
                     tokens += max(map(len, example.values()))
             except ValueError as error:
-                bad.append((getattr(row, "where", f"row {number}"), str(error)))
+                bad.append(_BadRow(number, str(error)))
                 continue
             truncated += criterion.truncated > texts
             if progress is not None and number % 256 == 0:
@@ -234,8 +252,9 @@ def _write(
         encoded, unknown = (count - earlier for count, earlier in zip(counts, before, strict=True))
         more = dict(criterion.noted - noted)
         facts = Facts(number, len(bad), truncated, tokens, encoded, unknown, _ambiguous(inputs, labels), more)
-        _check_bad(facts, skip_bad, bad, name)
-    return facts
+        found = _Found(facts, _listed(bad))
+        _check_bad(found, skip_bad, rows, name)
+    return found
 
 
 def _digest(example: Example, fields: Collection[str]) -> int:
@@ -257,12 +276,20 @@ def _ambiguous(inputs: array[int], labels: array[int]) -> int:
     return int(np.isin(every, values[counts > 1]).sum())
 
 
-def _check_bad(facts: Facts, skip_bad: int, bad: Sequence[tuple[str, str]], name: str | None) -> None:
+def _listed(bad: Sequence[_BadRow]) -> tuple[_BadRow, ...]:
+    """Return the rows that a message lists: the first of each reason or, of many reasons, the first rows."""
+    first = list({row.reason: row for row in reversed(bad)}.values())[::-1]
+    return tuple((first if len(first) < _SHOWN else bad)[:_SHOWN])
+
+
+def _check_bad(found: _Found, skip_bad: int, rows: Iterable[Mapping[str, Any] | RowError], name: str | None) -> None:
     """Raise :class:`ArtifactError` for more unusable rows than allowed, or if none is usable."""
+    facts = found.facts
     if facts.bad > skip_bad:
-        reasons = dict(reversed([(reason, where) for where, reason in bad]))  # the first row of each reason
-        first = [(reasons[reason], reason) for reason in dict.fromkeys(reason for _, reason in bad)]
-        shown = "; ".join(f"{where}: {reason}" for where, reason in (first if len(first) < _SHOWN else bad)[:_SHOWN])
+        reasons = {row.number: row.reason for row in found.bad}
+        read = enumerate(islice(rows, max(reasons, default=0)), 1)
+        places = {number: getattr(row, "where", f"row {number}") for number, row in read if number in reasons}
+        shown = "; ".join(f"{where}: {reasons[number]}" for number, where in places.items())
         what = f"{facts.bad} of {facts.rows} rows cannot be used" + (f": {shown}" if shown else "")
         skip = f", or leave them out with --skip-bad {facts.bad}" if facts.bad < facts.rows else ""
         raise ArtifactError(what, None, f"mend them{skip}")
