@@ -85,7 +85,7 @@ def test_several_classes_each(classes: int, rows: int, seed: int, share: float) 
 @pytest.mark.parametrize(
     ("wanted", "found", "problems"),
     [
-        ([0, 1, 2], [1, 1, 1], ["each of 3 inputs has the answer 'b', of 3 classes"]),
+        ([0, 1, 2], [1, 1, 1], ["each of 3 inputs has the answer 'b', of 5 classes"]),
         ([1, 1], [1, 1], []),  # all right
         ([1], [0], ["classes that occur are never an answer: 'b' (1 of 1 inputs)"]),
         ([0, 1, 2, 2], [0, 0, 1, 1], ["classes that occur are never an answer: 'c' (2 of 4 inputs)"]),

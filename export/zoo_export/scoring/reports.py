@@ -83,7 +83,8 @@ class ClassReport:
         answers = [item for item in self.classes if item.predicted]
         total = sum(item.predicted for item in answers)
         if self.confusions is not None and len(answers) == 1 and len(wanted) > 1:
-            return [f"each of {total:,} {self.kind} has the answer {answers[0].label!r}, of {len(wanted)} classes"]
+            answer = f"the answer {answers[0].label!r}, of {len(self.classes):,} classes"
+            return [f"each of {total:,} {self.kind} has {answer}"]
         never = sorted((item for item in wanted if not item.predicted), key=lambda item: -item.support)
         if not never:
             return []
