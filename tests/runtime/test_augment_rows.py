@@ -204,3 +204,13 @@ def test_a_missing_column_fails_one_input(session: Session) -> None:
     answers = list(session.map(rows, task="augment", prompt="{label} {text}", max_new_tokens=2))
     assert isinstance(answers[0].error, ArtifactError)
     assert len(answers[1].result["variants"]) == 4
+
+
+def test_columns_that_parquet_cannot_hold(writer: Path, zoo: Zoo) -> None:
+    rows = [{"text": "time flies", "source": 2**63}, {"text": "an arrow", "source": 1}]
+    run = ("run", writer, "--task", "augment", "--max-new-tokens", 2, "--input", "in.jsonl", "--training-data")
+    Path("in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert zoo(*run, "out.parquet").status == 0
+    assert {row["source"] for row in read("out.parquet")} == {2**63, 1}
+    Path("in.jsonl").write_text("".join(json.dumps(row | {"source": [row["source"]]}) + "\n" for row in rows))
+    zoo(*run, "b.parquet").failed(6, "parquet cannot hold the integer 9223372036854775808 in column 'source'")
