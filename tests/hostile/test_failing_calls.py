@@ -14,6 +14,8 @@ from tests.hostile.conftest import Forks, Outcome, Starts
 from tests.hostile.forks import CALLS
 from zoo import ZooError
 
+TOLD = ("warning: ", "note: ", "continuing at step ", "step ")
+"""Beginnings of lines that are no errors."""
 ERRORS = {name: getattr(errno, name) for name in ("ENOSPC", "EIO", "EACCES")}
 QUICK = dict.fromkeys(("build over", "relink", "tokenizer over"), pytest.mark.slow)
 """Commands of which a slow test tries a sample; hostile tests try the others, too."""
@@ -85,7 +87,7 @@ class Attack:
 
 def _lines(outcome: Outcome, call: str) -> Iterator[str]:
     """Yield what is wrong with the status and the lines on stderr."""
-    lines = [line for line in outcome.err.splitlines() if not line.startswith(("warning: ", "note: ", "step "))]
+    lines = [line for line in outcome.err.splitlines() if not line.startswith(TOLD)]
     if outcome.status == 0:
         if any(line.startswith("error: ") for line in lines):
             yield "an error with status 0"

@@ -242,8 +242,12 @@ class ModelDirectory:
             card = there[CARD].read_bytes().decode()
             after = ModelDirectory(self.path, files, read_description(there[CONFIG]))
             section = verification_section({name: after._verdict(there[name]) for name in evidence})
-        except (OSError, UnicodeDecodeError, ArtifactError):
+        except UnreadableError:
+            raise
+        except (FileNotFoundError, UnicodeDecodeError, ArtifactError):
             return {}  # the card is for readers: nothing depends on it
+        except OSError as error:
+            raise UnreadableError(f"cannot read ({error.strerror})", there[CARD]) from error
         if (updated := replace_section(card, section)) == card:
             return {}
         (stage / CARD).write_bytes(updated.encode())
@@ -253,6 +257,8 @@ class ModelDirectory:
         """Return the content of a file of evidence, and why it does not hold for this directory, or None."""
         try:
             found = load_json(evidence)
+        except UnreadableError:
+            raise
         except ArtifactError as error:
             return {}, error.what
         name, replaced = evidence.name, replaced_file(found, self.files)

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.parameter import UninitializedTensorMixin
+from torch.nn.parameter import is_lazy
 
 from zoo import plugins
 from zoo.artifact import check_model_target
@@ -119,7 +119,7 @@ def save(
 def _check_tensors(module: nn.Module) -> None:
     """Raise :class:`UsageError` for tensors without values, and names that stand for something else once loaded."""
     for name, tensor in all_tensors(module).items():
-        if isinstance(tensor, UninitializedTensorMixin):
+        if is_lazy(tensor):
             raise UsageError(f"{name} has no shape yet", "zoo.save", "call the module once before")
         if tensor.is_meta or tensor.layout != torch.strided:
             kind = "on the meta device" if tensor.is_meta else f"of the layout {tensor.layout}"

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 
 from zoo.artifact import ModelDirectory
 from zoo.contract import rows_of
@@ -20,6 +19,7 @@ from zoo_export.graph.links import external_tensors, place_of, set_place
 from zoo_export.graph.plain import forget_types
 from zoo_export.graph.static import fixed_sizes
 from zoo_runtime.onnx_runtime.executor import OnnxExecutor
+from zoo_runtime.onnx_runtime.ort import ort
 from zoo_runtime.onnx_runtime.providers import Provider, open_session
 
 __all__ = ["FOLDER", "compare_with", "copy_graphs", "open_copies", "provider_of", "write_graph"]

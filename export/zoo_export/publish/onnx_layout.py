@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import onnx
-import onnxruntime as ort
 
 from zoo.artifact import CARD, SENTENCES, Export, ModelDirectory, write_json
 from zoo.artifact.exports import find_exports
@@ -35,6 +34,7 @@ from zoo_export.publish.graphs import declared_inputs
 from zoo_export.publish.hub_card import hub_card
 from zoo_export.publish.seq2seq import DECODER, ENCODER, Seq2SeqExecutor, divide, is_seq2seq, sees_all_tokens
 from zoo_runtime.onnx_runtime.executor import OnnxExecutor
+from zoo_runtime.onnx_runtime.ort import ort
 from zoo_runtime.recorded.replay import Replay, check_recorded, replay
 
 __all__ = ["Published", "write_onnx"]

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 from onnx import TensorProto, helper, numpy_helper
 
 from zoo.contract import Graph, KeyValues
@@ -20,6 +19,7 @@ from zoo.errors import UsageError
 from zoo.probe.inputs import Feeds
 from zoo.probe.pipeline import Arrays, typed_feeds
 from zoo_export.graph.links import names_read
+from zoo_runtime.onnx_runtime.ort import ort
 
 __all__ = ["DECODER", "ENCODER", "Seq2SeqExecutor", "divide", "is_seq2seq", "sees_all_tokens"]
 

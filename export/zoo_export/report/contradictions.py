@@ -10,6 +10,8 @@ from zoo.errors import ArtifactError
 
 __all__ = ["contradictions"]
 
+_VERDICTS = frozenset({"answers", "certificate", "comparisons", "graphs", "greedy_decoding", "in_float32", "laws"})
+"""Fields in which nothing may have failed; ``tried`` has the precisions that were not chosen."""
 _BOUNDS = (("mean_kl_divergence", "max_mean_kl_divergence", 1), ("mean_cosine", "min_mean_cosine", -1))
 """Measures of a certificate with their bounds, and 1 where the bound is the largest value that is allowed."""
 
@@ -39,7 +41,8 @@ def contradictions(evidence: Mapping[str, Any], *, compares_outputs: bool) -> It
             yield f"it says verified, but {where} is not finite"
         if item.errors.get("argmax_disagreements"):
             yield f"it says verified, but the likeliest tokens of {where} differ"
-    yield from _failures(evidence, "")
+    for key in _VERDICTS & evidence.keys():
+        yield from _failures(evidence[key], key)
     yield from _losses(evidence)
 
 

@@ -259,6 +259,13 @@ def test_evidence_of_which_a_part_failed_is_doubted(exported_copy: Model, report
     assert "NOT VERIFIED: 1 of 1 exports" in head_of(page)
 
 
+def test_precisions_that_were_not_chosen_may_have_failed(exported_copy: Model, report: Any, plain: None) -> None:
+    """As quantize --max-kl records them."""
+    folder = exported_copy("gpt-tiny")
+    edit_json(folder, "parity.json", lambda data: data.update(tried=[{"precision": "int4", "passed": False}]))
+    assert report(folder)[0].status == 0
+
+
 def test_comparison_that_cannot_be_repeated_fails_the_check(exported_copy: Model, report: Any, plain: None) -> None:
     folder = exported_copy("gpt-tiny")
     listed = json.loads((folder / "manifest.json").read_text())
