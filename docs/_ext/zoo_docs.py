@@ -43,7 +43,7 @@ __all__ = ["setup"]
 _logger = logging.getLogger(__name__)
 _SECONDS = 300
 _ENUMERATOR = re.compile(r"^(\s*(?::[^:]+: )?)(?=(?:\([A-Za-z]\)|[A-Za-z][.)])(?:\s|$))", re.MULTILINE)
-"""What docutils takes for the first item of a list, at the start of a line or of a field."""
+"""A letter at the start of a line or field that docutils would take for the number of a list item."""
 _places: list[Path] = []
 """Root of the per-page working directories, shared by all reader processes."""
 

@@ -13,6 +13,7 @@ from zoo.contract import Graph
 from zoo.errors import UsageError
 from zoo.models import create
 from zoo.models.dtypes import declared_dtype
+from zoo.modules.calls import evaluating
 from zoo.modules.factory import copy_sharing_tensors
 from zoo.nn import call_graph
 from zoo.probe.grid import longest_length, make_grid
@@ -20,7 +21,6 @@ from zoo.probe.inputs import Feeds, make_feeds
 from zoo.probe.module import as_array, as_tensor
 from zoo.probe.pipeline import Arrays, run_pipeline
 from zoo.registry import ModelSpec
-from zoo_export.infer import evaluating
 
 __all__ = ["require_same_copy"]
 

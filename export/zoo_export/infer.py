@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -16,7 +15,7 @@ from zoo.artifact.weights import dtype_name
 from zoo.contract import Dim, Graph, Size, TensorSpec
 from zoo.errors import UsageError, nearest
 from zoo.models.dtypes import declared_dtype
-from zoo.modules.calls import call_by_name, named_results
+from zoo.modules.calls import call_by_name, evaluating, named_results
 from zoo.plugins.discovery import describe
 
 __all__ = ["Dims", "infer_graph"]
@@ -130,17 +129,6 @@ class _Call:
                 what = f"{name} of {self.name} is of type {type(value).__name__}, not a tensor"
                 raise UsageError(what, None, "return tensors alone, or name those to export: outputs=(...)")
         return results
-
-
-@contextmanager
-def evaluating(module: nn.Module) -> Iterator[None]:
-    modes = [(item, item.training) for item in module.modules()]
-    module.eval()
-    try:
-        yield
-    finally:
-        for item, mode in modes:
-            item.training = mode
 
 
 class _Lookups(TorchFunctionMode):

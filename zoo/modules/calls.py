@@ -1,14 +1,15 @@
-"""Calls of a module by the names of its inputs, and names for what it returns."""
+"""Calls of a module: by the names of its inputs, with names for what it returns, and in evaluation mode."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
-__all__ = ["call_by_name", "named_results"]
+__all__ = ["call_by_name", "evaluating", "named_results"]
 
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
@@ -60,3 +61,15 @@ def named_results(result: Any, names: Sequence[str] | None = None) -> dict[str, 
     if len(values) != len(names or default):
         raise TypeError(f"returns {len(values)} tensors, but {len(names or default)} outputs are declared")
     return dict(zip(names or default, values, strict=True))
+
+
+@contextmanager
+def evaluating(module: nn.Module) -> Iterator[None]:
+    """Set evaluation mode while the block runs, then the mode that each submodule had."""
+    modes = [(part, part.training) for part in module.modules()]
+    module.eval()
+    try:
+        yield
+    finally:
+        for part, mode in modes:
+            part.training = mode

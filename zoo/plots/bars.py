@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from zoo.errors import UsageError
-from zoo.plots.plot import COLOURS, WIDTH, Plot, drawn, new_figure, printable
+from zoo.plots.plot import COLOURS, WIDTH, Plot, drawn, new_figure, shortened
 
 __all__ = ["MOST", "Distribution", "distributions"]
 
@@ -85,5 +85,4 @@ def _percent(value: float) -> str:
 
 
 def _short(text: str) -> str:
-    text = printable(text.replace("\n", "\\n"))
-    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}\N{HORIZONTAL ELLIPSIS}"
+    return shortened(text.replace("\n", "\\n"), _LONGEST)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 from zoo.errors import UsageError
-from zoo.plots.plot import MAP, WIDTH, Plot, drawn, new_figure, printable
+from zoo.plots.plot import MAP, WIDTH, Plot, drawn, new_figure, printable, shortened
 
 __all__ = ["confusion"]
 
@@ -56,7 +56,7 @@ def confusion(title: str, names: Sequence[str], counts: Mapping[str, Iterable[tu
         )
         axes.set(xlabel="answer (class)", ylabel="label (class)", title=printable(name))
         if len(names) <= _NAMED:
-            shown = [_short(item) for item in names]
+            shown = [shortened(item, _LONGEST) for item in names]
             axes.set_xticks(range(len(names)), shown, rotation=90 if max(map(len, shown)) > 3 else 0)
             axes.set_yticks(range(len(names)), shown)
         if len(names) <= _COUNTED:
@@ -66,8 +66,3 @@ def confusion(title: str, names: Sequence[str], counts: Mapping[str, Iterable[tu
     bar = figure.colorbar(image, ax=list(panels), label="share of the label's inputs", aspect=16)
     bar.outline.set_visible(False)
     return Plot(title, figure)
-
-
-def _short(name: str) -> str:
-    text = printable(name)
-    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}\N{HORIZONTAL ELLIPSIS}"

@@ -36,6 +36,7 @@ __all__ = [
     "power_text",
     "printable",
     "require_matplotlib",
+    "shortened",
 ]
 
 Parameters = ParamSpec("Parameters")
@@ -234,6 +235,12 @@ def printable(text: str) -> str:
     return "".join(
         f"<{ord(one):02X}>" if unicodedata.category(one) in _INVISIBLE and one != "\n" else one for one in text
     )
+
+
+def shortened(text: str, longest: int) -> str:
+    """Return text that can be printed, with an ellipsis at its end if it has more than ``longest`` characters."""
+    text = printable(text)
+    return text if len(text) <= longest else f"{text[: longest - 1]}\N{HORIZONTAL ELLIPSIS}"
 
 
 @contextmanager

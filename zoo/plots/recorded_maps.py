@@ -6,8 +6,7 @@ B batch, H heads, T queries, S keys.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -49,6 +48,7 @@ def module_weights(
     """
     import torch
 
+    from zoo.modules.calls import evaluating
     from zoo.nn import recorded_attentions
 
     texts = [item for item in inputs if isinstance(item, str)]
@@ -61,7 +61,7 @@ def module_weights(
         inputs = (torch.tensor([ids]),)
         labels = [tokenizer.decode([token], special_tokens=True) for token in ids] if labels is None else labels
     like = next(module.parameters(), torch.empty(0))
-    with _evaluating(module), torch.no_grad(), recorded_attentions(module) as weights:
+    with evaluating(module), torch.no_grad(), recorded_attentions(module) as weights:
         if len(inputs) == 1 and isinstance(inputs[0], Mapping):
             module(**{name: _tensor(value, like) for name, value in inputs[0].items()})
         else:
@@ -87,18 +87,6 @@ def _tokenizer(module: nn.Module) -> Tokenizer:
         raise UsageError("a text needs the tokenizer of the model, which has none", type(module).__name__, remedy)
     with guarded():
         return Tokenizer(Backend.from_buffer(data))
-
-
-@contextmanager
-def _evaluating(module: nn.Module) -> Iterator[None]:
-    """Set evaluation mode while the block runs, then the mode that each submodule had."""
-    modes = [(part, part.training) for part in module.modules()]
-    module.eval()
-    try:
-        yield
-    finally:
-        for part, mode in modes:
-            part.training = mode
 
 
 def _tensor(value: Any, like: Tensor) -> Any:

@@ -57,8 +57,7 @@ def _print_classes(report: ClassReport) -> None:
     counted = [item for item in report.classes if item.support or item.predicted]
     shown = counted
     if len(counted) > _CLASSES:
-        worst = sorted(counted, key=lambda item: (item.f1, -item.support))[:_CLASSES]
-        shown = worst
+        shown = sorted(counted, key=lambda item: (item.f1, -item.support))[:_CLASSES]
     rows = [
         (item.label, f"{item.precision:.4f}", f"{item.recall:.4f}", f"{item.f1:.4f}", f"{item.support:,}")
         for item in shown

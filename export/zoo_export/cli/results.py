@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from zoo import plugins
 from zoo.artifact import (
     PREFILL,
+    Measured,
     Record,
     abridged,
     coverage_summary,
@@ -59,8 +60,7 @@ def summary(report: Report, variant: str = "") -> dict[str, Any]:
             "tokens": sum(level["tokens"] for part in parts for level in part["levels"].values()),
         }
     outputs = measured_outputs(report.evidence)
-    worst = worst_of(outputs)
-    assert worst is not None  # every graph has outputs
+    worst = _worst(report)
     names = [*report.evidence["graphs"], *([PREFILL] if interface == "rows" else [])]
     return {
         "verified": report.passed,
@@ -83,6 +83,13 @@ def summary(report: Report, variant: str = "") -> dict[str, Any]:
     }
 
 
+def _worst(report: Report) -> Measured:
+    """Return the output that is nearest to its limit."""
+    worst = worst_of(measured_outputs(report.evidence))
+    assert worst is not None  # every graph has outputs
+    return worst
+
+
 def say_report(report: Report, directory: Path, variant: str = "") -> None:
     """Print the summary of a comparison in two lines."""
     facts = summary(report, variant)
@@ -91,8 +98,7 @@ def say_report(report: Report, directory: Path, variant: str = "") -> None:
             f"{directory}: generate.onnx verified on {facts['provider']} at {facts['tokens']} tokens", verdicts=VERDICTS
         )
         return
-    worst = worst_of(measured_outputs(report.evidence))
-    assert worst is not None
+    worst = _worst(report)
     where = f"{worst.name}, {worst.how}" if worst.how else worst.name
     left = f" ({facts['left_out']} of the full grid left out)" if facts["left_out"] else ""
     say(

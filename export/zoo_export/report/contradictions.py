@@ -1,4 +1,4 @@
-"""What contradicts evidence that says that an export is verified."""
+"""Contradictions in the evidence of a verified export."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from zoo.errors import ArtifactError
 
 __all__ = ["contradictions"]
 
-_VERDICTS = frozenset({"answers", "certificate", "comparisons", "graphs", "greedy_decoding", "in_float32", "laws"})
+_VERDICTS = ("answers", "certificate", "comparisons", "graphs", "greedy_decoding", "in_float32", "laws")
 """Fields in which nothing may have failed; ``tried`` has the precisions that were not chosen."""
 _BOUNDS = (("mean_kl_divergence", "max_mean_kl_divergence", 1), ("mean_cosine", "min_mean_cosine", -1))
 """Measures of a certificate with their bounds, and 1 where the bound is the largest value that is allowed."""
 
 
 def contradictions(evidence: Mapping[str, Any], *, compares_outputs: bool) -> Iterator[str]:
-    """Yield what contradicts evidence that says that an export is verified.
+    """Yield each contradiction in the evidence of a verified export, in an order that equal evidence has, too.
 
     Args:
         evidence: the content of the file.
@@ -39,18 +39,27 @@ def contradictions(evidence: Mapping[str, Any], *, compares_outputs: bool) -> It
             yield f"it says verified, but not that {where} passed"
         if item.errors.get("finite", True) is not True:
             yield f"it says verified, but {where} is not finite"
-        if item.errors.get("argmax_disagreements"):
-            yield f"it says verified, but the likeliest tokens of {where} differ"
-    for key in _VERDICTS & evidence.keys():
-        yield from _failures(evidence[key], key)
+    yield from _other_tokens(evidence)
+    for key in _VERDICTS:
+        yield from _failures(evidence.get(key), key)
     yield from _losses(evidence)
+
+
+def _other_tokens(evidence: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the levels at which the likeliest tokens differ without a near-tie."""
+    try:
+        for level, item in (evidence.get("logits") or {}).items():
+            if item["argmax_disagreements"]:
+                yield f"it says verified, but likeliest tokens differ at level {level}"
+    except (AttributeError, KeyError, TypeError) as error:
+        raise ArtifactError("not the tokens that an export writes", "parity.json: logits") from error
 
 
 def _failures(value: Any, where: str) -> Iterator[str]:
     """Yield the places where something did not pass, at any depth."""
     if isinstance(value, dict):
         for key, item in value.items():
-            place = f"{where}.{key}".lstrip(".")
+            place = f"{where}.{key}"
             if (key == "passed" and item is not True) or (where == "laws" and item == "failed"):
                 yield f"it says verified, but {place} is {item}"
             yield from _failures(item, place)

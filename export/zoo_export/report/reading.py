@@ -1,4 +1,4 @@
-"""What lies in a model directory, read without trust: files that differ from the manifest are listed, not refused."""
+"""Read model directories without trust: files that differ from the manifest are listed, not refused."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from zoo.artifact import (
 from zoo.artifact.description import read_description
 from zoo.artifact.digests import Digests
 from zoo.artifact.manifest import check_file, read_manifest
+from zoo.artifact.verdict import digests_of
 from zoo.errors import ArtifactError, ParityError, UnreadableError, ZooError
 from zoo_export.report.contradictions import contradictions
 
@@ -48,8 +49,7 @@ class Reviewed:
     @property
     def digests(self) -> Mapping[str, Any]:
         """The SHA-256 of each exported file as the evidence lists them."""
-        listed = self.evidence.get("files")
-        return listed if isinstance(listed, dict) else {}
+        return digests_of(self.evidence)
 
     @property
     def files(self) -> list[str]:
@@ -79,12 +79,12 @@ class Directory:
 
     stored: ModelDirectory
     defects: Mapping[str, str]
-    """What is wrong with each listed file that is missing or not the one of the manifest."""
+    """Defects of listed files that are missing or altered, by name."""
     unlisted: list[str]
     """Files that the manifest does not list."""
     exports: list[Reviewed] = field(default_factory=list)
     signature: str = ""
-    """What is known of the signature."""
+    """State of the signature, in words."""
     model_class: str | None = None
     """``module:Class`` of the architecture, or the factory of the user's own module."""
     reference: str | None = None

@@ -43,7 +43,7 @@ _PADDINGS = {"none": "No padding", "left": "Left", "right": "Right", "empty row"
 
 @dataclass(frozen=True)
 class Body:
-    """What is shown of an export."""
+    """The numbers of an export, as elements of the page."""
 
     elements: list[Element]
     malformed: list[str]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import math
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -21,7 +22,7 @@ Result = Mapping[str, Any]
 Kind = TypeVar("Kind", bound=Criterion)
 
 
-class Scorer(Generic[Kind]):
+class Scorer(ABC, Generic[Kind]):
     """Scores the answers of a task.
 
     Args:
@@ -57,21 +58,21 @@ class Scorer(Generic[Kind]):
         """Return the inputs of the task for a row."""
         return (input_of(row["text"]),)
 
+    @abstractmethod
     def add(self, row: Row, results: Sequence[Result]) -> None:
         """Add the answers to the inputs of a row."""
-        raise NotImplementedError
 
+    @abstractmethod
     def prediction(self, row: Row, results: Sequence[Result]) -> dict[str, Any]:
         """Return the answer to a row for a file of predictions: ``prediction``, and numbers that go with it."""
-        raise NotImplementedError
 
     def target_of(self, row: Row) -> Any:
         """Return what the prediction should be, in the same form."""
         return None if self.target is None else row.get(self.target)
 
+    @abstractmethod
     def scores(self) -> dict[str, float]:
         """Return the scores by name; those that are not defined are left out."""
-        raise NotImplementedError
 
     def judge(self, report: ClassReport) -> None:
         self.report = report

@@ -243,7 +243,7 @@ CONTRADICTIONS: dict[str, Callable[[dict[str, Any]], object]] = {
     "answers differ": lambda data: data["answers"]["score"]["answers"]["perplexity"].update(passed=False),
     "not finite": lambda data: data["graphs"]["model"]["outputs"]["logits"]["all"].update(finite=False),
     "negative": lambda data: data["graphs"]["model"]["outputs"]["logits"]["all"].update(max_abs_error=-1.0),
-    "likeliest tokens": lambda data: data["graphs"]["model"]["outputs"]["logits"]["all"].update(argmax_disagreements=3),
+    "likeliest tokens": lambda data: data["logits"]["all"].update(argmax_disagreements=3),
     "loss": lambda data: data.update(certificate={
         "outputs": {"model logits": {"mean_kl_divergence": 5.0}}, "max_mean_kl_divergence": 0.02,
     }),
