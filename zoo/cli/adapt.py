@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from zoo.artifact import check_model_target
+from zoo.cli.completion import complete_directories, complete_settings, complete_tasks
 from zoo.cli.options import PATH, DocumentedCommand, json_option, quiet_option, seed_option, strict_option
 from zoo.cli.progress import show_progress
 from zoo.cli.report import emit_json, say, say_head
@@ -23,9 +24,21 @@ from zoo.models.count import parameter_count
     ),
     page="howto/resolution.md",
 )
-@click.argument("directory", type=PATH)
-@click.option("--task", metavar="TASK", help="Keep the trunk, and give the model a head for this task.")
-@click.option("--set", "settings", metavar="KEY=VALUE", multiple=True, help="Change a configuration value.")
+@click.argument("directory", shell_complete=complete_directories, type=PATH)
+@click.option(
+    "--task",
+    shell_complete=complete_tasks,
+    metavar="TASK",
+    help="Keep the trunk, and give the model a head for this task.",
+)
+@click.option(
+    "--set",
+    "settings",
+    shell_complete=complete_settings,
+    metavar="KEY=VALUE",
+    multiple=True,
+    help="Change a configuration value.",
+)
 @click.option("--merge", "adapter", type=PATH, metavar="ADAPTER", help="Merge low-rank adapters.")
 @click.option("-o", "--output", type=PATH, required=True, help="Directory to create.")
 @seed_option

@@ -18,6 +18,7 @@ import click
 
 from zoo import memo, plugins, signals
 from zoo.cli import output
+from zoo.cli.completion import complete_plugins
 from zoo.cli.options import DocumentedCommand
 from zoo.contract import Command
 from zoo.errors import (
@@ -107,6 +108,8 @@ COMMANDS = {
 """The core commands. zoo_export and zoo_runtime add theirs as plugins."""
 SECTIONS = ("Find", "Make", "Export", "Check", "Use", "Inspect and extend")
 """The order of the sections of ``zoo --help``; others follow in alphabetical order."""
+COMPLETION = "_ZOO_COMPLETE"
+"""The environment variable by which a shell asks for candidates."""
 _UNWRITABLE = contextlib.suppress(OSError)
 """Ignores that stderr cannot be written: the exit status tells the outcome."""
 
@@ -116,7 +119,10 @@ class Commands(DocumentedCommand, click.Group):
 
     def make_context(self, *arguments: Any, **options: Any) -> click.Context:
         with _aborts():
-            return super().make_context(*arguments, **options)
+            context = super().make_context(*arguments, **options)
+            if context.resilient_parsing:  # for completion, which does not invoke
+                _select(**context.params)
+            return context
 
     def invoke(self, ctx: click.Context) -> Any:
         """Select the plugins before looking up the command, which may belong to one of them."""
@@ -174,7 +180,14 @@ def load_command(reference: str) -> click.Command:
 )
 @click.version_option(__version__, prog_name="zoo")
 @click.option("--no-plugins", is_flag=True, help="Load the built-in plugins only.")
-@click.option("--disable-plugin", "disabled", metavar="NAME", multiple=True, help="Do not load the plugin NAME.")
+@click.option(
+    "--disable-plugin",
+    "disabled",
+    shell_complete=complete_plugins,
+    metavar="NAME",
+    multiple=True,
+    help="Do not load the plugin NAME.",
+)
 @click.option("--debug", is_flag=True, help="Show tracebacks and library warnings.")
 def cli(**_: Any) -> None:
     """Build transformers and export them to ONNX, verified against PyTorch."""
@@ -223,6 +236,8 @@ def _guarded(plugin: plugins.Plugin, declared: Command) -> click.Command:
 def run() -> None:
     """Run the ``zoo`` console script."""
     _replace_closed_streams()
+    if os.environ.get(COMPLETION, "").endswith("_complete"):  # messages would be printed into the line being typed
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     hide_reports()
     _keep_compiled_files()
     try:
@@ -312,6 +327,10 @@ def _explained(error: click.ClickException) -> str:
 def _call(arguments: Sequence[str]) -> int:
     for argument in arguments:
         _check_argument(argument)
+    if COMPLETION in os.environ:
+        from zoo.cli.shells import register
+
+        register()
     try:
         status = cli.main(args=list(arguments), prog_name="zoo", standalone_mode=False)
     except click.exceptions.NoArgsIsHelpError as error:

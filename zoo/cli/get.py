@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from zoo.artifact import check_model_target
+from zoo.cli.completion import complete_presets, complete_tasks
 from zoo.cli.options import DocumentedCommand, force_option, json_option, output_option, quiet_option, seed_option
 from zoo.cli.progress import show_progress
 from zoo.cli.report import emit_json, say, say_head
@@ -23,9 +24,14 @@ from zoo.registry import registry
     ),
     page="checkpoints.md",
 )
-@click.argument("name")
+@click.argument("name", shell_complete=complete_presets)
 @output_option("Directory to create; NAME by default.")
-@click.option("--task", metavar="TASK", help="Make a model for this task, with a new head if the weights have none.")
+@click.option(
+    "--task",
+    shell_complete=complete_tasks,
+    metavar="TASK",
+    help="Make a model for this task, with a new head if the weights have none.",
+)
 @seed_option
 @click.option(
     "--verify/--no-verify",

@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from zoo.artifact import check_model_target
+from zoo.cli.completion import complete_sources, complete_tasks
 from zoo.cli.options import PATH, DocumentedCommand, json_option, quiet_option, seed_option, strict_option
 from zoo.cli.output import message
 from zoo.cli.progress import show_progress
@@ -24,7 +25,7 @@ from zoo.models.count import parameter_count
     ),
     page="checkpoints.md",
 )
-@click.argument("source")
+@click.argument("source", shell_complete=complete_sources)
 @click.option("-o", "--output", type=PATH, help="Directory to create; named as SOURCE by default.")
 @click.option(
     "--model-type", metavar="NAME", help="Model type of the checkpoint; by default model_type in its config.json."
@@ -34,7 +35,12 @@ from zoo.models.count import parameter_count
     type=click.Choice(["timm", "transformers"]),
     help="Use the class of this library, even if zoo has an architecture of its own for the model type.",
 )
-@click.option("--task", metavar="TASK", help="Make a model for this task, with a new head if SOURCE has none for it.")
+@click.option(
+    "--task",
+    shell_complete=complete_tasks,
+    metavar="TASK",
+    help="Make a model for this task, with a new head if SOURCE has none for it.",
+)
 @click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="Set a value that the checkpoint lacks.")
 @seed_option
 @strict_option

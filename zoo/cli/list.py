@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from zoo.cli.completion import complete_architectures, complete_presets, complete_tasks
 from zoo.cli.options import COUNT, DocumentedCommand, json_option
 from zoo.cli.report import columns, count_text, emit_json
 from zoo.errors import UsageError, nearest
@@ -34,9 +35,9 @@ def _check(presets: Registry, pattern: str, task: str | None, arch: str | None) 
     ),
     page="howto/presets.md",
 )
-@click.argument("pattern", default="*")
-@click.option("--task", help="Only models for this task.")
-@click.option("--arch", help="Only models of this architecture.")
+@click.argument("pattern", shell_complete=complete_presets, default="*")
+@click.option("--task", shell_complete=complete_tasks, help="Only models for this task.")
+@click.option("--arch", shell_complete=complete_architectures, help="Only models of this architecture.")
 @click.option("--min-params", type=COUNT, help="Only models with at least this many parameters, such as 100M.")
 @click.option("--max-params", type=COUNT, help="Only models with at most this many parameters.")
 @json_option

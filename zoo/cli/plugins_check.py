@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from zoo import plugins
+from zoo.cli.completion import complete_plugins, complete_presets
 from zoo.cli.options import DocumentedCommand, json_option
 from zoo.cli.output import VERDICTS, echo
 from zoo.cli.progress import is_shown
@@ -92,8 +93,15 @@ class _Described:
     ),
     page="reference/checks.md",
 )
-@click.argument("name", required=False)
-@click.option("--model", "models", metavar="PRESET", multiple=True, help="Check this preset instead of the smallest.")
+@click.argument("name", shell_complete=complete_plugins, required=False)
+@click.option(
+    "--model",
+    "models",
+    shell_complete=complete_presets,
+    metavar="PRESET",
+    multiple=True,
+    help="Check this preset instead of the smallest.",
+)
 @click.option("--explain", metavar="CHECK", help="Explain what a check expects, why, and how to fix a failure.")
 @click.option(
     "--timeout",

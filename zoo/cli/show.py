@@ -9,6 +9,7 @@ import click
 
 from zoo.cli import attention as pages
 from zoo.cli import figures
+from zoo.cli.completion import complete_models, complete_settings, complete_variants
 from zoo.cli.facts import describe, print_facts
 from zoo.cli.model_argument import find_model
 from zoo.cli.options import PATH, DocumentedCommand, json_option
@@ -51,14 +52,26 @@ def _check_options(output: str | None, texts: tuple[str, ...], options: Mapping[
     ),
     page="howto/figures.md",
 )
-@click.argument("model")
+@click.argument("model", shell_complete=complete_models)
 @click.argument("texts", nargs=-1, metavar="[TEXT]...")
-@click.option("--set", "settings", metavar="KEY=VALUE", multiple=True, help="Change a configuration value.")
+@click.option(
+    "--set",
+    "settings",
+    shell_complete=complete_settings,
+    metavar="KEY=VALUE",
+    multiple=True,
+    help="Change a configuration value.",
+)
 @click.option("--figure", type=PATH, metavar="FILE", help="Write a figure instead: .svg, or .png of a plot.")
 @click.option(
     "--of", "kind", type=click.Choice(list(figures.KINDS)), help=f"What the figure shows.  [default: {figures.MODULES}]"
 )
-@click.option("--variant", metavar="NAME", help="Variant of the export to plot.  [default: the plain one]")
+@click.option(
+    "--variant",
+    shell_complete=complete_variants,
+    metavar="NAME",
+    help="Variant of the export to plot.  [default: the plain one]",
+)
 @click.option(
     "--layer", type=click.IntRange(min=0), metavar="N", multiple=True, help="Layer to show, from 0. May be repeated."
 )

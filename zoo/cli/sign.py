@@ -8,6 +8,7 @@ from pathlib import Path
 
 import click
 
+from zoo.cli.completion import complete_directories
 from zoo.cli.options import PATH, DocumentedCommand, force_option, json_option, quiet_option
 from zoo.cli.report import emit_json, say
 from zoo.errors import UsageError
@@ -24,7 +25,7 @@ _PASSWORD = "ZOO_KEY_PASSWORD"
     ),
     page="howto/signing.md",
 )
-@click.argument("directory", type=PATH)
+@click.argument("directory", shell_complete=complete_directories, type=PATH)
 @click.option("--key", type=PATH, required=True, metavar="FILE",
               help=f"Private elliptic-curve key in PEM; its password is asked for, or in {_PASSWORD}.")  # fmt: skip
 @click.option("--certificate", type=PATH, metavar="FILE",

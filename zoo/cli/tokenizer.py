@@ -9,6 +9,7 @@ from pathlib import Path
 
 import click
 
+from zoo.cli.completion import complete_sources
 from zoo.cli.options import COUNT, PATH, Group, json_option, parse_ids
 from zoo.cli.output import echo
 from zoo.cli.progress import show_progress
@@ -145,7 +146,7 @@ def _check_output(output: Path, inputs: tuple[Path, ...], *, force: bool) -> Non
     ),
     page="howto/tokenizers.md",
 )
-@click.argument("source")
+@click.argument("source", shell_complete=complete_sources)
 @click.argument("texts", metavar="TEXT...", nargs=-1, required=True)
 @click.option("--no-special", is_flag=True, help="Omit the special tokens that the tokenizer adds.")
 @json_option
@@ -181,7 +182,7 @@ def encode(source: str, texts: tuple[str, ...], no_special: bool, as_json: bool)
     ),
     page="howto/tokenizers.md",
 )
-@click.argument("source")
+@click.argument("source", shell_complete=complete_sources)
 @click.argument("ids")
 @json_option
 def decode(source: str, ids: str, as_json: bool) -> None:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from zoo.artifact import check_model_target
+from zoo.cli.completion import complete_models, complete_recipes, complete_tasks, complete_training_settings
 from zoo.cli.options import PATH, DataCommand, force_option, is_quiet, json_option, option, quiet_option
 from zoo.cli.output import echo, message
 from zoo.cli.progress import ProgressBar, show_progress
@@ -56,14 +57,20 @@ def given_columns(options: Mapping[str, str | None]) -> dict[str, str]:
     ),
     page="howto/train.md",
 )
-@click.argument("model")
+@click.argument("model", shell_complete=complete_models)
 @option("--data", section="Data", metavar="PATH", multiple=True, help="Files, directories, or the name of a data set.")
 @option("--validation", section="Data", metavar="PATH", multiple=True, help="The same, for evaluations.")
 @column_options
 @option("--skip-bad", section="Data", metavar="N", type=click.IntRange(0), default=0, help="Unusable rows to skip.")
-@option("--task", section="Model", metavar="NAME", help="Train the model of a directory for another task.")
 @option(
-    "--set", "settings", section="Model", metavar="KEY=VALUE", multiple=True,
+    "--task",
+    shell_complete=complete_tasks,
+    section="Model",
+    metavar="NAME",
+    help="Train the model of a directory for another task.",
+)
+@option(
+    "--set", "settings", shell_complete=complete_training_settings, section="Model", metavar="KEY=VALUE", multiple=True,
     help="A setting of training, of the objective or of the model's configuration, such as learning_rate=3e-4.",
 )  # fmt: skip
 @option("--tokenizer", section="Model", metavar="FILE", help="A tokenizer.json or a vocabulary to attach, or 'bytes'.")
@@ -73,7 +80,13 @@ def given_columns(options: Mapping[str, str | None]) -> dict[str, str]:
     metavar="NAME",
     help="The objective; by default the first for the task.",
 )
-@option("--recipe", section="Training", metavar="NAME", help="Data and settings: see zoo why --recipe NAME.")
+@option(
+    "--recipe",
+    shell_complete=complete_recipes,
+    section="Training",
+    metavar="NAME",
+    help="Data and settings: see zoo why --recipe NAME.",
+)
 @option(
     "--lora", section="Training", metavar="KEY=VALUE,...",
     help="Train low-rank adapters of a model directory: rank, alpha, dropout, targets; e.g. rank=8,targets=*.query.",

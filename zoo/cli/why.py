@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from zoo.cli.completion import complete_models, complete_recipes, complete_settings
 from zoo.cli.model_argument import find_model, refuse_settings
 from zoo.cli.options import DocumentedCommand, json_option
 from zoo.cli.report import columns, emit_json
@@ -24,9 +25,21 @@ from zoo.registry.resolution import DEFAULT
     ),
     page="howto/presets.md",
 )
-@click.argument("model", required=False)
-@click.option("--set", "settings", metavar="KEY=VALUE", multiple=True, help="Change a configuration value.")
-@click.option("--recipe", metavar="NAME", help="Explain a recipe for training instead of a model.")
+@click.argument("model", shell_complete=complete_models, required=False)
+@click.option(
+    "--set",
+    "settings",
+    shell_complete=complete_settings,
+    metavar="KEY=VALUE",
+    multiple=True,
+    help="Change a configuration value.",
+)
+@click.option(
+    "--recipe",
+    shell_complete=complete_recipes,
+    metavar="NAME",
+    help="Explain a recipe for training instead of a model.",
+)
 @json_option
 def command(model: str | None, settings: tuple[str, ...], recipe: str | None, as_json: bool) -> None:
     """Show the source of each configuration value of MODEL, a preset or model directory, and the values it replaced."""

@@ -104,6 +104,12 @@ class Registry:
         glob = pattern if set(pattern) & set("*?[") else f"*{pattern}*"
         return sorted({name for layer in self._layers for name in layer if fnmatchcase(name, glob)})
 
+    def qualified_names(self) -> list[str]:
+        """Return the sorted names ``distribution:preset`` of all presets that distributions provide."""
+        return sorted(
+            {f"{plugin.distribution}:{name}" for name, owners in self._providers.items() for plugin in owners}
+        )
+
     def resolve(self, name: str, settings: Sequence[str] = (), *, values: Mapping[str, Any] | None = None) -> ModelSpec:
         """Resolve a preset, or ``distribution:preset``, overridden by values and ``key=value`` settings.
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from zoo.cli.completion import complete_directories, complete_tasks
 from zoo.cli.options import (
     PATH,
     SectionedCommand,
@@ -50,11 +51,23 @@ def _pairs(values: tuple[str, ...]) -> dict[str, str]:
     page="howto/audit.md",
 )
 @click.argument("graphs", type=PATH, nargs=-1, required=True, metavar="GRAPH...")
-@click.option("--against", type=PATH, required=True, metavar="DIR", help="Model directory or checkpoint.")
+@click.option(
+    "--against",
+    shell_complete=complete_directories,
+    type=PATH,
+    required=True,
+    metavar="DIR",
+    help="Model directory or checkpoint.",
+)
 @click.option(
     "--map", "names", multiple=True, metavar="THEIRS=OURS", help="Input or output that a name of a graph stands for."
 )
-@click.option("--task", metavar="TASK", help="Task to import the checkpoint for; by default that of its class.")
+@click.option(
+    "--task",
+    shell_complete=complete_tasks,
+    metavar="TASK",
+    help="Task to import the checkpoint for; by default that of its class.",
+)
 @click.option(
     "--via",
     type=click.Choice(["transformers"]),

@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from zoo.cli.completion import complete_models, complete_variants
 from zoo.cli.options import BYTES, THREADS, DocumentedCommand, check_figure_option, figure_option, json_option
 from zoo.cli.output import echo, message
 from zoo.cli.report import bytes_text, columns, emit_json
@@ -68,17 +69,27 @@ def _numbers(text: str, option: str, remedy: str) -> list[int]:
     ),
     page="howto/run.md",
 )
-@click.argument("names", metavar="[DIRECTORY | MODEL...]", nargs=-1)
+@click.argument("names", shell_complete=complete_models, metavar="[DIRECTORY | MODEL...]", nargs=-1)
 @click.option("--batch", "batches", metavar="B,...", default="1", show_default=True, callback=parse_numbers,
               help="Batch sizes.")  # fmt: skip
 @click.option("--lengths", metavar="N,...|A..B", callback=parse_lengths,
               help="Tokens per input.  [default: 128, or the model's maximum if smaller]")  # fmt: skip
-@click.option("--baseline", metavar="MODEL", help="Baseline of curves.  [default: layer-full if given, else the first]")
+@click.option(
+    "--baseline",
+    shell_complete=complete_models,
+    metavar="MODEL",
+    help="Baseline of curves.  [default: layer-full if given, else the first]",
+)
 @click.option("--max-memory", type=BYTES, metavar="SIZE", help="Memory limit per measurement.  [default: free memory]")
 @click.option("--provider", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True,
               help="Execution provider to measure on.")  # fmt: skip
 @click.option("--dtype", type=click.Choice(["float32", "float16", "bfloat16", "int8", "int4"]), help="Precision.")
-@click.option("--variant", metavar="NAME", help="Export to run.  [default: the best for the provider]")
+@click.option(
+    "--variant",
+    shell_complete=complete_variants,
+    metavar="NAME",
+    help="Export to run.  [default: the best for the provider]",
+)
 @click.option("--threads", type=THREADS, help="Number of threads.  [default: the number of cores]")
 @click.option("--seconds", type=click.FloatRange(min=0, min_open=True), default=2.0, show_default=True,
               help="Measuring time per call.")  # fmt: skip

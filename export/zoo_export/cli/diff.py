@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from zoo.cli.completion import complete_directories
 from zoo.cli.options import PATH, SectionedCommand, check_figure_option, figure_option, force_option, json_option
 from zoo.cli.output import VERDICTS
 from zoo.cli.report import columns, emit_json
@@ -51,7 +52,7 @@ def rows(modules: list[ModuleError], everything: bool) -> list[tuple[str, ...]]:
     ),
     page="howto/exports.md",
 )
-@click.argument("directory", type=PATH, default=Path())
+@click.argument("directory", shell_complete=complete_directories, type=PATH, default=Path())
 @click.option("--all", "everything", is_flag=True, help="Also show modules inside blocks.")
 @variant_option
 @factory_option

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from zoo.cli.completion import complete_directories, complete_recipes, complete_variants
 from zoo.cli.options import PATH, DataCommand, check_figure_option, is_quiet, json_option, option, quiet_option
 from zoo.cli.output import echo, message
 from zoo.cli.progress import show_progress
@@ -50,16 +51,22 @@ _OF_LOSS = {"loss", "perplexity", "accuracy", *(f"{name}_{kind}" for name in ("m
     ),
     page="howto/train.md",
 )
-@click.argument("directory", type=PATH, default=Path())
+@click.argument("directory", shell_complete=complete_directories, type=PATH, default=Path())
 @option("--data", section="Data", metavar="PATH", multiple=True, help="Files, directories, or the name of a data set.")
-@option("--recipe", section="Data", metavar="NAME", help="Use the data set of a recipe, and its settings.")
+@option(
+    "--recipe",
+    shell_complete=complete_recipes,
+    section="Data",
+    metavar="NAME",
+    help="Use the data set of a recipe, and its settings.",
+)
 @option("--split", section="Data", metavar="NAME", default="test", show_default=True, help="The part of a data set.")
 @column_options
 @option("--skip-bad", section="Data", metavar="N", type=click.IntRange(0), default=0, help="Unusable rows to skip.")
 @option("--limit", section="Data", metavar="N", type=click.IntRange(1), help="Read only the first N rows.")
 @option("--objective", section="What", metavar="NAME", help="Whose loss; by default what the task says.")
 @option(
-    "--variant", "variants", section="What", metavar="NAME", multiple=True,
+    "--variant", "variants", shell_complete=complete_variants, section="What", metavar="NAME", multiple=True,
     help="Only this export, 'onnx' for the default one, or 'torch' for the PyTorch model.",
 )  # fmt: skip
 @option(

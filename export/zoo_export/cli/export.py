@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from zoo.artifact import profiles
+from zoo.cli.completion import complete_models, complete_settings
 from zoo.cli.options import PATH, SectionedCommand, force_option, json_option, option, quiet_option
 from zoo.errors import UsageError
 from zoo_export.cli.options import (
@@ -36,7 +37,7 @@ _OF_ALL_FORMATS = ("model", "format_name", "texts", "output", "settings", "facto
     ),
     page="howto/exports.md",
 )
-@click.argument("model", default=".")
+@click.argument("model", shell_complete=complete_models, default=".")
 @option("--onnx", is_flag=True, section=_FORMAT, help="Short for --format onnx.")
 @option("--format", "format_name", metavar="NAME", section=_FORMAT, help="Format of an installed exporter.")
 @option(
@@ -97,7 +98,15 @@ _OF_ALL_FORMATS = ("model", "format_name", "texts", "output", "settings", "facto
     section=_MODEL,
     help="Directory to build a preset in, or to copy the model directory to.",
 )
-@option("--set", "settings", metavar="KEY=VALUE", multiple=True, section=_MODEL, help="Change a value of the preset.")
+@option(
+    "--set",
+    "settings",
+    shell_complete=complete_settings,
+    metavar="KEY=VALUE",
+    multiple=True,
+    section=_MODEL,
+    help="Change a value of the preset.",
+)
 @factory_option
 @force_option("Replace an earlier export.")
 @json_option

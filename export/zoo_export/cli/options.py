@@ -12,6 +12,7 @@ from click.core import ParameterSource
 
 from zoo.artifact import copy_model
 from zoo.artifact.directory import new_model_with_export
+from zoo.cli.completion import complete_variants
 from zoo.cli.model_argument import find_preset, refuse_settings
 from zoo.cli.options import option
 from zoo.errors import UsageError
@@ -41,7 +42,11 @@ grid_option = option(
     help="'full' also compares at points that take minutes for large models.",
 )  # fmt: skip
 variant_option = click.option(
-    "--variant", default="", metavar="NAME", help="Variant of the export.  [default: the plain one]"
+    "--variant",
+    shell_complete=complete_variants,
+    default="",
+    metavar="NAME",
+    help="Variant of the export.  [default: the plain one]",
 )
 factory_option = click.option(
     "--factory",

@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from zoo.artifact.outputs import check_output_target
+from zoo.cli.completion import complete_directories, complete_variants
 from zoo.cli.options import BYTES, PATH, SectionedCommand, force_option, json_option, option, quiet_option
 from zoo.cli.report import emit_json, say
 from zoo.errors import UsageError
@@ -44,7 +45,7 @@ class PublishJob:
     ),
     page="howto/exports.md",
 )
-@click.argument("directory", type=PATH)
+@click.argument("directory", shell_complete=complete_directories, type=PATH)
 @click.argument("target", metavar="OUT", type=PATH)
 @option(
     "--layout",
@@ -74,6 +75,7 @@ class PublishJob:
 )
 @option(
     "--variant",
+    shell_complete=complete_variants,
     metavar="NAME",
     section="Layouts web, genai, triton and kserve",
     help="Variant of the export, such as int8.  [default: the plain one]",

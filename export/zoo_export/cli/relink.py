@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from zoo.cli.completion import complete_directories
 from zoo.cli.options import PATH, DocumentedCommand, json_option, quiet_option
 from zoo.cli.output import VERDICTS
 from zoo.cli.report import emit_json, say
@@ -20,7 +21,7 @@ from zoo.cli.report import emit_json, say
     ),
     page="explanation/weights.md",
 )
-@click.argument("directory", type=PATH, default=Path())
+@click.argument("directory", shell_complete=complete_directories, type=PATH, default=Path())
 @json_option
 @quiet_option
 def command(directory: Path, as_json: bool) -> None:

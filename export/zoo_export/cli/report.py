@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from zoo.cli.completion import complete_directories
 from zoo.cli.options import (
     PATH,
     SectionedCommand,
@@ -28,7 +29,7 @@ from zoo_export.cli.options import VERIFICATION
     examples=("zoo report gpt-tiny -o report.html", "zoo report gpt-tiny -o report.html --check --force"),
     page="howto/report.md",
 )
-@click.argument("directory", type=PATH, default=Path())
+@click.argument("directory", shell_complete=complete_directories, type=PATH, default=Path())
 @option(
     "--check",
     is_flag=True,

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from zoo.cli.completion import complete_directories
 from zoo.cli.options import (
     PATH,
     SectionedCommand,
@@ -42,7 +43,7 @@ from zoo_export.cli.results import comparing, say_record, say_report, summary
     ),
     page="explanation/verified.md",
 )
-@click.argument("directory", type=PATH, default=Path())
+@click.argument("directory", shell_complete=complete_directories, type=PATH, default=Path())
 @format_option
 @variant_option
 @factory_option

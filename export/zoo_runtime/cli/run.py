@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from zoo.artifact import ADAPTERS
+from zoo.cli.completion import complete_directories, complete_tasks, complete_variants
 from zoo.cli.options import PATH, THREADS, DocumentedCommand, json_option, signed_by_option
 from zoo.cli.report import emit_json
 from zoo.errors import ArtifactError, UsageError
@@ -64,7 +65,7 @@ def generation_options(command: Any) -> Any:
     ),
     page="howto/run.md",
 )
-@click.argument("directory", type=PATH)
+@click.argument("directory", shell_complete=complete_directories, type=PATH)
 @click.argument("texts", metavar="[TEXT]...", nargs=-1)
 @click.option(
     "--input", "input_file", metavar="FILE",
@@ -93,7 +94,7 @@ def generation_options(command: Any) -> Any:
 @click.option("--truncate/--no-truncate", default=None,
               help="Truncate long texts, and count them.  [default: for sentence encoders]")  # fmt: skip
 @click.option("--chat", is_flag=True, help="Answer chats: texts of the user, or JSON lists of messages.")
-@click.option("--task", help="Task to run.  [default: the model's own]")
+@click.option("--task", shell_complete=complete_tasks, help="Task to run.  [default: the model's own]")
 @click.option("--option", "settings", metavar="KEY=VALUE", multiple=True, help="Set any option of the task.")
 @generation_options
 @click.option("--stop", multiple=True, metavar="TEXT", help="Stop string: end before this text. May be repeated.")
@@ -106,7 +107,12 @@ def generation_options(command: Any) -> Any:
 )
 @click.option("--batch-size", type=click.IntRange(min=1), help="Inputs per batch.")
 @click.option("--dtype", type=click.Choice(["float32", "float16", "bfloat16", "int8", "int4"]), help="Precision.")
-@click.option("--variant", metavar="NAME", help="Export to run.  [default: the best for the provider]")
+@click.option(
+    "--variant",
+    shell_complete=complete_variants,
+    metavar="NAME",
+    help="Export to run.  [default: the best for the provider]",
+)
 @click.option(
     "--adapter", "adapters", metavar="NAME", multiple=True,
     help="Low-rank adapter to run with, from the variant 'adapters'; once, or once for each TEXT.",

@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from zoo.cli.completion import complete_directories
 from zoo.cli.options import PATH, DocumentedCommand, json_option
 from zoo.cli.output import echo
 from zoo.cli.report import columns, emit_json
@@ -28,7 +29,7 @@ TASK = "sentence-embedding"
 )
 @click.argument("vectors", type=PATH)
 @click.argument("query")
-@click.option("--model", "directory", type=PATH, required=True,
+@click.option("--model", "directory", shell_complete=complete_directories, type=PATH, required=True,
               help="The exported model that made the vectors.")  # fmt: skip
 @click.option("--top-k", type=click.IntRange(min=1), default=10, show_default=True, help="Maximum number of rows.")
 @click.option("--column", default="embedding", show_default=True, help="Column of vectors.")

@@ -11,6 +11,7 @@ from typing import Any, get_args
 
 import click
 
+from zoo.cli.completion import complete_directories, complete_variants
 from zoo.cli.options import PATH, THREADS, DocumentedCommand
 from zoo.errors import MissingPackageError, UsageError, ZooWarning
 from zoo_runtime.server.config import OPTIONS, ServeConfig, ToolFormatName, read_config
@@ -29,7 +30,7 @@ _PACKAGES = ("jiter", "prometheus_client", "pydantic", "starlette", "uvicorn")
     ),
     page="howto/serve.md",
 )
-@click.argument("directories", metavar="[DIRECTORY]...", nargs=-1, type=PATH)
+@click.argument("directories", shell_complete=complete_directories, metavar="[DIRECTORY]...", nargs=-1, type=PATH)
 @click.option("--config", type=PATH, help="TOML file with models and settings; flags win.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="Port; 0 for a free one.")
@@ -55,7 +56,12 @@ _PACKAGES = ("jiter", "prometheus_client", "pydantic", "starlette", "uvicorn")
               help="Require the signature of this public key, or of one that these certificates certify.")  # fmt: skip
 @click.option("--log-texts", is_flag=True, help="Log the texts of requests and answers, too.")
 @click.option("--dtype", type=click.Choice(["float32", "float16", "bfloat16", "int8", "int4"]), help="Precision.")
-@click.option("--variant", metavar="NAME", help="Export to run.  [default: serving if it exists, else the best]")
+@click.option(
+    "--variant",
+    shell_complete=complete_variants,
+    metavar="NAME",
+    help="Export to run.  [default: serving if it exists, else the best]",
+)
 @click.option("--provider", type=click.Choice(["cpu", "cuda", "auto"]), default="cpu", show_default=True,
               help="Execution provider.")  # fmt: skip
 @click.option("--threads", type=THREADS, help="Threads per operator.  [default: the number of cores]")
