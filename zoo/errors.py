@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import errno
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -30,6 +30,8 @@ __all__ = [
     "ZooWarning",
     "argument",
     "close_to",
+    "closest",
+    "did_you_mean",
     "missing_package",
     "nearest",
     "renamed",
@@ -176,11 +178,20 @@ class StorageError(ZooError):
     exit_code = 6
 
 
+def closest(name: str, choices: Iterable[str]) -> list[str]:
+    """Return up to three choices that are close to ``name`` regardless of case, the closest first."""
+    folded = {choice.casefold(): choice for choice in sorted(choices)}
+    return [folded[text] for text in difflib.get_close_matches(name.casefold(), folded, n=3, cutoff=0.6)]
+
+
 def close_to(name: str, choices: Iterable[str]) -> str | None:
     """Return a remedy that names the choices closest to ``name`` regardless of case, or None when none is close."""
-    folded = {choice.casefold(): choice for choice in sorted(choices)}
-    close = [folded[text] for text in difflib.get_close_matches(name.casefold(), folded, n=3, cutoff=0.6)]
-    return "did you mean " + " or ".join(map(repr, close)) + "?" if close else None
+    return did_you_mean(closest(name, choices))
+
+
+def did_you_mean(names: Sequence[str]) -> str | None:
+    """Return a remedy that names alternatives, or None without any."""
+    return "did you mean " + " or ".join(map(repr, names)) + "?" if names else None
 
 
 _NAME = 80

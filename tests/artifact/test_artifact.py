@@ -608,7 +608,10 @@ def test_other_directories_are_rejected(kind: str, copy_of) -> None:
         (copy_of("gpt-tiny") / "manifest.json").unlink()
     if kind == "manifest is a directory":
         (path / "manifest.json").mkdir()
-    expected = {"absent": "no such directory: gpt-tiny", "file": "not a directory: gpt-tiny"}
+    expected = {
+        "absent": "no such directory: gpt-tiny: make it with zoo build gpt-tiny",
+        "file": "not a directory: gpt-tiny",
+    }
     remedy = "not a model directory (no manifest.json): gpt-tiny: make one with zoo build"
     assert refused(path) == expected.get(kind, remedy)
 

@@ -36,6 +36,7 @@ from zoo.artifact.verification import Verdict, replace_section, verification_sec
 from zoo.artifact.weights import INDEX, SINGLE, StoredTensor, load_json, read_header, read_if_valid, read_shards
 from zoo.errors import DISK, ArtifactError, PluginError, UnreadableError, UsageError, ZooError, ZooWarning
 from zoo.registry import ModelSpec, config_class
+from zoo.registry.nearby import no_directory
 
 __all__ = ["ModelDirectory", "check_model_target", "listed_files", "new_model", "new_model_with_export"]
 
@@ -76,7 +77,7 @@ class ModelDirectory:
     def _open(cls, path: Path, weights: bool, rehash: bool) -> ModelDirectory:
         storage.recover(path)
         if not path.is_dir():
-            raise ArtifactError("not a directory" if path.exists() else "no such directory", path)
+            raise no_directory(path)
         if not (path / MANIFEST).is_file():
             raise ArtifactError(f"not a model directory (no {MANIFEST})", path, "make one with zoo build")
         files = read_manifest(path / MANIFEST)

@@ -20,6 +20,7 @@ from zoo.artifact.directory import ModelDirectory
 from zoo.artifact.layout import MANIFEST, SIGNATURE
 from zoo.errors import ArtifactError, UnreadableError, UsageError, ZooError, renamed
 from zoo.reading import read_bytes
+from zoo.registry.nearby import no_directory
 from zoo.terminal import one_line
 
 __all__ = ["check_signature", "sign_directory"]
@@ -136,7 +137,7 @@ class _Files:
 
 def _resolved(directory: Path) -> Path:
     if not directory.is_dir():
-        raise ArtifactError("not a directory" if directory.exists() else "no such directory", directory)
+        raise no_directory(directory)
     return directory.resolve()
 
 

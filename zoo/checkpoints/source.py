@@ -30,6 +30,7 @@ from zoo.artifact.weights import (
 from zoo.errors import ArtifactError
 from zoo.models.dtypes import STORED_DTYPES
 from zoo.reading import read_bytes
+from zoo.registry.nearby import similar_path
 from zoo.tokenizers.files.load import read_tokenizer
 
 __all__ = ["Checkpoint", "SourceModule", "SourceTensor", "source_tensors"]
@@ -91,7 +92,8 @@ class Checkpoint:
                 raise ArtifactError("an adapter, not a model", source, remedy)
             return cls(source)
         if not source.is_file():
-            raise ArtifactError("no such file or directory", source, "check the path; a name on the hub is OWNER/NAME")
+            remedy = similar_path(source) or "check the path; a name on the hub is OWNER/NAME"
+            raise ArtifactError("no such file or directory", source, remedy)
         return cls(source.parent, source.name)
 
     @property

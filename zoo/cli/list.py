@@ -10,6 +10,7 @@ from zoo.cli.report import columns, count_text, emit_json
 from zoo.errors import UsageError, nearest
 from zoo.plugins.presets import known_provider
 from zoo.registry import PresetSummary, Registry, registry
+from zoo.registry.nearby import no_match
 
 
 def _check(presets: Registry, pattern: str, task: str | None, arch: str | None) -> None:
@@ -22,8 +23,7 @@ def _check(presets: Registry, pattern: str, task: str | None, arch: str | None) 
     if arch is not None and arch not in names:
         raise UsageError(f"unknown architecture {arch!r}", "--arch", known_provider(arch) or nearest(arch, names))
     if not presets.names(pattern):
-        remedy = known_provider(pattern) or nearest(pattern, presets.names())
-        raise UsageError(f"no preset matches {pattern!r}", None, remedy)
+        raise no_match(presets, pattern)
 
 
 @click.command(

@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from zoo.errors import ArtifactError, UsageError
+from zoo.errors import UsageError
 from zoo.registry import ModelSpec, registry
+from zoo.registry.nearby import check_name, no_directory
 
 if TYPE_CHECKING:
     from zoo.artifact import ModelDirectory
@@ -31,7 +32,8 @@ def find_preset(model: str, settings: Sequence[str]) -> ModelSpec | None:
     if source.is_dir():
         return None
     if source.exists() or "/" in model:
-        raise ArtifactError("not a directory" if source.exists() else "no such directory", model)
+        raise no_directory(model)
+    check_name(model)
     return resolve_preset(model, settings)
 
 

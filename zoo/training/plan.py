@@ -17,6 +17,7 @@ from zoo.config import Settings
 from zoo.errors import ArtifactError, UsageError, argument, nearest
 from zoo.plugins.plain import read_plain
 from zoo.registry import load_reference, registry
+from zoo.registry.nearby import check_name
 from zoo.registry.recipes import TrainingRecipe
 from zoo.terminal import is_unicode
 from zoo.training.defaults import preset_defaults
@@ -171,6 +172,8 @@ def make_plan(
     """
     recipe = recipe or TrainingRecipe("", {})
     is_directory = Path(model).is_dir()
+    if not is_directory:
+        check_name(model)
     spec = ModelDirectory.open(model, weights=False).spec if is_directory else registry().resolve(model)
     task = task or recipe.get("task")
     plugin, declared = plugins.active().objective(objective or recipe.get("objective"), task or spec.task)

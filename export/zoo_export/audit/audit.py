@@ -13,8 +13,9 @@ import torch
 
 from zoo.artifact import MANIFEST, ModelDirectory
 from zoo.checkpoints import import_checkpoint
-from zoo.errors import ArtifactError, UsageError
+from zoo.errors import UsageError
 from zoo.exporters import Progress
+from zoo.registry.nearby import no_directory
 from zoo.storage import scratch_folder
 from zoo.version import __version__
 from zoo_export.audit.binding import bind
@@ -104,7 +105,7 @@ def _opened(
         yield ModelDirectory.open(against, rehash=True), None
         return
     if not against.exists():
-        raise ArtifactError("no such directory", against, "name a model directory or a checkpoint")
+        raise no_directory(against, "name a model directory or a checkpoint")
     with scratch_folder() as folder:
         imported = import_checkpoint(
             against, folder / "model", name=against.resolve().name, model_type=via, task=task, settings=settings

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from zoo.artifact import VARIANTS, precisions
-from zoo.cli.completion import complete_directories
+from zoo.cli.completion import complete_models
 from zoo.cli.options import (
     PATH,
     SectionedCommand,
@@ -42,7 +42,7 @@ _PRECISION = "Precision"
     ),
     page="howto/exports.md",
 )
-@click.argument("model", shell_complete=complete_directories, default=".")
+@click.argument("model", shell_complete=complete_models, default=".")
 @option("--dtype", type=click.Choice(precisions()), section=_PRECISION, help="Precision to write.")
 @option(
     "--cache",

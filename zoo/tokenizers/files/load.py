@@ -18,6 +18,7 @@ from zoo.artifact import MANIFEST, TOKENIZER, ModelDirectory
 from zoo.artifact.weights import load_json
 from zoo.errors import ArtifactError, UnreadableError, UsageError, ZooError
 from zoo.reading import check_plain, read_text
+from zoo.registry.nearby import similar_path
 from zoo.tokenizers.files.esm import ESM_CLASS, esm_tokenizer
 from zoo.tokenizers.files.growth import check_growth
 from zoo.tokenizers.files.sentencepiece import (
@@ -151,7 +152,7 @@ def read_tokenizer(source: str | Path) -> Tokenizer:
     except ZooError:
         raise
     except FileNotFoundError as error:
-        raise ArtifactError("no such tokenizer", path, "check the path") from error
+        raise ArtifactError("no such tokenizer", path, similar_path(Path(path)) or "check the path") from error
     except OSError as error:
         raise UnreadableError(f"cannot read ({error.strerror})", path) from error
     except Exception as error:  # the library raises bare Exception

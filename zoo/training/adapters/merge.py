@@ -23,6 +23,7 @@ from zoo.models.attachments import attach
 from zoo.models.heads import retask
 from zoo.models.tensors import other_owners
 from zoo.registry import ModelSpec
+from zoo.registry.nearby import no_directory
 from zoo.training.adapters.low_rank import imported_format
 
 __all__ = ["Found", "Merged", "merge", "merge_adapter", "merge_directory", "read_changes"]
@@ -122,7 +123,7 @@ def read_changes(stored: ModelDirectory, model: nn.Module, adapter: Path) -> Fou
     Raises :class:`ArtifactError` or :class:`UsageError` as :func:`merge_adapter`.
     """
     if not adapter.is_dir():
-        raise ArtifactError("no such directory", adapter)
+        raise no_directory(adapter)
     if (adapter / MANIFEST).exists():
         return _read_own(stored, model, ModelDirectory.open(adapter, weights=False))
     return Found(stored.spec, model, _read_foreign(stored, model, adapter), None)
