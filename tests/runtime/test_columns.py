@@ -91,6 +91,71 @@ def test_ids(gpt: Path, zoo: Zoo) -> None:
         assert "input_id" not in read(output)[0]
 
 
+REPEATED: list[Row] = [{"id": id, "text": "xy"} for id in ("a", "a", "", "", None, 2.5, "b")]
+
+
+@pytest.mark.parametrize("given_as", ["in.jsonl", "in.csv", "in.parquet"])
+@pytest.mark.parametrize("output", ["out.jsonl", "out.parquet", "--json"])
+def test_ids_that_repeat(gpt: Path, zoo: Zoo, given_as: str, output: str) -> None:
+    """A column that is called id stays as it is. Only --id-column says that ids are unique."""
+    rows = (
+        REPEATED
+        if given_as == "in.jsonl" and output != "out.parquet"
+        else [row for row in REPEATED if row["id"] != 2.5]
+    )
+    given = write(given_as, rows)
+    expected = [(row["id"] or "" if given_as == "in.csv" else row["id"]) for row in rows]
+    done = zoo("run", gpt, "--input", given, *SCORE, *(["-o", output] if output != "--json" else [output]))
+    assert done.status == 0, done.err
+    assert [row["id"] for row in (done.json["results"] if output == "--json" else read(output))] == expected
+    unique = zoo("run", gpt, "--input", given, "--id-column", "id", *SCORE, "-o", "unique.jsonl")
+    assert unique.status == 3
+    assert "row 2" in unique.err
+    assert "duplicate id 'a'" in unique.err
+    assert [row["id"] for row in read("unique.jsonl")] == list(
+        dict.fromkeys(id for id in expected if isinstance(id, str))
+    )
+
+
+def test_only_unique_ids_can_be_resumed(gpt: Path, zoo: Zoo) -> None:
+    """The rows with results are found by their ids. The results so far are kept."""
+    rows = [{"id": id, "text": "xy"} for id in ("a", "b", "a", None)]
+    run = ("run", gpt, *SCORE, "-o", "out.jsonl", "--input")
+    assert zoo(*run, write("few.jsonl", rows[:2])).status == 0
+    before = Path("out.jsonl").read_text()
+    done = zoo(*run, write("more.jsonl", rows[:3]), "--resume")
+    assert done.err.splitlines()[-1] == (
+        "error: --resume finds rows by their ids, which must be unique (duplicate id 'a'): more.jsonl, row 3: "
+        "start again with --force, and --id-column with a column of unique ids"
+    )
+    assert done.status == 2
+    assert Path("out.jsonl").read_text() == before
+    assert "(id must be a string or an integer, got NoneType)" in zoo(
+        *run, write("none.jsonl", rows[1:2] + rows[3:]), "--resume"
+    ).failed(2)
+    assert zoo(*run, write("all.jsonl", rows), "--force").status == 0
+    assert "(got 'a'): out.jsonl, line 3: " in zoo(*run, "all.jsonl", "--resume").failed(2)
+    assert zoo(*run, write("unique.jsonl", [{"id": id, "text": "xy"} for id in "abc"]), "--force").status == 0
+    assert zoo(*run, write("longer.jsonl", [{"id": id, "text": "xy"} for id in "abcd"]), "--resume").status == 0
+    assert [row["id"] for row in read("out.jsonl")] == list("abcd")
+
+
+def test_ids_beside_another_column(gpt: Path, zoo: Zoo) -> None:
+    """--json names columns as files do."""
+    write("in.jsonl", [{"id": 7, "key": "k", "text": "xy"}])
+    (row,) = zoo("run", gpt, "--input", "in.jsonl", "--id-column", "key", *SCORE, "--json").json["results"]
+    assert (row["id"], row["input_id"], row["key"]) == ("k", 7, "k")
+
+
+def test_ids_of_bytes(gpt: Path, zoo: Zoo) -> None:
+    pq.write_table(pa.table({"text": ["ab"], "id": [b"\xff"]}), "in.parquet")
+    done = zoo("run", gpt, "--input", "in.parquet", *SCORE, "-o", "out.jsonl")
+    assert done.err.startswith("note: column 'id' of the input holds bytes, and is left out")
+    assert read("out.jsonl")[0]["id"] is None
+    assert zoo("run", gpt, "--input", "in.parquet", *SCORE, "-o", "out.parquet").status == 0
+    assert read("out.parquet")[0]["id"] == b"\xff"
+
+
 def test_types_of_parquet_are_kept(gpt: Path, zoo: Zoo) -> None:
     """Also in a file without rows. JSON lines have no bytes; dates are texts there."""
     moment = datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC)

@@ -93,7 +93,7 @@ def described(answer: Answer, is_row: bool = False) -> dict[str, Any]:
 
     ``is_row`` says that the input is the row of a table, whose id and other columns come first.
     """
-    from zoo_runtime.files.results import plain
+    from zoo_runtime.files.results import plain, plain_id
     from zoo_runtime.running.inputs import texts_of
 
     # Invalid UTF-8 bytes become lone surrogates, which cannot be printed.
@@ -107,7 +107,8 @@ def described(answer: Answer, is_row: bool = False) -> dict[str, Any]:
         for name, value in answer.columns.items()
         if not (has_bytes(value) or (name, value) in (("id", answer.id), ("text", found["text"])))
     }
-    return {"id": answer.id, **join_columns(plain(kept), found)}
+    id = {"id": plain_id(answer.id)}
+    return id | join_columns(plain(kept), found | id)
 
 
 def print_answers(session: Session, runner: Runner[Any], answers: Iterator[Answer], *, together: bool) -> None:

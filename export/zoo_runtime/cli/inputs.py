@@ -35,13 +35,14 @@ def _parse_id_list(text: str) -> Any:
     return Pair(*map(parse_ids, parts)) if len(parts) == 2 else parse_ids(text)
 
 
-def read_inputs(values: Sequence[Any], flags: InputFlags, *, keep: bool = False) -> Iterator[Answer]:
+def read_inputs(values: Sequence[Any], flags: InputFlags, *, keep: bool, resume: bool) -> Iterator[Answer]:
     """Return the inputs: those on the command line, else the rows of a file, else the lines of stdin.
 
     Args:
         values: the inputs on the command line.
         flags: where else inputs are, and their columns.
         keep: keep the columns of each row.
+        resume: whether rows with earlier results are left out.
     """
     from zoo_runtime import Answer
     from zoo_runtime.files.chats import as_chat
@@ -61,7 +62,7 @@ def read_inputs(values: Sequence[Any], flags: InputFlags, *, keep: bool = False)
         )
     listens = file is not None or (sys.stdin is not None and not sys.stdin.isatty())
     columns = (flags.main_column, flags.id_column, flags.pair_column)
-    rows = read_rows(file or "-", *columns, keep=keep) if listens else iter(())
+    rows = read_rows(file or "-", *columns, keep=keep, resume=resume) if listens else iter(())
     first = next(rows, None)
     if first is None:
         raise UsageError("no inputs", file, "give a text, --input FILE, or --ids 1,2,3")

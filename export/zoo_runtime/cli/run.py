@@ -73,7 +73,7 @@ def generation_options(command: Any) -> Any:
 )  # fmt: skip
 @click.option("--column", help="Column of inputs in a file with columns.  [default: text; messages with --chat]")
 @click.option("--pair-column", metavar="NAME", help="Column of second texts, for tasks on pairs.")
-@click.option("--id-column", help="Column of ids.  [default: id if present, else row numbers]")
+@click.option("--id-column", help="Column of unique ids.  [default: id if present, else row numbers]")
 @click.option("-o", "--output", "output_name", metavar="PATH",
               help="Write results to a .jsonl or .parquet file; those of a batch to a folder.")  # fmt: skip
 @click.option("--engine", metavar="NAME", help="Engine that runs the files of a batch: local, ray.  [default: local]")
@@ -206,12 +206,12 @@ def _run_inputs(
     if outputs.maps is not None:
         maps = AnswerMaps(outputs.maps, force=outputs.force, resume=outputs.resume)
     keep = _keeps_columns(inputs, outputs, task)
-    rows = read_inputs(values, inputs, keep=keep)
+    rows = read_inputs(values, inputs, keep=keep, resume=outputs.resume)
     with load_session(directory, task=task.task, chat=inputs.chat, **session_options) as session:
         runner = _open_runner(session, directory, inputs, outputs, task)
         if isinstance(runner, GathersTexts) and inputs.texts:
             values = [*runner.gather(inputs.texts), *values[len(inputs.texts) :]]
-            rows = read_inputs(values, inputs, keep=keep)
+            rows = read_inputs(values, inputs, keep=keep, resume=outputs.resume)
         rows = with_adapters(rows, inputs.adapters, len(values))
         alone = len(inputs.texts) == len(values) == 1 and not outputs.as_json and results is None and figure is None
         if (pieces := _stream(session, runner, values, outputs, inputs, alone=alone)) is not None:

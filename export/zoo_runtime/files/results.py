@@ -16,9 +16,9 @@ from zoo.errors import ArtifactError, StorageError, UsageError, storage_errors
 from zoo.storage import check_file_target, new_file
 from zoo.tables import LINES, PARQUET, has_bytes, join_columns
 from zoo_runtime.files.parquet_types import BATCH, find_schema, make_table
-from zoo_runtime.files.rows import is_id, open_input, pyarrow_module
+from zoo_runtime.files.rows import RESUMES_BY_ID, UNIQUE_IDS, is_id, open_input, pyarrow_module
 
-__all__ = ["EMBEDDING", "Results", "plain"]
+__all__ = ["EMBEDDING", "Results", "plain", "plain_id"]
 
 EMBEDDING = "embedding"
 """The vector in a result. Such results keep the columns of their input in parquet."""
@@ -33,6 +33,11 @@ def plain(result: Any) -> Any:
     if isinstance(result, list | tuple):
         return [plain(value) for value in result]
     return result if result is None or isinstance(result, str | int | float) else str(result)
+
+
+def plain_id(id: Any) -> Any:
+    """Convert the id of a row to a type that JSON supports; None for bytes."""
+    return None if has_bytes(id) else plain(id)
 
 
 class Results:
@@ -51,7 +56,7 @@ class Results:
         temporary: the caller renames the file once it is complete.
 
     Raises:
-        UsageError: the file cannot be written, or already exists.
+        UsageError: the file cannot be written, or already exists, or the ids of the one to continue are not unique.
         ArtifactError: the file to continue does not contain results.
     """
 
@@ -148,7 +153,7 @@ class Results:
 
     def write(self, id: Any, result: Mapping[str, Any], columns: Mapping[str, Any] = MappingProxyType({})) -> None:
         """Add a row. Whether the ``columns`` of its input are kept is decided by ``keep``."""
-        found = plain(result) | {"id": id}
+        found = plain(result) | {"id": id if self.parquet else plain_id(id)}
         kept = self._kept(columns, found)
         with storage_errors(self.path):
             if self.parquet:
@@ -157,8 +162,8 @@ class Results:
                 if len(self._waiting) == BATCH:
                     self._flush()
                 return
-            for name in [name for name, value in kept.items() if has_bytes(value)]:
-                del kept[name]
+            for name in [name for name, value in {**kept, self._id_column: id}.items() if has_bytes(value)]:
+                kept.pop(name, None)
                 note = f"column {name!r} of the input holds bytes, and is left out: write .parquet to keep it"
                 self.notes[note] = None
             row = self._join(plain(kept), found)
@@ -236,8 +241,8 @@ class Results:
                     id = json.loads(line)["id"]
                 except (ValueError, KeyError, TypeError, RecursionError) as error:
                     raise ArtifactError(problem, f"{self.path}, line {number}", remedy) from error
-                if not is_id(id):
-                    raise ArtifactError(problem, f"{self.path}, line {number}", remedy)
+                if not is_id(id) or id in self.done:
+                    raise UsageError(f"{RESUMES_BY_ID} (got {id!r})", f"{self.path}, line {number}", UNIQUE_IDS)
                 self.done.add(id)
                 end += len(line)
         return end

@@ -14,6 +14,8 @@ from zoo.tables import JSON, LINES, PARQUET, TABLES, read_numbered
 from zoo_runtime.running.inputs import Answer, Pair
 
 __all__ = [
+    "RESUMES_BY_ID",
+    "UNIQUE_IDS",
     "ColumnError",
     "column_types",
     "count_rows",
@@ -27,6 +29,8 @@ __all__ = [
 
 _STDIN = "-"
 _BATCH = 1024
+RESUMES_BY_ID = "--resume finds rows by their ids, which must be unique"
+UNIQUE_IDS = "start again with --force, and --id-column with a column of unique ids"
 _MIXED = "give both, or one --column whose values are single inputs and lists of two"
 """Remedy for a row of JSON that has only a part of a pair."""
 
@@ -36,7 +40,13 @@ class ColumnError(UsageError):
 
 
 def read_rows(
-    path: str, column: str, id_column: str | None = None, pair_column: str | None = None, *, keep: bool = False
+    path: str,
+    column: str,
+    id_column: str | None = None,
+    pair_column: str | None = None,
+    *,
+    keep: bool = False,
+    resume: bool = False,
 ) -> Iterator[Answer]:
     """Read a file row by row. A row that cannot be read is yielded with its ``error`` set.
 
@@ -44,21 +54,24 @@ def read_rows(
         path: ``.jsonl`` or ``.ndjson``, ``.json`` with an array of objects, ``.csv`` or ``.tsv`` with a header,
             ``.parquet``, or text with one input per line; ``-`` for text from stdin.
         column: the column of inputs, in formats that have columns.
-        id_column: the column of row ids; by default ``id``, if the file has it.
+        id_column: the column of row ids, which must be unique texts or integers. By default it is ``id``, if the file
+            has it, with any values.
         pair_column: the column of second texts, for inputs that are pairs.
         keep: read all columns, to write them with the results.
+        resume: rows with earlier results are left out, by their ids.
 
     Raises:
         ArtifactError: the file is missing, or its contents do not match its extension.
         ColumnError: a column does not exist, or ``pair_column`` is given for plain text.
+        UsageError: with ``resume``, an id is not unique, or neither a text nor an integer.
     """
     suffix = Path(path).suffix.lower()
     if path != _STDIN and not Path(path).exists():
         raise ArtifactError("no such file", path)
-    if suffix == PARQUET:
-        return _unique(_read_parquet(path, column, id_column, pair_column, keep), path)
-    if suffix in (*LINES, JSON, *TABLES):
-        return _unique(_read_objects(path, column, id_column, pair_column, keep), path)
+    if is_table(path):
+        read = _read_parquet if suffix == PARQUET else _read_objects
+        rows = read(path, column, id_column, pair_column, keep)
+        return _unique(rows, path, resume) if resume or id_column is not None else rows
     if pair_column is not None:
         where = f"--pair-column {pair_column}"
         raise ColumnError("plain text has no columns", where, "give .jsonl, .csv or .parquet")
@@ -180,19 +193,20 @@ def _parquet_rows(file: Any, path: str, *names: str | None) -> Iterator[dict[str
         raise ArtifactError(f"cannot be read ({error})", path) from error
 
 
-def _unique(rows: Iterator[Answer], path: str) -> Iterator[Answer]:
-    """Reject rows whose id is a duplicate, or neither a string nor an integer."""
+def _unique(rows: Iterator[Answer], path: str, resume: bool) -> Iterator[Answer]:
+    """Reject rows whose id is a duplicate, or neither a string nor an integer. ``resume`` makes that an error."""
     seen: set[str | int] = set()
     for row in rows:
-        if row.error is not None:
-            yield row
-        elif not is_id(row.id):
-            yield _bad(path, row.number, f"id must be a string or an integer, got {type(row.id).__name__}")
-        elif row.id in seen:
-            yield _bad(path, row.number, f"duplicate id {row.id!r}")
-        else:
+        problem = None
+        if row.error is None and not is_id(row.id):
+            problem = f"id must be a string or an integer, got {type(row.id).__name__}"
+        elif row.error is None and row.id in seen:
+            problem = f"duplicate id {row.id!r}"
+        if problem is not None and resume:
+            raise UsageError(f"{RESUMES_BY_ID} ({problem})", f"{path}, row {row.number}", UNIQUE_IDS)
+        if row.error is None and problem is None:
             seen.add(row.id)
-            yield row
+        yield row if problem is None else _bad(path, row.number, problem)
 
 
 def is_table(path: str | None) -> bool:
