@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -16,11 +17,13 @@ __all__ = [
     "LINES",
     "PARQUET",
     "TABLES",
+    "cell",
     "check_names",
     "has_bytes",
     "join_columns",
     "open_parquet",
     "read_numbered",
+    "table_line",
 ]
 
 LINES = (".jsonl", ".ndjson")
@@ -33,6 +36,7 @@ _FIELD = 2**31 - 1
 """Largest number of characters of a value in a CSV file: as in JSON lines, limits are those of what reads the rows."""
 _BUFFER = 2**16
 """Bytes of a column that are read at a time; otherwise a whole row group is."""
+_CRLF = "\r\n"
 _SPACE = " \t\n\r"
 _PREFIX = "input_"
 """Put before the name of a column of the input that the result has as well."""
@@ -68,6 +72,21 @@ def has_bytes(value: Any) -> bool:
     if isinstance(value, dict):
         return any(map(has_bytes, value.values()))
     return isinstance(value, bytes)
+
+
+def table_line(values: Iterable[Any], suffix: str) -> str:
+    """Return a line of comma- or tab-separated values, as the suffix of the file says.
+
+    A value with a line break of any kind is quoted: the csv module quotes only those of its own line ends.
+    """
+    line = io.StringIO(newline="")
+    csv.writer(line, delimiter=TABLES[suffix], lineterminator=_CRLF).writerow(values)
+    return line.getvalue().removesuffix(_CRLF) + "\n"
+
+
+def cell(value: Any) -> Any:
+    """Return a value of JSON for a table: texts as they are, None as an empty text, all others as JSON."""
+    return value if value is None or isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def read_numbered(path: Path) -> Iterator[tuple[int, Row]]:

@@ -30,6 +30,7 @@ __all__ = [
     "option",
     "output_option",
     "parse_ids",
+    "quiet_answers_option",
     "quiet_option",
     "seed_option",
     "signed_by_option",
@@ -130,10 +131,13 @@ def _remember_quiet(ctx: click.Context, _: click.Parameter, value: bool) -> None
     ctx.meta[_QUIET] = value
 
 
-quiet_option = click.option(
-    "-q", "--quiet", is_flag=True, expose_value=False, callback=_remember_quiet,
-    help="Print only errors, warnings and JSON.",
-)  # fmt: skip
+def _quiet_option(help: str) -> Callable[[Any], Any]:
+    return click.option("-q", "--quiet", is_flag=True, expose_value=False, callback=_remember_quiet, help=help)
+
+
+quiet_option = _quiet_option("Print only errors, warnings and JSON.")
+quiet_answers_option = _quiet_option("Print only answers, errors and warnings.")
+"""The same, for a command that prints what a model answers."""
 
 
 signed_by_option = click.option(

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from zoo.cli.options import is_quiet
 from zoo.cli.output import echo
 from zoo.errors import UsageError
 from zoo.plots.plot import check_figure
@@ -50,4 +51,5 @@ class AnswerFigure:
         if self._answers:
             plot = draw_answers(session, runner, self._answers, task)
             plot.write(self._target, force=self._force)
-            echo(f"{self._target}: {plot.title}", err=True)
+            if not is_quiet():
+                echo(f"{self._target}: {plot.title}", err=True)

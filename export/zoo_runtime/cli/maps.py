@@ -8,6 +8,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
+from zoo.cli.options import is_quiet
 from zoo.cli.output import echo
 from zoo.errors import UsageError
 from zoo.storage import check_file_target, new_file
@@ -46,7 +47,8 @@ class AnswerMaps:
                 answer.result = {**answer.result, "file": target.name}
                 self._count += 1
             yield answer
-        echo(f"{self._folder}: {self._count} maps written", err=True)
+        if not is_quiet():
+            echo(f"{self._folder}: {self._count} maps written", err=True)
 
     def _write(self, runner: WritesMaps, result: Mapping[str, Any], target: Path) -> None:
         """Write a map. An interrupted run may have written it, but not yet the result that names it."""

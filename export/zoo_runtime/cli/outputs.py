@@ -7,6 +7,7 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from zoo.cli.options import is_quiet
 from zoo.cli.output import echo, message
 from zoo.cli.progress import is_shown
 from zoo.errors import UsageError
@@ -118,9 +119,10 @@ def show_summary(results: Results | AugmentedRows, written: int, earlier: int, f
     if isinstance(results, AugmentedRows):
         variants = "variant" if results.empty == 1 else "variants"
         lost = f", {results.empty} empty {variants} left out" if results.empty else ""
-        echo(f"{results.path}: {results.rows} rows of {written} inputs{lost}", err=True)
+        if not is_quiet():
+            echo(f"{results.path}: {results.rows} rows of {written} inputs{lost}", err=True)
         return
-    for note in results.notes:
+    for note in results.notes if not is_quiet() else ():
         message("note", note)
     if is_shown():
         resumed = f", {earlier} kept from an earlier run" if earlier else ""

@@ -12,7 +12,7 @@ import click
 
 from zoo.artifact import ADAPTERS
 from zoo.cli.completion import complete_directories, complete_tasks, complete_variants
-from zoo.cli.options import PATH, THREADS, DocumentedCommand, json_option, signed_by_option
+from zoo.cli.options import PATH, THREADS, DocumentedCommand, json_option, quiet_answers_option, signed_by_option
 from zoo.cli.report import emit_json
 from zoo.errors import ArtifactError, UsageError
 from zoo.reading import read_text
@@ -75,7 +75,7 @@ def generation_options(command: Any) -> Any:
 @click.option("--pair-column", metavar="NAME", help="Column of second texts, for tasks on pairs.")
 @click.option("--id-column", help="Column of unique ids.  [default: id if present, else row numbers]")
 @click.option("-o", "--output", "output_name", metavar="PATH",
-              help="Write results to a .jsonl or .parquet file; those of a batch to a folder.")  # fmt: skip
+              help="Write results to a .jsonl, .csv, .tsv or .parquet file; those of a batch to a folder.")  # fmt: skip
 @click.option("--engine", metavar="NAME", help="Engine that runs the files of a batch: local, ray.  [default: local]")
 @click.option("--workers", type=click.IntRange(min=1), help="Workers for a batch.  [default: as the cores allow]")
 @click.option("--training-data", metavar="FILE", type=PATH,
@@ -134,6 +134,7 @@ def generation_options(command: Any) -> Any:
 @click.option("--unverified", is_flag=True, help="Allow an export that is not verified.")
 @signed_by_option
 @json_option
+@quiet_answers_option
 def command(directory: Path, signed_by: Path | None, **flags: Any) -> None:
     """Run the exported model in DIRECTORY on each TEXT, or on the lines of stdin, with ONNX Runtime.
 

@@ -15,6 +15,7 @@ from zoo.cli.options import is_quiet
 from zoo.cli.output import echo, message
 from zoo.cli.progress import show_progress
 from zoo.errors import ArtifactError, UsageError
+from zoo.tables import LINES, PARQUET, TABLES
 from zoo.version import __version__
 from zoo_runtime.batch.input_files import is_batch
 
@@ -27,7 +28,7 @@ def check_batch(inputs: str | None, output: str | None, others: Sequence[str]) -
         raise UsageError("a batch needs files and a folder", "--input, --output", "name both")
     if others:
         raise UsageError("not for a batch", ", ".join(others), "leave it out")
-    if Path(output).suffix.lower() in (".jsonl", ".ndjson", ".parquet") and not Path(output).is_dir():
+    if Path(output).suffix.lower() in (*LINES, *TABLES, PARQUET) and not Path(output).is_dir():
         raise UsageError("the results of a batch are files in a folder", f"--output {output}", "name a folder")
 
 

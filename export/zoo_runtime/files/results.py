@@ -1,20 +1,22 @@
-"""Writing results to files: JSON lines, parquet."""
+"""Writing results to files: JSON lines, CSV, parquet."""
 
 from __future__ import annotations
 
 import json
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, suppress
+from itertools import chain
 from pathlib import Path
+from tempfile import TemporaryFile
 from types import MappingProxyType
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
 from zoo.errors import ArtifactError, StorageError, UsageError, storage_errors
 from zoo.storage import check_file_target, new_file
-from zoo.tables import LINES, PARQUET, has_bytes, join_columns
+from zoo.tables import LINES, PARQUET, TABLES, cell, has_bytes, join_columns, table_line
 from zoo_runtime.files.parquet_types import BATCH, find_schema, make_table
 from zoo_runtime.files.rows import RESUMES_BY_ID, UNIQUE_IDS, is_id, open_input, pyarrow_module
 
@@ -41,13 +43,14 @@ def plain_id(id: Any) -> Any:
 
 
 class Results:
-    """A file of results, JSON lines or parquet, each row with the ``id`` of its input and, if asked for, its columns.
+    """A file of results, JSON lines, CSV or parquet: the ``id`` of each input, its columns if asked for, its result.
 
-    A new JSON lines file is flushed after every row, so that an interrupted run can be resumed. A parquet file, or a
-    file that replaces another, appears only once it is complete.
+    A new JSON lines file is flushed after every row, so that an interrupted run can be resumed. Another file, or one
+    that replaces another, appears only once it is complete. A CSV file has the columns of all rows; lists and objects
+    are JSON in it, and None is empty.
 
     Args:
-        path: ``.jsonl``, ``.ndjson`` or ``.parquet``.
+        path: ``.jsonl``, ``.ndjson``, ``.csv``, ``.tsv`` or ``.parquet``.
         force: replace an existing file, but not a symbolic link.
         resume: continue an existing file. An incomplete last line is removed.
         types: pyarrow types of the input's columns, where known.
@@ -79,12 +82,13 @@ class Results:
         self.metadata: dict[str, str] = {}
         """Key-value metadata for a parquet file."""
         self.parquet = path.suffix.lower() == PARQUET
-        if not self.parquet and path.suffix.lower() not in LINES:
-            raise UsageError("unknown file type", path, f"name it *{', *'.join((*LINES, PARQUET))}")
+        self._suffix = path.suffix.lower()
+        if self._suffix not in (*LINES, *TABLES, PARQUET):
+            raise UsageError("unknown file type", path, f"name it *{', *'.join((*LINES, *TABLES, PARQUET))}")
         if resume and force:
             raise UsageError("cannot both continue and replace the output", "--resume, --force", "choose one of them")
-        if resume and self.parquet:
-            raise UsageError("cannot continue a parquet file", path, "write .jsonl")
+        if resume and self._suffix not in LINES:
+            raise UsageError(f"cannot continue a {self._suffix[1:]} file", path, "write .jsonl")
         if self.parquet:
             pyarrow_module("parquet")
         with storage_errors(path):
@@ -104,16 +108,18 @@ class Results:
         self._names: dict[str, None] = {}
         """The columns of results in a parquet file, without those of the input."""
         self._example: dict[str, Any] | None = None
+        self._unwritten: IO[bytes] | None = None
+        """The rows of a CSV file as JSON lines, until the columns of all are known."""
         self.notes: dict[str, None] = {}
         """Remarks on columns of the input that are renamed or left out."""
 
     @property
     def needs_example(self) -> bool:
         """Whether the file has columns but no row, so that only :meth:`describe` can give it columns."""
-        return self.parquet and self._writer is None and not self._waiting
+        return self._suffix not in LINES and self._writer is None and not (self._waiting or self._names)
 
     def describe(self, result: Mapping[str, Any]) -> None:
-        """Give a parquet file without rows the columns of a result, and of the input."""
+        """Give a CSV or parquet file without rows the columns of a result, and of the input."""
         numbers = str(self.types.get(self._id_column, "int64")) not in ("string", "large_string")
         found = plain(result) | {"id": 1 if numbers else ""}
         self._names |= dict.fromkeys(found)
@@ -123,8 +129,11 @@ class Results:
     def writing(self) -> Iterator[Results]:
         """Open the file, and complete it when the block ends. If the block raises, earlier contents are kept."""
         replaces = self._exists and not self._resume
-        staged = (self.parquet or replaces) and not self._temporary
-        with new_file(self.path, force=replaces) if staged else nullcontext(self.path) as place:
+        staged = (self._suffix not in LINES or replaces) and not self._temporary
+        with ExitStack() as stack:
+            place = stack.enter_context(new_file(self.path, force=replaces)) if staged else self.path
+            if self._suffix in TABLES:
+                self._unwritten = stack.enter_context(TemporaryFile())
             with storage_errors(self.path):
                 place.parent.mkdir(parents=True, exist_ok=True)
                 try:
@@ -139,6 +148,7 @@ class Results:
                 yield self
                 with storage_errors(self.path):
                     self._flush()
+                    self._write_table()
                     if self._writer is not None:
                         self._writer.close()
                     self._file.flush()
@@ -167,6 +177,10 @@ class Results:
                 note = f"column {name!r} of the input holds bytes, and is left out: write .parquet to keep it"
                 self.notes[note] = None
             row = self._join(plain(kept), found)
+            if self._unwritten is not None:
+                self._names |= dict.fromkeys(row)
+                self._unwritten.write(json.dumps(row).encode() + b"\n")
+                return
             # UTF-8 cannot encode lone surrogates; backslashreplace writes them as JSON escapes
             self._file.write(json.dumps(row, ensure_ascii=False).encode("utf-8", "backslashreplace") + b"\n")
             self._file.flush()
@@ -184,6 +198,16 @@ class Results:
             if old != new:
                 self.notes[f"column {old!r} of the input is named {new!r}: results have a column of its name"] = None
         return row
+
+    def _write_table(self) -> None:
+        """Write the rows of a CSV file, with the columns of all."""
+        if self._unwritten is None:
+            return
+        self._unwritten.seek(0)
+        names = [*(self._example or self._names)]
+        rows = ([cell(row.get(name)) for name in names] for row in map(json.loads, self._unwritten))
+        for values in chain([names], rows) if names else ():
+            self._file.write(table_line(values, self._suffix).encode("utf-8", "backslashreplace"))
 
     def _flush(self) -> None:
         if not self.parquet or (not self._waiting and self._writer is not None):

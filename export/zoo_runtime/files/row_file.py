@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -13,7 +11,7 @@ from typing import Any, Self
 
 from zoo.errors import StorageError, UsageError, storage_errors
 from zoo.storage import check_file_target, new_file
-from zoo.tables import LINES, PARQUET, TABLES
+from zoo.tables import LINES, PARQUET, TABLES, cell, table_line
 from zoo_runtime.files.parquet_types import BATCH, find_schema, make_table
 from zoo_runtime.files.results import plain
 from zoo_runtime.files.rows import pyarrow_module
@@ -81,11 +79,10 @@ class RowFile:
             self._flush_table(rows)
 
     def _flush_table(self, rows: list[dict[str, Any]]) -> None:
-        text = io.StringIO(newline="")
-        writer = csv.writer(text, delimiter=TABLES[self.suffix], lineterminator="\n")
+        lines = []
         if not self._names:
             self._names = [*rows[0]]
-            writer.writerow(self._names)
+            lines.append(table_line(self._names, self.suffix))
         for row in rows:
             lists = {name: value for name, value in row.items() if isinstance(value, list | dict)}
             if lists and not self._encode:
@@ -93,9 +90,9 @@ class RowFile:
                 raise UsageError(f"column {wrong!r} holds lists, which a table cannot", self.path, "write .jsonl")
             if row.keys() != set(self._names):
                 raise UsageError("the rows of the input have different columns", self.path, "write .jsonl")
-            encoded = {name: json.dumps(plain(value), ensure_ascii=False) for name, value in lists.items()}
-            writer.writerow([(row | encoded)[name] for name in self._names])
-        self._file.write(text.getvalue().encode("utf-8", "backslashreplace"))
+            encoded = {name: cell(plain(value)) for name, value in lists.items()}
+            lines.append(table_line([(row | encoded)[name] for name in self._names], self.suffix))
+        self._file.write("".join(lines).encode("utf-8", "backslashreplace"))
 
     def _flush_parquet(self, rows: list[dict[str, Any]]) -> None:
         arrow = pyarrow_module("lib")
