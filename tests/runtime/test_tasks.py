@@ -14,6 +14,7 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 import torch
+from sklearn.preprocessing import MultiLabelBinarizer
 from transformers import ImageClassificationPipeline, TextClassificationPipeline
 
 import zoo as library
@@ -153,7 +154,22 @@ def test_scores_equal_transformers_pipelines(pipeline: Any, classes: int, proble
     (found,) = classify(logits[None], problem_of(problem, classes), names)
     scores = found["values" if problem == "regression" else "probabilities"]
     assert dict(zip(names, scores, strict=True)) == pytest.approx(wanted)
-    assert found.get("label") == (None if problem == "regression" else names[-1])
+    if problem == SEVERAL:  # the rule of scikit-learn's multi-label classifiers
+        binarizer = MultiLabelBinarizer(classes=names).fit([])
+        likely = np.array([[wanted[name] for name in names]]) > 0.5
+        assert found["labels"] == list(binarizer.inverse_transform(likely.astype(int))[0])
+        assert "label" not in found
+    else:
+        assert found.get("label") == (None if problem == "regression" else names[-1])
+        assert "labels" not in found
+
+
+def test_no_label_is_likely() -> None:
+    """The likeliest of several labels is no answer if it is likelier wrong than right; its score is given."""
+    found = classify(np.array([[-3, -0.1], [0.1, 2]], np.float32), SEVERAL, ("good", "bad"))
+    assert [row["labels"] for row in found] == [[], ["good", "bad"]]
+    assert all(row["probabilities"].shape == (2,) for row in found)
+    assert "labels" not in classify(np.zeros((1, 2), np.float32), SEVERAL, None)[0]
 
 
 ONE_CLASS = ("bert-tiny", "task=text-classification", "num_classes=1")

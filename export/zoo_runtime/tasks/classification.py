@@ -143,13 +143,23 @@ def problem_type(session: Context, graph: Graph, function: str = "auto") -> Prob
 def classify(logits: Array, problem: ProblemType, names: Sequence[str] | None) -> list[dict[str, Any]]:
     """Convert logits (B, classes) to results.
 
-    A result has the ``probabilities`` of the classes, and the ``label`` of the likeliest if classes have names; for
-    regression, only ``values``.
+    A result has the ``probabilities`` of the classes; for regression, only ``values``. If classes have names, it begins
+    with the ``label`` of the likeliest or, for several labels, the ``labels`` of all that are likelier than not, in the
+    order of the classes.
     """
     if problem == "regression":
         return [{"values": row} for row in logits]
-    chances = softmax(logits) if problem == "single_label_classification" else sigmoid(logits)
-    return [{**({"label": names[int(row.argmax())]} if names else {}), "probabilities": row} for row in chances]
+    if problem == "single_label_classification":
+        return [
+            {**({"label": names[int(row.argmax())]} if names else {}), "probabilities": row} for row in softmax(logits)
+        ]
+    return [
+        {
+            **({"labels": [name for name, chance in zip(names, row, strict=True) if chance > 0.5]} if names else {}),
+            "probabilities": row,
+        }
+        for row in sigmoid(logits)
+    ]
 
 
 def rank_classes(

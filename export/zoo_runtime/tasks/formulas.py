@@ -46,7 +46,7 @@ Expected = dict[str, Numbers | Choice | Same]
 
 
 def classes(runner: Any, item: Any, result: Result, model: Model) -> Expected:
-    """Scores of the classes of a text, an image or a sound, by class, label and rank, and the label of the best."""
+    """Scores of the classes of a text, an image or a sound, by class, label and rank, and the label or labels."""
     name, scores = _scores(runner, model(runner.feed([item]))["logits"][0])
     ranked = [(row["label"], row.get("probability", row.get("value"))) for row in result["classes"]]
     first = int(name == "probabilities" and len(scores) == 1)  # a single sigmoid is the probability of class 1
@@ -59,7 +59,12 @@ def classes(runner: Any, item: Any, result: Result, model: Model) -> Expected:
             [sum(score for other, score in ranked if other == label) for label, _ in ranked], np.array(sums)
         ),
     }
-    if name == "probabilities" and (names := runner.session.option("labels")):
+    names = runner.session.option("labels") if name == "probabilities" else None
+    if names and "labels" in result:
+        if len(set(names)) == len(names):
+            chosen = np.array([label in result["labels"] for label in names], int)
+            expected["labels"] = Choice(chosen, np.stack((1 - scores, scores), -1))
+    elif names:
         expected["label"] = Choice(names.index(result["label"]) if result.get("label") in names else None, scores)
     return expected
 

@@ -174,6 +174,10 @@ FAULTS: dict[str, tuple[tuple[str, ...], dict[str, Any], dict[str, Any], Plant, 
     "labels of other classes": (
         CLASSES, NOISE, {"labels": ["a", "b", "c"]}, shuffled_labels, "text-classification, .*: label is off by",
     ),
+    "several labels of other classes": (
+        CLASSES, NOISE, {"labels": ["a", "b", "c"], "problem_type": "multi_label_classification"}, shuffled_labels,
+        "text-classification, .*: labels is off by",
+    ),
     "worst class of tokens": (TOKENS, {"noise": True, "gain": 12.0}, {}, worst_class_of_tokens, "label is off by"),
     "entities that do not begin": (TAGS, {"noise": True, "gain": 12.0}, {}, entities_of_other_tags, "label is off by"),
     "entities with half the score": (

@@ -59,8 +59,9 @@ function classes({ labels, problem }, logits) {
   const name = (/** @type {number} */ place) => labels[place] ?? String(first + place);
   if (problem === "regression") return { values: logits.slice(), classes: ranked(logits).map((place) => ({ label: name(place), value: logits[place] })) };
   const probabilities = problem === "multi_label_classification" ? Float64Array.from(logits, (value) => softmax([0, value])[1]) : softmax(logits);
-  const order = ranked(probabilities), label = labels.length ? { label: name(order[0]) } : {};
-  return { ...label, probabilities, classes: order.map((place) => ({ label: name(place), probability: probabilities[place] })) };
+  const order = ranked(probabilities), chosen = problem === "multi_label_classification"
+    ? { labels: labels.filter((_, place) => probabilities[place] > 0.5) } : { label: name(order[0]) };
+  return { ...(labels.length ? chosen : {}), probabilities, classes: order.map((place) => ({ label: name(place), probability: probabilities[place] })) };
 }
 
 /** @param {ArrayLike<number>} logits */

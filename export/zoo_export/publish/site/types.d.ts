@@ -217,6 +217,8 @@ export interface Result {
   masks?: Scored[][];
   /** The likeliest class, if the classes have names. */
   label?: string;
+  /** The same for a model of several labels: all classes above 0.5. */
+  labels?: string[];
   /** In the order of the model's classes, as `values` are; `classes` has the highest first. */
   probabilities?: Float64Array;
   /** Of a regression. */
