@@ -106,6 +106,11 @@ def read_numbered(path: Path) -> Iterator[tuple[int, Row]]:
         raise ArtifactError(f"cannot read ({what})", path) from error
 
 
+def _refuse_constant(name: str) -> None:
+    """Raise ``ValueError`` for a name that the json module reads and writes, but other readers refuse."""
+    raise ValueError(f"JSON has no {name}: write null for a missing value")
+
+
 class _Objects:
     """Parses JSON and reports objects with a key that occurs twice.
 
@@ -113,7 +118,7 @@ class _Objects:
     """
 
     def __init__(self) -> None:
-        self._decoder = json.JSONDecoder(object_pairs_hook=self._object)
+        self._decoder = json.JSONDecoder(object_pairs_hook=self._object, parse_constant=_refuse_constant)
         self._twice: list[str] = []
 
     def _object(self, pairs: list[tuple[str, Any]]) -> dict[str, Any]:

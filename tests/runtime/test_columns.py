@@ -156,6 +156,18 @@ def test_ids_of_bytes(gpt: Path, zoo: Zoo) -> None:
     assert read("out.parquet")[0]["id"] == b"\xff"
 
 
+def test_numbers_that_json_lacks_are_null(gpt: Path, zoo: Zoo) -> None:
+    numbers = [math.nan, math.inf, 1.5]
+    lists = [[number] for number in numbers]
+    pq.write_table(pa.table({"text": ["ab"] * 3, "number": numbers, "list": lists}), "in.parquet")
+    for output in ("out.jsonl", "out.parquet"):
+        assert zoo("run", gpt, "--input", "in.parquet", *SCORE, "-o", output).status == 0
+    assert "NaN" not in Path("out.jsonl").read_text()
+    assert [(row["number"], row["list"]) for row in read("out.jsonl")] == [(None, [None]), (None, [None]), (1.5, [1.5])]
+    assert [row["number"] for row in read("out.parquet")][1:] == numbers[1:]
+    assert math.isnan(read("out.parquet")[0]["number"])
+
+
 def test_types_of_parquet_are_kept(gpt: Path, zoo: Zoo) -> None:
     """Also in a file without rows. JSON lines have no bytes; dates are texts there."""
     moment = datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC)

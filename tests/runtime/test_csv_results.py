@@ -39,7 +39,8 @@ def written(path: str, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, str]
 
 
 TEXTS = st.text(st.sampled_from("a,;\"'\t\r\n é語😀\u2028\x85"), max_size=6)
-VALUES = TEXTS | st.integers() | st.floats(allow_nan=False) | st.booleans() | st.none() | st.lists(TEXTS, max_size=2)
+NUMBERS = st.integers() | st.floats(allow_nan=False, allow_infinity=False)
+VALUES = TEXTS | NUMBERS | st.booleans() | st.none() | st.lists(TEXTS, max_size=2)
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
@@ -27,13 +28,15 @@ EMBEDDING = "embedding"
 
 
 def plain(result: Any) -> Any:
-    """Convert a result to types that JSON supports; other types become strings."""
+    """Convert a result to types that JSON supports; other types become strings, and non-finite numbers None."""
     if isinstance(result, np.ndarray | np.generic):
         return plain(result.tolist()) if result.dtype == object else result.tolist()
     if isinstance(result, Mapping):
         return {str(key): plain(value) for key, value in result.items()}
     if isinstance(result, list | tuple):
         return [plain(value) for value in result]
+    if isinstance(result, float) and not math.isfinite(result):
+        return None
     return result if result is None or isinstance(result, str | int | float) else str(result)
 
 
