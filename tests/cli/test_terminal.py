@@ -69,6 +69,20 @@ def test_columns_stay_in_line(rows: list[tuple[str, str, int]], width: int) -> N
     assert len({cells_of(line) for line in lines}) == 1  # right-aligned
 
 
+def test_names_with_a_common_beginning_differ(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Columns of names are shortened in the middle, so that their ends tell them apart."""
+    names = [f"a/very/long/common/beginning/of/the/name/{end}" for end in ("first", "second", "語語語")]
+    with terminal(monkeypatch, "stdout") as screen:
+        monkeypatch.setenv("COLUMNS", "40")
+        report.columns([(name, number) for number, name in enumerate(names)], right=[1], middle=[0])
+    lines = screen.text.replace("\r", "").splitlines()
+    assert [cells_of(line) for line in lines] == [40] * 3
+    for name, line in zip(names, lines, strict=True):
+        first, _, last = line.rsplit(" ", 1)[0].strip().partition("…")
+        assert name.startswith(first) and name.endswith(last)
+        assert len(first) > 8 and len(last) > 12
+
+
 def test_ellipsis_without_unicode(monkeypatch: pytest.MonkeyPatch) -> None:
     class Terminal(io.StringIO):
         encoding = "ascii"  # type: ignore[assignment]

@@ -18,11 +18,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import zoo as library
+from tests.cli.test_progress import terminal
 from tests.conftest import Result
 from tests.export.test_scores_of_answers import build, phrases
 from tests.exported import sign_export
 from zoo.artifact import ModelDirectory
 from zoo.models import persist
+from zoo.tables import read_numbered
 from zoo_export.cli import class_tables
 from zoo_export.opened import ModuleSession
 from zoo_export.scoring.reports import ClassReport, report_indicators, report_labels
@@ -174,6 +176,51 @@ def test_the_command(zoo: Zoo, monkeypatch: pytest.MonkeyPatch) -> None:
     assert evaluate(zoo, rows, "--predictions", "p.csv", "--force").status == 0
     with Path("p.csv").open(newline="") as file:
         assert [row["prediction_torch"] for row in csv.DictReader(file)] == found
+
+
+def test_long_labels_can_be_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [f"customer-service/complaints/delivery/{end}" for end in ("late", "damaged", "lost")] * 4
+    names = [f"{name}-{place}" for place, name in enumerate(names)]
+    report = report_labels(names, list(range(12)), [*range(1, 12), 0])
+    with terminal(monkeypatch, "stdout") as screen:
+        monkeypatch.setenv("COLUMNS", "60")
+        class_tables.print_reports({"torch": report})
+    lines = screen.plain.splitlines()
+    place = next(number for number, line in enumerate(lines) if line.startswith("label"))
+    shown = [tuple(line.split()[:2]) for line in lines[place + 1 : place + 11]]
+    assert len(set(shown)) == 10
+    assert all("…" in one and "…" in other for one, other in shown), shown
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "csv", "parquet"])
+def test_targets_of_a_regression_are_those_of_the_data(zoo: Zoo, suffix: str) -> None:
+    """They are not rounded to float32, in which they are trained on."""
+    build("bert-tiny", task="text-classification", num_classes=1, problem_type="regression")
+    numbers = [0.1, 3, 1.23456789012345, -1e-9]
+    rows = [{"text": text, "label": number} for text, number in zip(phrases(4), numbers, strict=True)]
+    assert evaluate(zoo, rows, "--predictions", f"p.{suffix}").status == 0
+    found = [row["target"] for row in read_numbered_values(Path(f"p.{suffix}"))]
+    assert list(map(float, found)) == numbers
+
+
+def read_numbered_values(path: Path) -> list[Any]:
+    if path.suffix == ".parquet":
+        return list(pytest.importorskip("pyarrow.parquet").read_table(path).to_pylist())
+    return [row for _, row in read_numbered(path)]
+
+
+@pytest.mark.parametrize(
+    ("preset", "task", "objective"),
+    [("bert-tiny", "fill-mask", "masked-lm"), ("bert-tiny", "pretraining", "pretraining"),
+     ("bert-tiny", "replaced-token-detection", "replaced-token-detection")],
+)  # fmt: skip
+def test_objectives_without_answers_for_rows(zoo: Zoo, preset: str, task: str, objective: str) -> None:
+    """Their losses are means over tokens that are drawn at random: there is nothing to write for a row."""
+    build(preset, task=task)
+    rows = [{"text": text, "pair": text, "label": 0} for text in phrases(4)]
+    remedy = f"zoo run gives no answers for the objective {objective}: leave out --predictions"
+    evaluate(zoo, rows, "--objective", objective, "--predictions", "p.jsonl").failed(2, remedy)
+    assert not Path("p.jsonl").exists()
 
 
 def test_predictions_in_parquet(zoo: Zoo, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -42,7 +42,13 @@ def emit_json(command: str, data: dict[str, Any], *, version: int = 1) -> None:
     echo(printable_json(text))
 
 
-def columns(rows: Iterable[Sequence[object]], *, right: Sequence[int] = (), verdicts: Collection[str] = ()) -> None:
+def columns(
+    rows: Iterable[Sequence[object]],
+    *,
+    right: Sequence[int] = (),
+    middle: Sequence[int] = (),
+    verdicts: Collection[str] = (),
+) -> None:
     """Print rows in columns.
 
     On a terminal, the widest columns are shortened until the rows fit its width. Elsewhere, rows are whole.
@@ -50,6 +56,7 @@ def columns(rows: Iterable[Sequence[object]], *, right: Sequence[int] = (), verd
     Args:
         rows: the rows, all with as many cells.
         right: the columns that are aligned on the right, and not shortened.
+        middle: the columns that are shortened in the middle, where names may begin alike.
         verdicts: cells that have colours: see :func:`zoo.cli.output.echo`.
     """
     cells = [[one_line(cell, _CELL) for cell in row] for row in rows]
@@ -58,7 +65,8 @@ def columns(rows: Iterable[Sequence[object]], *, right: Sequence[int] = (), verd
     widths = [max(map(width_of, column)) for column in zip(*cells, strict=True)]
     if fits:
         widths = _fitting(widths, right, shutil.get_terminal_size().columns)
-        cells = [[_shortened(cell, width) for cell, width in zip(row, widths, strict=True)] for row in cells]
+        cuts = [(width, place in middle) for place, width in enumerate(widths)]
+        cells = [[_shortened(cell, *cut) for cell, cut in zip(row, cuts, strict=True)] for row in cells]
     for row in cells:
         padded = [(cell, " " * (width - width_of(cell))) for cell, width in zip(row, widths, strict=True)]
         aligned = [pad + cell if place in right else cell + pad for place, (cell, pad) in enumerate(padded)]
@@ -90,14 +98,17 @@ def _width(text: str) -> int:
     return cell_len(text)
 
 
-def _shortened(text: str, width: int) -> str:
-    """Return text that ends with an ellipsis if it is wider than ``width``."""
+def _shortened(text: str, width: int, middle: bool) -> str:
+    """Return text that ends with an ellipsis, or has one in its ``middle``, if it is wider than ``width``."""
     if _width(text) <= width:
         return text
     from rich.cells import set_cell_size
 
     mark = "\N{HORIZONTAL ELLIPSIS}" if "utf" in (sys.stdout.encoding or "").lower() else "..."
-    return set_cell_size(text, width - len(mark)).rstrip() + mark
+    left = width - len(mark)
+    last = left * 2 // 3 if middle else 0  # long names differ at the end more often than at the beginning
+    end = set_cell_size(text[::-1], last).rstrip()[::-1]
+    return set_cell_size(text, left - last).rstrip() + mark + end
 
 
 def count_text(count: float) -> str:

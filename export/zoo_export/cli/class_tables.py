@@ -62,7 +62,7 @@ def _print_classes(report: ClassReport) -> None:
         (item.label, f"{item.precision:.4f}", f"{item.recall:.4f}", f"{item.f1:.4f}", f"{item.support:,}")
         for item in shown
     ]
-    columns([("class", "precision", "recall", "f1", "support"), *rows], right=range(1, 5))
+    columns([("class", "precision", "recall", "f1", "support"), *rows], right=range(1, 5), middle=[0])
     if len(counted) > len(shown):
         left = f"{len(counted) - len(shown):,} of {len(counted):,} classes"
         echo(f"left out: {left}, with an F1 of {shown[-1].f1:.4f} or more (all: --json)")
@@ -85,7 +85,7 @@ def _print_confusions(report: ClassReport, names: str) -> None:
     largest = sorted(wrong, key=lambda item: -item.count)[:_CONFUSIONS]
     echo(f"\n{names}: largest confusions")
     columns([("label", "answer", report.kind), *((item.label, item.answer, f"{item.count:,}") for item in largest)],
-            right=[2])  # fmt: skip
+            right=[2], middle=[0, 1])  # fmt: skip
     if len(wrong) > len(largest):
         lost = sum(item.count for item in wrong) - sum(item.count for item in largest)
         left = f"{len(wrong) - len(largest):,} of {len(wrong):,} pairs of classes"

@@ -13,6 +13,7 @@ from zoo.arrays import Array
 from zoo.classes import ClassifierConfig, class_names
 from zoo.errors import UsageError
 from zoo.training.criterion import IGNORED, Row
+from zoo.training.data.labels import items_of
 from zoo.training.objectives.classification import class_number, label_array
 from zoo.training.objectives.images import image_of
 from zoo.training.objectives.tokens import TokenClassification
@@ -60,6 +61,9 @@ class Classes(Scorer[Any]):
         return {"prediction": predicted, "probability": chances.tolist()[0] if len(chances) == 1 else chances.tolist()}
 
     def target_of(self, row: Row) -> Any:
+        if self._config.problem_type == "regression":  # as given, not rounded to the precision of training
+            numbers = [float(item) for item in items_of(row["label"])]
+            return numbers if len(numbers) > 1 else numbers[0]
         label = label_array(self._config, row["label"])
         if self._config.problem_type == "single_label_classification":
             return self._names[int(label[0])]
