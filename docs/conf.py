@@ -24,7 +24,8 @@ html_static_path = ["_static"]
 html_css_files = ["zoo.css"]
 html_math_renderer = "mathml"
 extensions = [
-    "myst_parser", "sphinx.ext.autodoc", "sphinx_copybutton", "sphinx_design", "zoo_docs", "zoo_figures", "zoo_math",
+    "myst_parser", "sphinx.ext.autodoc", "sphinx_copybutton", "sphinx_design", "zoo_console", "zoo_docs", "zoo_figures",
+    "zoo_math",
 ]  # fmt: skip
 copybutton_exclude = ".linenos, .gp, .go"  # prompts, and the output below commands
 exclude_patterns = ["_build"]

@@ -32,6 +32,7 @@ from sphinx.util import logging
 from sphinx.util.docutils import SphinxDirective
 from sphinx.util.nodes import make_refnode
 from zoo_api import comment_of, public_names
+from zoo_console import RUN
 
 import zoo
 from zoo import hookspecs
@@ -70,7 +71,7 @@ class Run(SphinxDirective):
                 raise self.error(f"{command}: status {status}\n{printed}")
         if "hide" in self.options:
             return []
-        block = nodes.literal_block(text := f"$ {command}\n{printed}".rstrip(), text, language="console")
+        block = nodes.literal_block(text := f"$ {command}\n{printed}".rstrip(), text, language=RUN)
         self.set_source_info(block)
         return [block]
 
