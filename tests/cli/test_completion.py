@@ -8,12 +8,14 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import click
 import pytest
 
 from zoo import cli, plugins
+from zoo.cli import entry
 from zoo.config import Config
 from zoo.registry import registry
 from zoo.registry.recipes import recipe_names
@@ -135,6 +137,42 @@ def test_keys_and_values_of_settings(copy_of: Callable[..., Path]) -> None:
     assert {*training, "num_layers="} <= set(plain("zoo train gpt-tiny --set "))
     copy_of("bert-tiny")
     assert plain("zoo adapt bert-tiny --set num_la") == ["num_layers="]
+
+
+def test_offers_of_plugins() -> None:
+    assert plain("zoo train gpt-tiny --objective mask") == ["masked-lm"]
+    assert plain("zoo train gpt-tiny --tracker t") == ["tensorboard", "trackio"]
+    assert plain("zoo import x --model-type gpt2") == ["gpt2"]
+    assert plain("zoo run x --engine lo") == ["local"]
+    assert plain("zoo export gpt-tiny --format o") == ["onnx"]
+
+
+COMPLETED = {"directory", "directories", "model", "--task", "--set", "--variant", "--recipe", "--objective", "--arch"}
+"""Parameters whose values zoo can list, by name."""
+
+
+def test_every_command_completes_what_can_be_listed() -> None:
+    found, missing = 0, []
+    for path, param in parameters(entry.cli, click.Context(entry.cli)):
+        if (param.opts[0] if isinstance(param, click.Option) else param.name) in COMPLETED:
+            found += 1
+            missing += [(path, param.opts)] * (param._custom_shell_complete is None)
+    assert found > 40
+    assert [(path, names) for path, names in missing if (path, *names) not in EXCEPTIONS] == []
+
+
+EXCEPTIONS = {
+    ("zoo audit", "--set"), ("zoo import", "--set"),  # of a checkpoint that is not read before
+}  # fmt: skip
+
+
+def parameters(command: click.Command, ctx: click.Context, path: str = "zoo") -> Iterator[tuple[str, click.Parameter]]:
+    """Yield the parameters of a command and those below, each with the command's name."""
+    for param in command.params:
+        yield path, param
+    for name in command.list_commands(ctx) if isinstance(command, click.Group) else ():
+        inner = command.get_command(ctx, name)  # type: ignore[attr-defined]
+        yield from parameters(inner, click.Context(inner, parent=ctx), f"{path} {name}")
 
 
 @pytest.mark.parametrize("line", ["zoo train gpt-tiny --set l", "zoo verify ", "zoo run gpt-tiny --task n"])

@@ -8,7 +8,7 @@ import typing
 from collections.abc import Callable, Iterable, Mapping
 from functools import wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import click
 from click.shell_completion import CompletionItem
@@ -22,6 +22,7 @@ __all__ = [
     "complete_architectures",
     "complete_directories",
     "complete_models",
+    "complete_offers",
     "complete_plugins",
     "complete_presets",
     "complete_recipes",
@@ -119,6 +120,18 @@ def complete_recipes(ctx: click.Context, incomplete: str) -> Iterable[Completion
     return [
         CompletionItem(name, help=text or None) for name, text in recipe_names().items() if name.startswith(incomplete)
     ]
+
+
+def complete_offers(kind: Literal["engines", "exporters", "importers", "objectives", "trackers"]) -> Completer:
+    """Return a function that completes the name of what plugins offer."""
+
+    @_completer
+    def complete(ctx: click.Context, incomplete: str) -> Iterable[CompletionItem[str]]:
+        return _starting(
+            incomplete, {item.name for plugin in plugins.active().loaded() for item in getattr(plugin, kind)}
+        )
+
+    return complete
 
 
 @_completer

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from zoo.artifact import check_model_target
-from zoo.cli.completion import complete_sources, complete_tasks
+from zoo.cli.completion import complete_offers, complete_sources, complete_tasks
 from zoo.cli.options import PATH, DocumentedCommand, json_option, quiet_option, seed_option, strict_option
 from zoo.cli.output import message
 from zoo.cli.progress import show_progress
@@ -28,7 +28,10 @@ from zoo.models.count import parameter_count
 @click.argument("source", shell_complete=complete_sources)
 @click.option("-o", "--output", type=PATH, help="Directory to create; named as SOURCE by default.")
 @click.option(
-    "--model-type", metavar="NAME", help="Model type of the checkpoint; by default model_type in its config.json."
+    "--model-type",
+    shell_complete=complete_offers("importers"),
+    metavar="NAME",
+    help="Model type of the checkpoint; by default model_type in its config.json.",
 )
 @click.option(
     "--via",

@@ -15,7 +15,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from zoo.artifact import check_model_target
-from zoo.cli.completion import complete_models, complete_recipes, complete_tasks, complete_training_settings
+from zoo.cli.completion import (
+    complete_models,
+    complete_offers,
+    complete_recipes,
+    complete_tasks,
+    complete_training_settings,
+)
 from zoo.cli.options import PATH, DataCommand, force_option, is_quiet, json_option, option, quiet_option
 from zoo.cli.output import echo, message
 from zoo.cli.progress import ProgressBar, show_progress
@@ -76,6 +82,7 @@ def given_columns(options: Mapping[str, str | None]) -> dict[str, str]:
 @option("--tokenizer", section="Model", metavar="FILE", help="A tokenizer.json or a vocabulary to attach, or 'bytes'.")
 @option(
     "--objective",
+    shell_complete=complete_offers("objectives"),
     section="Training",
     metavar="NAME",
     help="The objective; by default the first for the task.",
@@ -94,8 +101,8 @@ def given_columns(options: Mapping[str, str | None]) -> dict[str, str]:
 @option("--max-steps", section="Training", metavar="N", type=click.IntRange(1), help="Number of steps.")
 @option("--epochs", section="Training", metavar="N", type=float, help="Passes over the data; 3 by default.")
 @option("--seed", section="Training", metavar="N", type=click.IntRange(0, 2**63 - 1), help="Random seed.")
-@option("--tracker", "trackers", section="Training", metavar="NAME", multiple=True,
-        help="Send metrics to a tracker: tensorboard, trackio, wandb, or one of a plugin.")  # fmt: skip
+@option("--tracker", "trackers", shell_complete=complete_offers("trackers"), section="Training", metavar="NAME",
+        multiple=True, help="Send metrics to a tracker: tensorboard, trackio, wandb, or one of a plugin.")  # fmt: skip
 @option("--fsdp/--no-fsdp", section="Training", default=None, help="Divide the weights among torchrun's processes.")
 @option("--resume", section="Training", is_flag=True, help="Continue the unfinished training in the directory MODEL.")
 @click.option("-o", "--output", type=PATH, metavar="DIR", help="Directory to create.")

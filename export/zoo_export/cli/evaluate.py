@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from zoo.cli.completion import complete_directories, complete_recipes, complete_variants
+from zoo.cli.completion import complete_directories, complete_offers, complete_recipes, complete_variants
 from zoo.cli.options import PATH, DataCommand, check_figure_option, is_quiet, json_option, option, quiet_option
 from zoo.cli.output import echo, message
 from zoo.cli.progress import show_progress
@@ -64,7 +64,13 @@ _OF_LOSS = {"loss", "perplexity", "accuracy", *(f"{name}_{kind}" for name in ("m
 @column_options
 @option("--skip-bad", section="Data", metavar="N", type=click.IntRange(0), default=0, help="Unusable rows to skip.")
 @option("--limit", section="Data", metavar="N", type=click.IntRange(1), help="Read only the first N rows.")
-@option("--objective", section="What", metavar="NAME", help="Whose loss; by default what the task says.")
+@option(
+    "--objective",
+    shell_complete=complete_offers("objectives"),
+    section="What",
+    metavar="NAME",
+    help="Whose loss; by default what the task says.",
+)
 @option(
     "--variant", "variants", shell_complete=complete_variants, section="What", metavar="NAME", multiple=True,
     help="Only this export, 'onnx' for the default one, or 'torch' for the PyTorch model.",

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from zoo.artifact import profiles
-from zoo.cli.completion import complete_models, complete_settings
+from zoo.cli.completion import complete_models, complete_offers, complete_settings
 from zoo.cli.options import PATH, SectionedCommand, force_option, json_option, option, quiet_option
 from zoo.errors import UsageError
 from zoo_export.cli.options import (
@@ -39,7 +39,14 @@ _OF_ALL_FORMATS = ("model", "format_name", "texts", "output", "settings", "facto
 )
 @click.argument("model", shell_complete=complete_models, default=".")
 @option("--onnx", is_flag=True, section=_FORMAT, help="Short for --format onnx.")
-@option("--format", "format_name", metavar="NAME", section=_FORMAT, help="Format of an installed exporter.")
+@option(
+    "--format",
+    "format_name",
+    shell_complete=complete_offers("exporters"),
+    metavar="NAME",
+    section=_FORMAT,
+    help="Format of an installed exporter.",
+)
 @option(
     "--option",
     "texts",

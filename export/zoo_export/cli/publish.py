@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from zoo.artifact.outputs import check_output_target
-from zoo.cli.completion import complete_directories, complete_variants
+from zoo.cli.completion import complete_directories, complete_offers, complete_variants
 from zoo.cli.options import BYTES, PATH, SectionedCommand, force_option, json_option, option, quiet_option
 from zoo.cli.report import emit_json, say
 from zoo.errors import UsageError
@@ -62,6 +62,7 @@ class PublishJob:
 )
 @option(
     "--model-type",
+    shell_complete=complete_offers("importers"),
     metavar="NAME",
     section="Layouts hub, onnx and transformers-js",
     help="Model type to write.  [default: the first that fits]",

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from zoo.artifact import ADAPTERS
-from zoo.cli.completion import complete_directories, complete_tasks, complete_variants
+from zoo.cli.completion import complete_directories, complete_offers, complete_tasks, complete_variants
 from zoo.cli.options import PATH, THREADS, DocumentedCommand, json_option, quiet_answers_option, signed_by_option
 from zoo.cli.report import emit_json
 from zoo.errors import ArtifactError, UsageError
@@ -76,7 +76,12 @@ def generation_options(command: Any) -> Any:
 @click.option("--id-column", help="Column of unique ids.  [default: id if present, else row numbers]")
 @click.option("-o", "--output", "output_name", metavar="PATH",
               help="Write results to a .jsonl, .csv, .tsv or .parquet file; those of a batch to a folder.")  # fmt: skip
-@click.option("--engine", metavar="NAME", help="Engine that runs the files of a batch: local, ray.  [default: local]")
+@click.option(
+    "--engine",
+    shell_complete=complete_offers("engines"),
+    metavar="NAME",
+    help="Engine that runs the files of a batch: local, ray.  [default: local]",
+)
 @click.option("--workers", type=click.IntRange(min=1), help="Workers for a batch.  [default: as the cores allow]")
 @click.option("--training-data", metavar="FILE", type=PATH,
               help="For augment: write rows of inputs and variants to a .jsonl, .csv or .parquet file.")  # fmt: skip
