@@ -11,23 +11,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
 from zoo.arrays import Array
-from zoo.contract import Graph, dim_size
+from zoo.contract import Graph
 from zoo.errors import UsageError
 from zoo.probe.inputs import empty_past
-from zoo.probe.pipeline import decoder_inputs, token_input
-from zoo_runtime.generation.stepper import (
-    check_mask,
-    check_padding,
-    check_roll_back,
-    check_rows,
-    check_saved,
-    check_tokens,
-)
+from zoo.probe.pipeline import Arrays
+from zoo_runtime.generation.batch_decoder import ROOM, BatchDecoder
+from zoo_runtime.generation.stepper import check_roll_back, check_rows, check_saved
 from zoo_runtime.onnx_runtime.buffers import PAST_LENGTH, Buffers
 from zoo_runtime.onnx_runtime.executor import LOGITS_TO_KEEP
 from zoo_runtime.onnx_runtime.ort import ort
@@ -53,7 +47,7 @@ class Saved:
     """Copies of the keys and values that the graph extends in place."""
 
 
-class Decoder:
+class Decoder(BatchDecoder):
     """Decoder for one batch, a :class:`zoo_runtime.Stepper`.
 
     Args:
@@ -79,26 +73,13 @@ class Decoder:
         *,
         positions: int | None = None,
     ) -> None:
+        blocks = next((constants[tensor.name] for tensor in graph.input_tensors()
+                       if tensor.is_blocks and tensor.name in constants), None)  # fmt: skip
+        super().__init__(graph, rows, dtype, positions, None if blocks is None else to_array(blocks).copy())
         self.session = session
-        self.graph = graph
-        self.dtype = dtype
-        self.positions = positions
-        self.length = 0
-        """Number of tokens in the past."""
-        self.closed = False
         self.device = device_of(session)
-        self.input_name, self.embedding_size, self.mask_name = _text_inputs(graph)
-        specs = {tensor.name: tensor for tensor in graph.input_tensors()}
-        self.upper = specs[self.input_name].upper
-        """Number of token ids, if the graph declares one."""
-        self.padding = specs[self.mask_name].padding if self.mask_name else "both"
-        """Where the model supports padding."""
         inputs = {item.name for item in session.get_inputs()}
         empty = empty_past(graph, rows, dtype)
-        self.blocks_name = next((tensor.name for tensor in specs.values() if tensor.is_blocks), None)
-        blocks = constants.get(self.blocks_name) if self.blocks_name else None
-        self.blocks = None if blocks is None else to_array(blocks).copy()
-        """Numbers of the blocks of the tokens of the first step, one row for each initial row."""
         handled = {self.input_name, self.mask_name, self.blocks_name, PAST_LENGTH, LOGITS_TO_KEEP, *empty}
         self.constants = {name: constants[name] for name in inputs - handled if name in constants}
         unknown = sorted(inputs - handled - set(self.constants))
@@ -106,8 +87,6 @@ class Decoder:
             raise UsageError(f"unsupported graph inputs {', '.join(unknown)}", f"graph {graph.name}")
         self.in_place = PAST_LENGTH in inputs
         self.cuts_logits = LOGITS_TO_KEEP in inputs
-        logits = next(tensor for tensor in graph.output_tensors() if tensor.name == "logits")
-        self.vocabulary = dim_size(logits.dims[-1], {})
         self.binding = session.io_binding()
         self.buffers: Buffers | None = None
         """Keys and values that the graph extends in place."""
@@ -123,46 +102,10 @@ class Decoder:
         """Names of the past and the present of each of ``values``."""
         self.values = [to_value(empty[past], self.device) for past, _ in self.passed]
         """The rest of the past: outputs of the last call."""
-        self.owner = object()
-        self.mask = np.zeros((rows, 0), np.int64)
-        self.origins = np.arange(rows)
-        """Index of the initial row that each row comes from. Rows with the same origin have the same constants."""
         self._bind_rows(rows)
 
-    @property
-    def rows(self) -> int:
-        """B."""
-        return len(self.mask)
-
-    @property
-    def room(self) -> int | None:
-        """Number of positions that still fit; None without a limit."""
-        return None if self.positions is None else self.positions - self.length
-
-    @property
-    def can_roll_back(self) -> bool:
-        """Whether the past consists of keys and values of all positions."""
-        return len(self.graph.growing_pairs()) == len(self.graph.past_pairs())
-
-    def step(self, tokens: Array, mask: Array | None = None, *, every: bool = False) -> Array:
-        """Read tokens, (B, T) or (B, T, H); return the logits of the last position, (B, V), or all, (B, T, V).
-
-        See :meth:`zoo_runtime.Stepper.step`.
-        """
-        tokens, mask = self._check(tokens, mask)
-        count = tokens.shape[1]
-        total = self.length + count
-        self._extend_mask(mask, total)
+    def compute(self, fed: Arrays, total: int, *, every: bool) -> Array:
         binding = self.binding
-        dtype = np.int64 if self.embedding_size is None else self.dtype
-        fed = {self.input_name: np.ascontiguousarray(tokens, dtype)}
-        if self.blocks_name:
-            fed[self.blocks_name] = np.zeros((self.rows, count), np.int64)
-            if self.blocks is not None and not self.length:
-                fed[self.blocks_name] = np.ascontiguousarray(self.blocks[self.origins], np.int64)
-        if self.mask_name:
-            first = 0 if self.graph.past_length else self.length
-            fed[self.mask_name] = np.ascontiguousarray(self.mask[:, first:total])
         if self.in_place:
             fed[PAST_LENGTH] = np.array(self.length)
             self._make_room(total)
@@ -171,7 +114,7 @@ class Decoder:
         for (past, present), value in zip(self.passed, self.values, strict=True):
             binding.bind_ortvalue_input(past, value)
             binding.bind_output(present, self.device)
-        one = count == 1 or (self.cuts_logits and not every)
+        one = total == self.length + 1 or (self.cuts_logits and not every)
         if self.cuts_logits:
             binding.bind_cpu_input(LOGITS_TO_KEEP, np.array(0 if every else 1))
         if one:
@@ -183,16 +126,12 @@ class Decoder:
         if self.passed or not one:
             outputs = dict(zip(self.outputs, binding.get_outputs(), strict=True))
             self.values = [outputs[present] for _, present in self.passed]
-        self.length = total
-        logits = self.logits if one else to_array(outputs["logits"])
-        if not every:
-            logits = logits[:, -1]
-        return logits if logits.dtype == np.float32 else logits.astype(np.float32)
+        return self.logits if one else to_array(outputs["logits"])
 
     def take(self, rows: Array) -> None:
         """Continue with the given rows, in the given order. Rows may repeat."""
-        self._check_open()
-        rows = check_rows(rows, self.rows, self._where)
+        self.check_open()
+        rows = check_rows(rows, self.rows, self.where)
         if np.array_equal(rows, np.arange(len(self.mask))):
             return
         as_many = len(rows) == len(self.mask)
@@ -216,8 +155,8 @@ class Decoder:
 
     def roll_back(self, count: int) -> None:
         """Forget the last positions of every row. Raises :class:`UsageError` if the past cannot be shortened."""
-        self._check_open()
-        count = check_roll_back(count, self, self._where)
+        self.check_open()
+        count = check_roll_back(count, self, self.where)
         self.length -= count
         if count and self.buffers is None:
             axis = self.graph.growing_pairs()[0][0].dims.index(str(self.graph.past_length))
@@ -227,66 +166,33 @@ class Decoder:
 
     def save(self) -> Saved:
         """Return the past. Buffers are copied; values that the graph returns anew each time are not."""
-        self._check_open()
+        self.check_open()
         filled = [] if self.buffers is None else [array.copy() for array in self.buffers.filled(self.length)]
         mask = self.mask[:, : self.length].copy()
         return Saved(self.owner, self.length, mask, self.origins, dict(self.constants), list(self.values), filled)
 
     def restore(self, saved: Saved) -> None:
         """Return to a saved past and its rows."""
-        self._check_open()
-        check_saved(saved, self.owner, self._where)
+        self.check_open()
+        check_saved(saved, self.owner, self.where)
         self.length = saved.length
         self.mask = saved.mask.copy()
         self.origins = saved.origins
         self.constants = dict(saved.constants)
         self.values = list(saved.values)
         if self.buffers is not None:
-            room = max(_ROOM, self.length // 8)
+            room = max(ROOM, self.length // 8)
             self.buffers = Buffers(saved.filled, self.length, self.buffers.axis, self.device, room=room)
         self._bind_rows(len(self.mask))
 
     def close(self) -> None:
         """Release the past."""
-        self.closed = True
+        super().close()
         self.binding.clear_binding_inputs()
         self.binding.clear_binding_outputs()
         self.buffers = None
         self.values = []
         self.constants = {}
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    @property
-    def _where(self) -> str:
-        return f"graph {self.graph.name}"
-
-    def _check_open(self) -> None:
-        if self.closed:
-            raise UsageError("the stepper is closed", self._where, "open another")
-
-    def _check(self, tokens: Array, mask: Array | None) -> tuple[Array, Array | None]:
-        """Return the tokens and the mask of a step. Raises :class:`UsageError` if it cannot read them."""
-        self._check_open()
-        width = self.embedding_size
-        upper = self.upper
-        where = self._where
-        tokens = check_tokens(tokens, self.rows, name=self.input_name, width=width, upper=upper, where=where)
-        if self.room is not None and tokens.shape[1] > self.room:
-            problem = f"{tokens.shape[1]} tokens do not fit in the {self.room} positions left of {self.positions}"
-            raise UsageError(problem, where)
-        if self.blocks is not None and not self.length and self.blocks.shape[1] != tokens.shape[1]:
-            problem = f"{self.blocks_name} are numbers for {self.blocks.shape[1]} tokens, got {tokens.shape[1]}"
-            raise UsageError(problem, where, "read all tokens of a block in one step")
-        if mask is not None:
-            mask = check_mask(mask, (self.rows, tokens.shape[1]))
-            if self.padding == "left":
-                check_padding(mask, np.asarray(self.mask[:, : self.length].any(axis=1)))
-        return tokens, mask
 
     def _bind_constants(self) -> None:
         for name, value in self.constants.items():
@@ -315,31 +221,8 @@ class Decoder:
         """Copy the past to larger buffers if new tokens do not fit. Buffers grow by an eighth to make this rare."""
         if self.buffers is not None and total > self.buffers.capacity:
             filled = self.buffers.filled(self.length)
-            self.buffers = Buffers(filled, total, self.buffers.axis, self.device, room=max(_ROOM, total // 8))
+            self.buffers = Buffers(filled, total, self.buffers.axis, self.device, room=max(ROOM, total // 8))
             self._bind_buffers(self.buffers)
-
-    def _extend_mask(self, mask: Array | None, total: int) -> None:
-        rows, width = self.mask.shape
-        if total > width:
-            wider = np.ones((rows, total + max(_ROOM, total // 8)), np.int64)
-            wider[:, : self.length] = self.mask[:, : self.length]
-            self.mask = wider
-        self.mask[:, self.length : total] = 1 if mask is None else mask
-
-
-_ROOM = 64
-"""Minimum spare positions. Kept small, because attention also computes over unused positions."""
-
-
-def _text_inputs(graph: Graph) -> tuple[str, int | None, str | None]:
-    """Return the input that reads a step's tokens, the width of its embeddings or None, and the mask or None."""
-    tensors = graph.input_tensors()
-    embedded = [tensor for tensor in tensors if tensor.dtype == "float" and tensor.dims[:-1] == ("batch", "sequence")]
-    if token_input(graph) is not None or len(embedded) != 1:
-        ids, mask = decoder_inputs(graph)
-        return ids, None, mask
-    masks = (tensor.name for tensor in tensors if tensor.is_mask and tensor.dims[1] == graph.total_length)
-    return embedded[0].name, dim_size(embedded[0].dims[-1], {}), next(masks, None)
 
 
 def take_rows(value: ort.OrtValue, rows: Array, device: str) -> ort.OrtValue:
