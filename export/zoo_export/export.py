@@ -71,7 +71,7 @@ class Request(Options):
     """Options of the ONNX exporter: how graphs are written and verified."""
 
     provider: Literal["cpu", "cuda"] = "cpu"
-    """Execution provider to verify on. The profiles ``cpu`` and ``cuda`` are verified on their own provider."""
+    """Execution provider to verify on. The profiles ``cpu``, ``cuda`` and ``openvino`` are verified on their own."""
     grid: Literal["standard", "full"] = "standard"
     """``full`` also compares at points that take minutes for a large model."""
 
@@ -90,7 +90,7 @@ def export_model(
     *,
     options: Options = Options(),
     force: bool = False,
-    provider: Provider = "cpu",
+    provider: Literal["cpu", "cuda"] = "cpu",
     full_grid: bool = False,
     progress: Progress | None = None,
 ) -> Report:

@@ -20,6 +20,8 @@ from zoo.probe.pipeline import Arrays, Executor, decoder_inputs
 from zoo_runtime.generation.stepper import Stepper, check_mask, check_roll_back, check_rows, check_saved, check_tokens
 from zoo_runtime.onnx_runtime.executor import OnnxExecutor
 from zoo_runtime.onnx_runtime.ort import ort
+from zoo_runtime.openvino.compiled import CompiledGraph
+from zoo_runtime.openvino.executor import OpenVinoExecutor
 from zoo_runtime.running.session import Session
 from zoo_runtime.serving.executor import ServingExecutor
 
@@ -61,7 +63,17 @@ class ExecutorSession(Session):
     @property
     def sessions(self) -> dict[str, ort.InferenceSession]:
         executor = self._executor
-        return dict(executor.sessions) if isinstance(executor, OnnxExecutor | ServingExecutor) else _NoSessions()
+        if isinstance(executor, OnnxExecutor | ServingExecutor):
+            return dict(executor.sessions)
+        return {} if isinstance(executor, OpenVinoExecutor) else _NoSessions()
+
+    @property
+    def compiled(self) -> dict[str, CompiledGraph]:
+        executor = self._executor
+        return dict(executor.compiled) if isinstance(executor, OpenVinoExecutor) else {}
+
+    def executor(self) -> Executor:
+        return self._executor
 
     def execute(self, graph: Graph, feeds: Mapping[str, Array], *, timeout: float | None = None) -> Arrays:
         outputs = execute(self._executor, graph, feeds)

@@ -12,6 +12,7 @@ __all__ = [
     "ATTENTIONS",
     "ATTENTION_INPUTS",
     "LOOP",
+    "OPENVINO",
     "PORTABLE",
     "PREFILL",
     "PROFILES",
@@ -33,7 +34,7 @@ too. ``int8 cache``: keys and values are int8. ``rows``: all sizes are fixed, an
 the graph ``prefill`` fills. ``loop``: one graph generates a text. ``adapters``: each row chooses an adapter.
 """
 
-Profile = Literal["portable", "cpu", "cuda", "serving", "web"]
+Profile = Literal["portable", "cpu", "cuda", "openvino", "serving", "web"]
 """What ``zoo export --profile`` makes: the plain export, ``portable``, or the variant of this name."""
 LOOP = "generate"
 """The variant with a single graph for the whole generation loop, and the name of that graph."""
@@ -45,6 +46,8 @@ ADAPTERS = "adapters"
 """The variant whose graphs contain low-rank adapters and choose one for each row."""
 SERVING = "serving"
 """The variant with fixed sizes, in which every row has a past of its own."""
+OPENVINO: Literal["openvino"] = "openvino"
+"""The variant that runs on OpenVINO instead of ONNX Runtime, and the name of that provider."""
 PREFILL = "prefill"
 """The graph of that variant that reads several tokens of a row; the declared one reads one token."""
 PORTABLE: Literal["portable"] = "portable"
@@ -64,8 +67,8 @@ class Variant:
     """The dtype of floating-point inputs and outputs, if it is not that of the model."""
     precision: bool = False
     """Whether it has the model's weights in another precision."""
-    provider: Literal["cpu", "cuda"] | None = None
-    """The execution provider that it is optimised for, and verified on."""
+    provider: Literal["cpu", "cuda", "openvino"] | None = None
+    """The execution provider, or OpenVINO, that it is optimised for, and verified on."""
     base: str | None = None
     """The variant whose graphs it changes."""
     traced: bool = False
@@ -139,6 +142,7 @@ VARIANTS: Mapping[str, Variant] = MappingProxyType(
             Variant(name=ATTENTIONS, arguments="--attentions", interface="attentions", traced=True, runtimes=_WEB),
             Variant(name="cpu", arguments="--profile cpu", provider="cpu", traced=True, runtimes=_WEB),
             Variant(name="cuda", arguments="--profile cuda", provider="cuda", traced=True),
+            Variant(name=OPENVINO, arguments="--profile openvino", provider=OPENVINO, traced=True),
             Variant(name=SERVING, arguments="--profile serving", interface="rows"),
             Variant(name="web", arguments="--profile web", traced=True, runtimes=_WEB),
             _reduced("float16", dtype="float16"),

@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from zoo.artifact import PORTABLE
 from zoo.cli.completion import complete_models, complete_variants
 from zoo.cli.options import BYTES, THREADS, DocumentedCommand, check_figure_option, figure_option, json_option
 from zoo.cli.output import echo, message
@@ -16,6 +17,7 @@ from zoo_export.cli.curves import BUSY, show_curves
 from zoo_export.cli.options import refuse_options
 from zoo_export.cli.results import measuring
 
+_NOT_FOR_ENGINES = ("baseline", "max_memory", "provider", "dtype", "variant", "torch", "compiled", "figure", "force")
 LAYERS = "layer-*"
 """The default presets of curves, of one layer each."""
 
@@ -65,6 +67,7 @@ def _numbers(text: str, option: str, remedy: str) -> list[int]:
     cls=DocumentedCommand,
     examples=(
         "zoo bench gpt-tiny --lengths 16,32,64 --figure speed.svg",
+        "zoo bench gpt-tiny --engines",
         "zoo bench --lengths 128..16384 --figure curves.svg",
     ),
     page="howto/run.md",
@@ -96,11 +99,13 @@ def _numbers(text: str, option: str, remedy: str) -> list[int]:
 @click.option("--torch/--no-torch", default=True, help="Also measure torch and compare outputs.  [default: torch]")
 @click.option("--compile/--no-compile", "compiled", default=True,
               help="Also measure torch.compile.  [default: compile, if it works]")  # fmt: skip
+@click.option("--engines", is_flag=True,
+              help="Measure every verified export instead, each on its engine, and name the fastest.")  # fmt: skip
 @figure_option("Plot the result.", "--plot")
 @click.option("--force", is_flag=True, help="Replace FILE.")
 @click.option("--unverified", is_flag=True, help="Allow an export that is not verified.")
 @json_option
-def command(names: tuple[str, ...], figure: Path | None, force: bool, as_json: bool,
+def command(names: tuple[str, ...], engines: bool, figure: Path | None, force: bool, as_json: bool,
             baseline: str | None, max_memory: int | None, **options: Any) -> None:  # fmt: skip
     """Measure the speed of the exported model in DIRECTORY, compared with torch and the limits of this machine.
 
@@ -109,6 +114,13 @@ def command(names: tuple[str, ...], figure: Path | None, force: bool, as_json: b
     "layer-*".
     """
     lengths = options["lengths"]
+    if engines:
+        refuse_options("is not for --engines", _NOT_FOR_ENGINES)
+        if len(names) != 1:
+            raise UsageError("name one directory", "--engines")
+        shared = {name: options[name] for name in ("batches", "lengths", "threads", "seconds", "unverified")}
+        _measure_engines(Path(names[0]), as_json, **shared)
+        return
     if len(names) == 1 and not (lengths and (lengths.curve or not Path(names[0]).is_dir())):
         refuse_options("is only for curves", ("baseline", "max_memory"))
         _measure(Path(names[0]), figure, force, as_json, **options)
@@ -121,6 +133,42 @@ def command(names: tuple[str, ...], figure: Path | None, force: bool, as_json: b
         names or (LAYERS,), sorted(lengths), figure=figure, force=force, as_json=as_json, baseline=baseline,
         max_memory=max_memory, threads=options["threads"], seconds=options["seconds"],
     )  # fmt: skip
+
+
+def _measure_engines(directory: Path, as_json: bool, **options: Any) -> None:
+    """Measure every verified export of a model, and print the table."""
+    from zoo_export.bench.engines import bench_engines
+
+    with measuring() as watchers:
+        watchers.pop("progress", None)
+        result = bench_engines(directory, **watchers, **options)
+    for name, reason in result["left_out"].items():
+        message("warning", f"{name} not measured: {reason}")
+    if as_json:
+        emit_json("bench-engines", result)
+        return
+    threads = f", threads: {result['threads']}" if result["threads"] else ""
+    echo(f"{result['model']}: {result['cpu']}{threads}\n")
+    titles = ("ENGINE", "EXPORT", "WEIGHTS", "B x N", "PROMPT OR CALL, MS", "TOKEN, MS", "PER SECOND")
+    rows = [_engine_row(case, item) for case in result["cases"] for item in case["exports"]]
+    columns([titles, *rows], right=range(4, 7))
+    echo()
+    for case in result["cases"]:
+        names = [f"{variant or PORTABLE} ({precision})" for precision, variant in case["fastest"].items()]
+        echo(f"fastest at {case['batch']} x {case['length']}: {', '.join(names)}")
+
+
+def _engine_row(case: dict[str, Any], item: dict[str, Any]) -> tuple[str, ...]:
+    step = item["step_seconds"]
+    return (
+        item["engine"] if item["provider"] != "cuda" else f"{item['engine']}, cuda",
+        item["variant"] or PORTABLE,
+        item["precision"],
+        f"{case['batch']} x {case['length']}",
+        f"{1000 * item['seconds']:.3f}",
+        "" if step is None else f"{1000 * step:.3f}",
+        f"{case['batch'] / (step or item['seconds']):,.1f}",
+    )
 
 
 def _measure(directory: Path, figure: Path | None, force: bool, as_json: bool, **options: Any) -> None:

@@ -67,8 +67,9 @@ _OF_ALL_FORMATS = ("model", "format_name", "texts", "output", "settings", "facto
     "--profile",
     type=click.Choice(profiles()),
     section=_GRAPHS,
-    help="'cpu' and 'cuda' update caches in place and are verified on that provider; 'serving' has fixed sizes, and "
-    "rows with pasts of their own; 'web' has operators that run on WebGPU in browsers.  [default: portable]",
+    help="'cpu' and 'cuda' update caches in place and are verified on that provider; 'openvino' runs on OpenVINO; "
+    "'serving' has fixed sizes, and rows with pasts of their own; 'web' has operators that run on WebGPU in browsers.  "
+    "[default: portable]",
 )
 @option("--attentions", is_flag=True, section=_GRAPHS, help="Write graphs that also return attention weights.")
 @option(

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from zoo.artifact import OPENVINO
 from zoo.cli.completion import complete_directories
 from zoo.cli.options import (
     PATH,
@@ -126,8 +127,9 @@ def command(
     if recorded:
         _verify_recorded(directory, variant, runtime, provider, as_json)
         return
-    if provider not in ("cpu", "cuda"):
-        raise UsageError(f"cannot compare with PyTorch on {provider!r}", "--provider", "use cpu or cuda, or --recorded")
+    if provider not in ("cpu", "cuda") and (provider, variant) != (OPENVINO, OPENVINO):
+        remedy = f"use cpu, cuda or --runtime, or --recorded; the variant {OPENVINO} is compared where it runs"
+        raise UsageError(f"cannot compare with PyTorch on {provider!r}", "--provider", remedy)
     if retrace:
         refuse_options("is not for --retrace", {"figure", "force"})
         from zoo_export.export import retrace as trace_again

@@ -13,6 +13,7 @@ import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes import common as passes
 
+from zoo.artifact import OPENVINO
 from zoo.contract import Graph
 from zoo_export.graph.flatten import flatten
 from zoo_export.graph.inference import infer_types
@@ -30,9 +31,10 @@ _POINTWISE = {"Add", "Mul", "Div", "Sub", "Tanh", "Cast"}
 
 
 def specialise(model: ir.Model, declared: Graph, profile: str) -> ir.Model:
-    """Rewrite a graph without functions for the profile ``cpu`` or ``cuda``.
+    """Rewrite a graph without functions for the profile ``cpu``, ``cuda`` or ``openvino``.
 
-    The result has up to two inputs in addition to the declared ones, both int64 scalars:
+    The result has up to two inputs in addition to the declared ones, both int64 scalars. OpenVINO extends caches in
+    place by itself, so its graphs have the second alone.
 
     - ``past_length``: the number of filled positions in the caches ``past_key_values.N.*``, which are buffers (batch,
       heads, capacity, size). ``present.N.*`` are the same buffers, with new tokens written after the filled positions.
@@ -40,7 +42,10 @@ def specialise(model: ir.Model, declared: Graph, profile: str) -> ir.Model:
     """
     notes = {}
     if declared.pasts:
-        for key, rewrite in (("zoo.cache", _write_in_place), ("zoo.logits", _keep_logits)):
+        rewrites = {"zoo.cache": _write_in_place, "zoo.logits": _keep_logits}
+        if profile == OPENVINO:
+            del rewrites["zoo.cache"]
+        for key, rewrite in rewrites.items():
             changed = model.clone()  # a misfit is found in the middle of a rewrite
             try:
                 rewrite(changed, declared)

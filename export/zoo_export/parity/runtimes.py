@@ -12,7 +12,7 @@ import onnx_ir as ir
 from onnx.reference import ReferenceEvaluator
 
 from zoo.arrays import Array
-from zoo.artifact import Export, ModelDirectory
+from zoo.artifact import OPENVINO, Export, ModelDirectory
 from zoo.contract import Graph
 from zoo.errors import ArtifactError, ParityError, UsageError, argument, storage_errors
 from zoo.probe.dtypes import numpy_dtype
@@ -56,7 +56,9 @@ def check_runtime(export: Export, runtime: str) -> None:
     """Raise :class:`UsageError` if an export cannot be compared on a runtime."""
     kind = "web" if runtime.startswith("web-") else runtime
     if kind != "onnxruntime" and kind not in export.traits.runtimes:
-        raise UsageError(f"the variant {export.variant} runs on onnxruntime only", argument("runtime", runtime))
+        engine = OPENVINO if export.traits.provider == OPENVINO else "onnxruntime"
+        problem = f"the variant {export.variant} runs on {engine} only, where it is compared by default"
+        raise UsageError(problem, argument("runtime", runtime), "leave the option out")
 
 
 def replay_elsewhere(export: Export, runtime: OtherRuntime) -> Replay:

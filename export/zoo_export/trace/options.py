@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Self
 
-from zoo.artifact import ATTENTIONS, PORTABLE, PROFILES, SERVING, WEB, profiles
+from zoo.artifact import ATTENTIONS, OPENVINO, PORTABLE, PROFILES, SERVING, WEB, profiles
 from zoo.artifact.variants import Profile
 from zoo.config import Settings
 from zoo.errors import UsageError, argument, nearest
@@ -26,7 +26,8 @@ class Options(Settings):
     """How graphs are written."""
 
     opset: int | None = None
-    """Opset version, from 18: 23 by default. The profile ``web`` requires 23, and all others but ``portable`` 24."""
+    """Opset version, from 18: 23 by default. The profiles ``openvino`` and ``web`` require 23, and all others but
+    ``portable`` 24."""
     functions: bool = True
     """Whether repeated modules become ONNX functions, in portable graphs from opset 23 on."""
     attentions: bool = False
@@ -44,7 +45,8 @@ class Options(Settings):
     are compared and run at these sizes only. In the profile ``serving``, all are fixed, by default as
     ``zoo_export.trace.sizes.serving_sizes`` says."""
     profile: Profile = PORTABLE
-    """``portable`` runs anywhere; ``cpu`` and ``cuda`` are optimised for that execution provider; ``serving`` has fixed
+    """``portable`` runs anywhere; ``cpu`` and ``cuda`` are optimised for that execution provider, and
+    ``openvino`` for OpenVINO; ``serving`` has fixed
     sizes, and rows with pasts of their own (``zoo_export.graph.serving``); ``web`` is ``portable`` with attention in
     operators that have WebGPU kernels in onnxruntime-web."""
 
@@ -110,7 +112,7 @@ class Options(Settings):
 
     @property
     def _opsets(self) -> tuple[int, ...]:
-        if self.profile == WEB:
+        if self.profile in (OPENVINO, WEB):
             return (TRACED,)
         return OPSETS if self.profile == PORTABLE else OPSETS[-1:]
 

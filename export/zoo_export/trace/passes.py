@@ -11,7 +11,7 @@ from functools import partial
 
 import onnx_ir as ir
 
-from zoo.artifact import SERVING, WEB
+from zoo.artifact import OPENVINO, SERVING, WEB
 from zoo.contract import Graph
 from zoo_export.graph.flatten import flatten
 from zoo_export.graph.opset import expand_attention, lower
@@ -89,6 +89,7 @@ _DERIVATIONS: Mapping[str, Callable[[Options, Graph, ServingSizes | None], Deriv
     PORTABLE: _portable,
     "cpu": _optimised,
     "cuda": _optimised,
+    OPENVINO: _optimised,
     SERVING: _serving,
     WEB: _web,
 }

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from zoo.artifact import ATTENTION_INPUTS, Export, ModelDirectory
+from zoo.artifact import ATTENTION_INPUTS, OPENVINO, Export, ModelDirectory
 from zoo.contract import Graph
 from zoo_export.comparison import Comparison
 from zoo_export.trace.make import Options, attention_facts, graphs_of, make_graphs, tracing_apart
@@ -75,6 +75,10 @@ class Traced(Recipe[TracedCandidate]):
 
     def subject_class(self) -> type[OnnxSubject]:
         """Return the class that opens the graphs."""
+        if self.variant == OPENVINO:
+            from zoo_export.parity.openvino import OpenVinoSubject
+
+            return OpenVinoSubject
         from zoo_export.parity.subject import OnnxSubject
 
         return OnnxSubject

@@ -8,6 +8,7 @@ from importlib.metadata import PackageNotFoundError, version
 import click
 
 from zoo import plugins
+from zoo.artifact import OPENVINO
 from zoo.cli.options import DocumentedCommand, json_option
 from zoo.cli.output import VERDICTS, echo
 from zoo.cli.report import columns, emit_json
@@ -20,6 +21,7 @@ PACKAGES = (
     "onnxscript",
     "onnxruntime",
     "onnxruntime-gpu",
+    "openvino",
     "safetensors",
     "tokenizers",
     "pluggy",
@@ -48,6 +50,7 @@ def installed(name: str) -> str | None:
 def command(as_json: bool) -> None:
     """Show package versions, execution providers (and why any do not load) and plugins."""
     from zoo_runtime.onnx_runtime.providers import PROVIDERS, loading_problem
+    from zoo_runtime.openvino import compiled as openvino
 
     versions = {"zoo": __version__, "python": platform.python_version()} | {name: installed(name) for name in PACKAGES}
     problems = []
@@ -57,6 +60,7 @@ def command(as_json: bool) -> None:
     if not versions["onnxruntime"] and not versions["onnxruntime-gpu"]:
         problems.append("no onnxruntime is installed: pip install onnxruntime-gpu")
     providers = {provider: loading_problem(provider) for provider in PROVIDERS}
+    providers[OPENVINO] = openvino.loading_problem()
     listed = plugins.active().all
     problems += [f"{plugin}: {plugin.status}: {plugin.reason}" for plugin in listed if plugin.reason]
     if as_json:

@@ -124,10 +124,10 @@ def generation_options(command: Any) -> Any:
 )  # fmt: skip
 @click.option(
     "--provider",
-    type=click.Choice(["cpu", "cuda", "auto"]),
+    type=click.Choice(["cpu", "cuda", "openvino", "auto"]),
     default="cpu",
     show_default=True,
-    help="Execution provider.",
+    help="Execution provider of ONNX Runtime, or OpenVINO, for which there is a profile.",
 )
 @click.option(
     "--provider-option", "provider_texts", metavar="KEY=VALUE", multiple=True,

@@ -62,8 +62,8 @@ _PACKAGES = ("jiter", "prometheus_client", "pydantic", "starlette", "uvicorn")
     metavar="NAME",
     help="Export to run.  [default: serving if it exists, else the best]",
 )
-@click.option("--provider", type=click.Choice(["cpu", "cuda", "auto"]), default="cpu", show_default=True,
-              help="Execution provider.")  # fmt: skip
+@click.option("--provider", type=click.Choice(["cpu", "cuda", "openvino", "auto"]), default="cpu", show_default=True,
+              help="Execution provider of ONNX Runtime, or OpenVINO.")  # fmt: skip
 @click.option("--threads", type=THREADS, help="Threads per operator.  [default: the number of cores]")
 @click.option("--memory", type=click.Choice(["fast", "mapped"]), default="fast", show_default=True,
               help="Repack weights for speed, or use the memory-mapped file.")  # fmt: skip

@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 from zoo import system
 from zoo.arrays import Array
+from zoo.artifact import OPENVINO
 from zoo.errors import (
     ArtifactError,
     StoppedError,
@@ -43,7 +44,8 @@ __all__ = [
     "open_session",
 ]
 
-Provider = Literal["cpu", "cuda"]
+Provider = Literal["cpu", "cuda", "openvino"]
+"""Where graphs run: an execution provider of ONNX Runtime, or OpenVINO (:mod:`zoo_runtime.openvino`)."""
 Memory = Literal["fast", "mapped"]
 PROVIDERS: dict[str, tuple[str, dict[str, Any]]] = {
     "cpu": ("CPUExecutionProvider", {}),
@@ -225,6 +227,8 @@ if hasattr(os, "register_at_fork"):  # Windows does not fork
 
 def check_dtype(dtype: str, provider: str, where: object) -> None:
     """Raise :class:`UsageError` if a provider does not support the dtype of a model."""
+    if dtype == "bfloat16" and provider == OPENVINO:
+        raise UsageError("openvino cannot be given bfloat16 inputs", where, argument("provider", "cuda", "use {}"))
     if dtype == "bfloat16" and provider == "cpu":
         raise UsageError(
             "onnxruntime has no bfloat16 kernels on the CPU", where, argument("provider", "cuda", "use {}")

@@ -26,7 +26,7 @@ from zoo_runtime.onnx_runtime.ort import ort
 from zoo_runtime.onnx_runtime.run_errors import run_error
 from zoo_runtime.onnx_runtime.watcher import Watched, watcher
 
-__all__ = ["Call", "load", "named", "running"]
+__all__ = ["Call", "Stoppable", "load", "named", "running"]
 
 _GRACE = 2.0
 """Seconds in which a load has to end that was cancelled."""
@@ -57,7 +57,7 @@ class Call(Watched):
     def cancel(self) -> None:
         """End the runs in progress. Later ones are refused if there is a reason."""
         for item in watcher().items():
-            if isinstance(item, _Stoppable) and item.call is not None and self in item.call.and_outer():
+            if isinstance(item, Stoppable) and item.call is not None and self in item.call.and_outer():
                 item.cancel()
 
     def __enter__(self) -> Self:
@@ -107,7 +107,7 @@ def named(model: object) -> Iterator[None]:
         _MODEL.reset(token)
 
 
-class _Stoppable(Watched):
+class Stoppable(Watched):
     """A block that another thread can end. It then raises an error, which becomes :class:`zoo.StoppedError`."""
 
     __slots__ = ("_end", "_limit", "_receives", "_watcher", "call")
@@ -156,7 +156,7 @@ class _Stoppable(Watched):
             raise StoppedError(problem, self.where, f"raise {GRAPH_SECONDS.variable}") from cause
 
 
-class running(_Stoppable):  # noqa: N801  (a function for its users)
+class running(Stoppable):  # noqa: N801  (a function for its users)
     """A context manager that gives the options for a run of a graph, by default new ones, so that it can be stopped.
 
     Raises:
@@ -212,7 +212,7 @@ def load(options: ort.SessionOptions, graph: object, function: Callable[[], T]) 
             raise StoppedError("interrupted", block.where) from error
 
 
-class _Loading(_Stoppable):
+class _Loading(Stoppable):
     __slots__ = ("_cancelled", "_graph", "_options")
 
     def __init__(self, options: ort.SessionOptions, graph: object) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from zoo.arrays import Array
-from zoo.artifact import EVIDENCE_KEY, Export, ModelDirectory
+from zoo.artifact import EVIDENCE_KEY, OPENVINO, Export, ModelDirectory
 from zoo.contract import Graph
 from zoo.errors import EXPORT_AGAIN, ArtifactError, IncomparableError, ParityError
 from zoo.probe.dtypes import dtype_of, numpy_dtype
@@ -24,6 +24,8 @@ from zoo_runtime.onnx_runtime.placement import placement
 from zoo_runtime.onnx_runtime.providers import check_dtype, open_session
 from zoo_runtime.onnx_runtime.run_errors import OutOfMemoryError, RunError
 from zoo_runtime.onnx_runtime.stopping import named
+from zoo_runtime.openvino.compiled import CompiledGraph, engine_version
+from zoo_runtime.openvino.executor import OpenVinoExecutor
 from zoo_runtime.recorded.sample import RecordedCall, RecordedOutput, Sample, digest_of, parse
 from zoo_runtime.serving.executor import ServingExecutor
 
@@ -34,6 +36,7 @@ __all__ = [
     "open_recorded",
     "read_sample",
     "replay",
+    "replay_compiled",
     "replay_on",
     "replay_sessions",
 ]
@@ -56,7 +59,7 @@ class Replay:
     worst: Mapping[str, Any] | None = None
     """Output, point, error and limit of that number."""
     placement: Mapping[str, Mapping[str, int]] | None = None
-    """Number of nodes of each graph by the provider that runs them, if ONNX Runtime was opened for the replay."""
+    """Number of nodes of each graph by the provider that runs them, if graphs were opened for the replay."""
 
     def __str__(self) -> str:
         counts = f"{self.points} points, {self.numbers:,} numbers"
@@ -213,18 +216,34 @@ def replay_sessions(export: Export, sessions: Mapping[str, ort.InferenceSession]
         return replay(export, executor, f"onnxruntime {ort.__version__}", provider)
 
 
+def replay_compiled(export: Export, compiled: Mapping[str, CompiledGraph]) -> Replay:
+    """Replay the recorded comparison of an export on its graphs on OpenVINO. Raises as :func:`replay_sessions` does."""
+    export.check_digests({name: graph.evidence_digest for name, graph in compiled.items()})
+    with named(export.stored.path):
+        executor = OpenVinoExecutor(compiled, numpy_dtype(export.dtype))
+        return replay(export, executor, engine_version(), "cpu")
+
+
 def replay_on(export: Export, provider: str = "cpu") -> Replay:
-    """Replay the recorded comparison of an export on ONNX Runtime. Raises as :func:`replay` does.
+    """Replay the recorded comparison of an export where it runs. Raises as :func:`replay` does.
 
     Args:
         export: an export with a recorded comparison.
-        provider: ``cpu``, ``cuda``, or another that this ONNX Runtime has: see
+        provider: ``cpu``, ``cuda``, ``openvino``, or another that this ONNX Runtime has: see
             :func:`zoo_runtime.onnx_runtime.providers.open_session`.
 
     Raises:
         UsageError: the provider does not load, or does not support the dtype.
     """
     check_dtype(export.dtype, provider, export.stored.path)
+    if provider == OPENVINO:
+        compiled = {
+            graph.name: CompiledGraph(export.stored.path / export.graph_files[graph.name], graph)
+            for graph in export.graphs
+        }
+        result = replay_compiled(export, compiled)
+        result.placement = {name: {OPENVINO: graph.operations} for name, graph in compiled.items()}
+        return result
     sessions = {
         name: open_session(export.stored.path / file, provider=provider, placements=True)
         for name, file in export.graph_files.items()

@@ -6,16 +6,16 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from zoo import plugins
-from zoo.artifact import VARIANTS, Export, ModelDirectory, declared_graphs, find_exports, precisions
+from zoo.artifact import OPENVINO, VARIANTS, Export, ModelDirectory, declared_graphs, find_exports, precisions
 from zoo.artifact.weights import dtype_name
 from zoo.errors import ArtifactError, PluginError, UnknownKeyError, UsageError, argument, close_to, nearest
 from zoo.plugins import Plugin, ZooWarning
 from zoo.registry import load_reference
 from zoo_runtime.arguments import check_text
-from zoo_runtime.onnx_runtime.providers import PROVIDERS, Provider, check_dtype, loading_problem
+from zoo_runtime.onnx_runtime.providers import Provider, check_dtype, loading_problem
 from zoo_runtime.running.context import Internals
 from zoo_runtime.running.runner import Runner
 
@@ -36,8 +36,9 @@ def chosen_provider(provider: Provider | Literal["auto"], directory: Path) -> Pr
             return "cuda"
         warnings.warn(f"running on the CPU ({problem}): {directory}: --provider auto", ZooWarning, stacklevel=3)
         return "cpu"
-    if provider not in PROVIDERS:
-        raise UsageError(f"unknown provider {provider!r}", None, nearest(str(provider), [*PROVIDERS, "auto"]))
+    names = get_args(Provider)
+    if provider not in names:
+        raise UsageError(f"unknown provider {provider!r}", None, nearest(str(provider), [*names, "auto"]))
     return provider
 
 
@@ -72,13 +73,20 @@ def _choose_export(stored: ModelDirectory, provider: Provider, dtype: str | None
             dtypes = [model_dtype, *precisions()]
             raise UsageError(f"this model is not available in {dtype!r}", stored.path, nearest(str(dtype), dtypes))
         return Export(stored, dtype)
-    exports = [export for export in (Export(stored, name) for name in (provider, "")) if export.exists]
+    variants = (OPENVINO,) if provider == OPENVINO else (provider, "")
+    exports = [export for export in (Export(stored, name) for name in variants) if export.exists]
     verified = [export for export in exports if export.is_verified()]
-    return (*verified, *reversed(exports), Export(stored))[0]
+    return (*verified, *reversed(exports), Export(stored, variants[-1]))[0]
 
 
 def check_export(export: Export, provider: Provider, *, unverified: bool = False) -> None:
     """Raise an error unless an export exists, is unaltered, runs on a provider and, by default, is verified."""
+    if (export.traits.provider == OPENVINO) != (provider == OPENVINO):
+        given = argument("provider", provider)
+        if provider == OPENVINO:
+            command = f"zoo export {export.stored.path} --onnx --profile {OPENVINO}"
+            raise UsageError(f"the variant {export.variant or 'portable'} runs on onnxruntime only", given, command)
+        raise UsageError(f"the variant {export.variant} runs on {OPENVINO} only", given, argument("provider", OPENVINO))
     export.check()
     check_dtype(export.dtype, provider, export.stored.path)
     if not unverified:

@@ -14,11 +14,12 @@ from zoo.contract import Graph
 
 if TYPE_CHECKING:
     from zoo.artifact import Export, ModelDirectory
-    from zoo.probe.pipeline import Arrays
+    from zoo.probe.pipeline import Arrays, Executor
     from zoo.tokenizers.chat import ChatTemplate
     from zoo.tokenizers.tokenizer import Tokenizer
     from zoo_runtime.generation.stepper import Stepper
     from zoo_runtime.onnx_runtime.ort import ort
+    from zoo_runtime.openvino.compiled import CompiledGraph
     from zoo_runtime.serving.rows import Rows
 
 __all__ = ["Context", "Internals", "internals"]
@@ -83,12 +84,21 @@ class Internals(Context, Protocol):
 
     @property
     def provider(self) -> str:
-        """Where the graphs run: ``cpu`` or ``cuda``."""
+        """Where the graphs run: ``cpu`` or ``cuda``, or ``openvino``."""
         ...
 
     @property
     def sessions(self) -> Mapping[str, ort.InferenceSession]:
-        """ONNX Runtime sessions by graph name."""
+        """ONNX Runtime sessions by graph name; none on OpenVINO."""
+        ...
+
+    @property
+    def compiled(self) -> Mapping[str, CompiledGraph]:
+        """OpenVINO's graphs by name."""
+        ...
+
+    def executor(self) -> Executor:
+        """Return what runs declared graphs as they are, for one thread."""
         ...
 
     @property

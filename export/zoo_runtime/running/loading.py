@@ -9,8 +9,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal, get_args
 
 from zoo import system
-from zoo.artifact import ModelDirectory
-from zoo.errors import UsageError, nearest
+from zoo.artifact import OPENVINO, ModelDirectory
+from zoo.errors import UsageError, argument, nearest
 from zoo.tokenizers.long_texts.truncation import text_limit
 from zoo_runtime.arguments import check_count, check_flag, check_path, check_text, check_texts
 from zoo_runtime.onnx_runtime.providers import Memory, Provider
@@ -84,6 +84,8 @@ def load_session(
     provider = chosen_provider(provider, directory)
     if memory not in get_args(Memory):
         raise UsageError(f"unknown memory {memory!r}", None, nearest(str(memory), get_args(Memory)))
+    if memory != "fast" and provider == OPENVINO:
+        raise UsageError("openvino keeps weights as it needs them", argument("memory", memory), "leave the option out")
     export = find_export(stored, provider=provider, dtype=dtype, variant=variant, task=task)
     check_export(export, provider, unverified=unverified)
     session = Session(

@@ -15,18 +15,20 @@ from weakref import WeakSet
 import numpy as np
 
 from zoo.arrays import Array
-from zoo.artifact import Export, ModelDirectory
+from zoo.artifact import OPENVINO, Export, ModelDirectory
 from zoo.contract import Graph
 from zoo.errors import UsageError
 from zoo.probe.dtypes import BFLOAT16, numpy_dtype
 from zoo.probe.inputs import empty_past
-from zoo.probe.pipeline import Arrays
+from zoo.probe.pipeline import Arrays, Executor
 from zoo_runtime.arguments import check_seconds
 from zoo_runtime.onnx_runtime.executor import OnnxExecutor, check_feeds, check_finite
 from zoo_runtime.onnx_runtime.mapped_weights import MappedWeights
 from zoo_runtime.onnx_runtime.ort import ort
 from zoo_runtime.onnx_runtime.providers import Memory, Provider, open_session
 from zoo_runtime.onnx_runtime.stopping import Call
+from zoo_runtime.openvino.compiled import CompiledGraph
+from zoo_runtime.openvino.executor import OpenVinoExecutor
 from zoo_runtime.serving.capture import open_for_capture
 from zoo_runtime.serving.executor import ServingExecutor
 from zoo_runtime.serving.rows import Rows
@@ -61,6 +63,7 @@ class OpenExport:
         self.free_rows: list[Rows] = []
         """Buffers of an export for serving that are not in use."""
         self._sessions: dict[str, ort.InferenceSession] = {}
+        self._compiled: dict[str, CompiledGraph] = {}
         self._calls: set[Call] = set()
         self._weights = MappedWeights(stored.path, {})
         _LIVING.add(self)
@@ -72,17 +75,39 @@ class OpenExport:
 
     @property
     def sessions(self) -> dict[str, ort.InferenceSession]:
-        """ONNX Runtime sessions of this process, by graph name; they are opened on first use."""
+        """ONNX Runtime sessions of this process, by graph name; they are opened on first use. None for OpenVINO."""
         with self.lock:
             self.check_open()
-            if not self._sessions:
-                files = self.stored.files.items()
-                entries = {name: entry for name, entry in files if name.endswith(".safetensors")}
-                self._weights.close()
-                self._weights = MappedWeights(self.path, entries)
-                self._weights.check()
+            if not self._sessions and self.provider != OPENVINO:
+                self._map_weights()
                 self._sessions = {name: self.open_graph(name) for name in self.export.graph_files}
             return self._sessions
+
+    @property
+    def compiled(self) -> dict[str, CompiledGraph]:
+        """OpenVINO's graphs of this process, by name; they are compiled on first use. None for ONNX Runtime."""
+        with self.lock:
+            self.check_open()
+            if not self._compiled and self.provider == OPENVINO:
+                self._map_weights()
+                self._compiled = {
+                    graph.name: CompiledGraph(
+                        self.path / self.export.graph_files[graph.name],
+                        graph,
+                        threads=self.threads,
+                        properties=self.provider_options,
+                    )
+                    for graph in self.export.graphs
+                }
+            return self._compiled
+
+    def _map_weights(self) -> None:
+        files = self.stored.files.items()
+        self._weights.close()
+        self._weights = MappedWeights(
+            self.path, {name: entry for name, entry in files if name.endswith(".safetensors")}
+        )
+        self._weights.check()
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -132,11 +157,16 @@ class OpenExport:
             rows = len(next(iter(feeds.values())))
             feeds = {**feeds, **empty_past(graph, rows, self.dtype)}
         with self.stoppable(check_seconds("timeout", timeout)):
-            if self.export.traits.interface == "rows":
-                outputs = ServingExecutor(self.sessions, self.dtype)(graph, feeds)
-            else:
-                outputs = OnnxExecutor(self.sessions, self.dtype, twice=False)(graph, feeds)
+            outputs = self.executor()(graph, feeds)
         return {name: value.astype(np.float32) if value.dtype == BFLOAT16 else value for name, value in outputs.items()}
+
+    def executor(self) -> Executor:
+        """Return what runs declared graphs, for one thread."""
+        if self.provider == OPENVINO:
+            return OpenVinoExecutor(self.compiled, self.dtype, twice=False)
+        if self.export.traits.interface == "rows":
+            return ServingExecutor(self.sessions, self.dtype)
+        return OnnxExecutor(self.sessions, self.dtype, twice=False)
 
     @contextmanager
     def stoppable(self, seconds: float | None = None) -> Iterator[None]:
@@ -160,16 +190,20 @@ class OpenExport:
         """Release threads and memory. The caller holds the lock."""
         self.is_closed = True
         self._sessions = {}
+        self._compiled = {}
         self.free_rows = []
         self._weights.close()
 
     def forget(self) -> None:
-        """In a forked child: abandon the ONNX Runtime sessions, whose threads exist only in the parent.
+        """In a forked child: abandon the open graphs, whose threads exist only in the parent.
 
-        Buffers may lie on a device that the child cannot use, so a leaked reference keeps them alive.
+        Buffers may lie on a device that the child cannot use, and OpenVINO would wait for its threads, so leaked
+        references keep them alive.
         """
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self.free_rows))
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._compiled))
         self._sessions = {}
+        self._compiled = {}
         self.free_rows = []
         self.lock = threading.Lock()  # another thread of the parent may hold the old one
         self._calls = set()

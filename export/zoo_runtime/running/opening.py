@@ -15,6 +15,8 @@ from zoo_runtime.onnx_runtime.ort import ort
 from zoo_runtime.onnx_runtime.providers import device_of
 from zoo_runtime.onnx_runtime.stopping import running
 from zoo_runtime.onnx_runtime.values import run_session, to_value
+from zoo_runtime.openvino.decoder import OpenVinoDecoder
+from zoo_runtime.openvino.executor import OpenVinoExecutor
 from zoo_runtime.running.context import Internals
 from zoo_runtime.serving.names import CAPACITY
 from zoo_runtime.serving.row_decoder import RowDecoder
@@ -38,6 +40,8 @@ def open_stepper(session: Internals, feeds: Mapping[str, Array], rows: int | Non
             raise UsageError(f"{name} has {len(array)} rows instead of {rows}", session.path)
     if sizes := serving_sizes(session):
         return _open_row_decoder(session, encode_rows(session, feeds, sizes), rows)
+    if session.compiled:
+        return _open_compiled(session, feeds, rows)
     values = {name: to_value(np.ascontiguousarray(array)) for name, array in feeds.items()}
     for encoder in encoders:
         if not {tensor.name for tensor in encoder.output_tensors()} <= values.keys():
@@ -94,8 +98,7 @@ def encode_rows(session: Internals, feeds: Mapping[str, Array], sizes: Mapping[s
         if set(names) <= values.keys():
             continue
         for tensor in graph.input_tensors():
-            if tensor.name not in values:
-                raise UsageError(f"missing input {tensor.name}", f"graph {graph.name}")
+            _check_given(tensor.name, values, graph.name)
         opened = session.sessions[graph.name]
         tensors = graph.input_tensors()
         check_shapes(opened, graph, {**sizes, "batch": 1})
@@ -110,12 +113,33 @@ def encode_rows(session: Internals, feeds: Mapping[str, Array], sizes: Mapping[s
     return values
 
 
+def _open_compiled(session: Internals, feeds: Mapping[str, Array], rows: int) -> Stepper:
+    """Open a stepper on OpenVINO."""
+    *encoders, graph = session.graphs
+    values = dict(feeds)
+    for encoder in encoders:
+        if {tensor.name for tensor in encoder.output_tensors()} <= values.keys():
+            continue
+        for tensor in encoder.input_tensors():
+            _check_given(tensor.name, values, encoder.name)
+        inputs = {tensor.name: values[tensor.name] for tensor in encoder.input_tensors()}
+        values |= OpenVinoExecutor(session.compiled, session.dtype)(encoder, inputs)
+    return OpenVinoDecoder(
+        session.compiled[graph.name], values, rows, session.dtype, positions=session.option("max_seq_len")
+    )
+
+
+def _check_given(name: str, values: Mapping[str, object], graph: str) -> None:
+    """Raise :class:`UsageError` unless an input of a graph is among the values."""
+    if name not in values:
+        raise UsageError(f"missing input {name}", f"graph {graph}")
+
+
 def _run(session: ort.InferenceSession, name: str, values: Mapping[str, ort.OrtValue]) -> dict[str, ort.OrtValue]:
     """Run the graph ``name``, and leave its outputs on its device."""
     binding = session.io_binding()
     for tensor in session.get_inputs():
-        if tensor.name not in values:
-            raise UsageError(f"missing input {tensor.name}", f"graph {name}")
+        _check_given(tensor.name, values, name)
         binding.bind_ortvalue_input(tensor.name, values[tensor.name])
     names = [output.name for output in session.get_outputs()]
     for output_name in names:

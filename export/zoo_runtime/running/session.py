@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any, Self, overload
 import numpy as np
 
 from zoo.arrays import Array
-from zoo.artifact import TOKENIZER, Export, ModelDirectory
+from zoo.artifact import OPENVINO, TOKENIZER, Export, ModelDirectory
 from zoo.config import Settings
 from zoo.contract import Graph
 from zoo.errors import UsageError
 from zoo.plugins import ZooWarning
-from zoo.probe.pipeline import Arrays
+from zoo.probe.pipeline import Arrays, Executor
 from zoo.tokenizers.inputs import TextInputs
 from zoo.tokenizers.long_texts.truncation import text_limit
 from zoo_runtime.arguments import check_adapters, check_count, check_path, check_seconds
@@ -26,6 +26,7 @@ from zoo_runtime.generation.stepper import Stepper
 from zoo_runtime.onnx_runtime.ort import ort
 from zoo_runtime.onnx_runtime.placement import placement
 from zoo_runtime.onnx_runtime.providers import Memory, Provider
+from zoo_runtime.openvino.compiled import CompiledGraph
 from zoo_runtime.running.answering import Answering, fixed_batch
 from zoo_runtime.running.choosing import check_export, create_runner, find_export, runner_class
 from zoo_runtime.running.inputs import Answer, Pair, is_single, numbered, result_of
@@ -46,8 +47,8 @@ class Session:
     """An exported model, open on a provider. Created by :func:`load_session`.
 
     A session is thread-safe, and :meth:`interrupt` stops what other threads run. In a forked process it reopens its
-    graphs. As a context manager, a session closes at the end of the block; a closed session raises
-    :class:`zoo.UsageError`.
+    graphs; those of OpenVINO raise :class:`zoo.UsageError` there. As a context manager, a session closes at the end of
+    the block; a closed session raises :class:`zoo.UsageError`.
     """
 
     def __init__(
@@ -83,7 +84,7 @@ class Session:
         self._warnings: set[str] = set()
         if tokenizer is not None:
             _ = self.tokenizer  # report an invalid tokenizer before reading inputs
-        _ = self.sessions
+        _ = self.compiled if provider == OPENVINO else self.sessions
 
     def __repr__(self) -> str:
         state = "closed" if self._opened.is_closed else f"on {self.provider}"
@@ -142,8 +143,10 @@ class Session:
             warnings.warn(message, ZooWarning, stacklevel=2)
 
     def placement(self) -> Mapping[str, Mapping[str, int]]:
-        """Return the number of nodes that each execution provider runs, by graph."""
+        """Return the number of nodes that each execution provider runs, by graph; of operations on OpenVINO."""
         self._opened.check_open()
+        if self.provider == OPENVINO:
+            return {name: {OPENVINO: compiled.operations} for name, compiled in self.compiled.items()}
         return {name: placement(self._opened.open_graph(name, placements=True)) for name in self.export.graph_files}
 
     # Running.
@@ -372,12 +375,21 @@ class Session:
                 self._drafts[path] = draft
             return self._drafts[path]
 
+    def executor(self) -> Executor:
+        """Return what runs declared graphs as they are, for one thread. It checks nothing."""
+        return self._opened.executor()
+
     # Lifetime.
 
     @property
     def sessions(self) -> dict[str, ort.InferenceSession]:
-        """ONNX Runtime sessions of this process, by graph name."""
+        """ONNX Runtime sessions of this process, by graph name; none on OpenVINO."""
         return self._opened.sessions
+
+    @property
+    def compiled(self) -> dict[str, CompiledGraph]:
+        """OpenVINO's graphs of this process, by name; none on ONNX Runtime."""
+        return self._opened.compiled
 
     @property
     def free_rows(self) -> list[Rows]:

@@ -27,7 +27,7 @@ class ModelConfig(Settings):
     """Precision."""
     variant: str | None = None
     """Export to run; by default that for serving if it exists, else the best."""
-    provider: Literal["cpu", "cuda", "auto"] | None = None
+    provider: Literal["cpu", "cuda", "openvino", "auto"] | None = None
     """Execution provider."""
     threads: int | None = None
     """Threads per operator."""
@@ -78,7 +78,7 @@ class ServeConfig(Settings):
     """File with a public key, or certificates, of whoever must have signed the directory of each model."""
     dtype: Literal["float32", "float16", "bfloat16", "int8", "int4"] | None = None
     variant: str | None = None
-    provider: Literal["cpu", "cuda", "auto"] = "cpu"
+    provider: Literal["cpu", "cuda", "openvino", "auto"] = "cpu"
     threads: int | None = None
     memory: Literal["fast", "mapped"] = "fast"
     unverified: bool = False

@@ -17,7 +17,7 @@ from zoo.reading import read_bytes
 from zoo.tokenizers.chat import ChatTemplate, read_chat_template
 from zoo.tokenizers.inputs import TextInputs
 from zoo.tokenizers.loading import model_tokenizer
-from zoo_runtime.recorded.replay import check_recorded, replay_sessions
+from zoo_runtime.recorded.replay import check_recorded, replay_compiled, replay_sessions
 from zoo_runtime.running.loading import load_session
 from zoo_runtime.running.runner import Runner
 from zoo_runtime.running.session import Session
@@ -223,7 +223,10 @@ class Served:
         session = self.session
         try:
             check_recorded(session.export)
-            replay_sessions(session.export, session.sessions, session.provider)
+            if session.compiled:
+                replay_compiled(session.export, session.compiled)
+            else:
+                replay_sessions(session.export, session.sessions, session.provider)
         except ZooError:
             session.close()
             raise

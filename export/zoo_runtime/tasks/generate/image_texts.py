@@ -17,7 +17,6 @@ from zoo.tokenizers.inputs import Side, TextInputs, padded
 from zoo.tokenizers.prompt_text import PromptText
 from zoo_runtime.generation.options import Generation
 from zoo_runtime.generation.stepper import Stepper, check_tokens
-from zoo_runtime.onnx_runtime.values import run_session
 from zoo_runtime.running.context import Context, internals
 from zoo_runtime.running.inputs import are_ids
 from zoo_runtime.running.text_runner import Tokens, chosen_adapters
@@ -200,9 +199,7 @@ class ImageTextToText(Continue):
     def _embed(self, feeds: dict[str, Array]) -> Array:
         graph = self.embedder
         inputs = {tensor.name: feeds[tensor.name] for tensor in graph.input_tensors()}
-        opened = internals(self.session).sessions[graph.name]
-        inputs["image_features"] = inputs["image_features"].astype(self.session.dtype, copy=False)
-        return run_session(opened, [graph.output_tensors()[0].name], inputs)[0]
+        return internals(self.session).executor()(graph, inputs)[graph.output_tensors()[0].name]
 
 
 def _is_file(text: str) -> bool:

@@ -1,0 +1,76 @@
+"""Comparison of the profile ``openvino`` with a model: graphs compiled by OpenVINO, with the past as their state."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from zoo.contract import Graph
+from zoo.errors import ArtifactError, ParityError, UnreadableError, storage_errors
+from zoo.probe.pipeline import Executor
+from zoo.storage import scratch_folder
+from zoo_export.graph.metadata import without_functions
+from zoo_export.parity.subject import OnnxSubject
+from zoo_runtime.onnx_runtime.providers import Memory
+from zoo_runtime.openvino.compiled import CompiledGraph, engine_version
+from zoo_runtime.openvino.executor import OpenVinoExecutor
+
+__all__ = ["OpenVinoSubject"]
+
+
+class OpenVinoSubject(OnnxSubject):
+    """Graphs on OpenVINO, which always optimises them."""
+
+    def open(self) -> dict[str, Executor]:
+        return {"all": self._open(self.files, True)}
+
+    def long_runtimes(self, runtimes: Mapping[str, Executor]) -> Mapping[str, Executor]:
+        return runtimes
+
+    def graph_facts(self, graph: Graph, runtimes: Mapping[str, Executor]) -> dict[str, Any]:
+        executor = runtimes["all"]
+        assert isinstance(executor, OpenVinoExecutor)
+        operations = executor.compiled[graph.name].operations
+        return {"placement": {self.provider: operations}, **without_functions(self.files[graph.name])}
+
+    def facts(self) -> dict[str, Any]:
+        return {**super().facts(), "engine": engine_version()}
+
+    def _open(
+        self,
+        files: Mapping[str, bytes],
+        optimize: bool,
+        memory: Memory = "fast",
+        *,
+        share: bool = False,
+        pool: bool = True,
+    ) -> Executor:
+        """Compile all graphs on the current weights of the models. OpenVINO has no such options."""
+        folder = self._scratch or self._linked_weights()
+        compiled = {}
+        graphs = {graph.name: graph for graph in self.graphs}
+        for name, file in files.items():
+            path = folder / f"{name}.onnx"
+            with storage_errors(folder):
+                path.write_bytes(file)
+            try:
+                compiled[name] = CompiledGraph(path, graphs[name])
+            except UnreadableError:
+                raise
+            except ArtifactError as error:
+                raise ParityError(f"cannot be verified: {error.what}", self.stored.path) from error
+        return OpenVinoExecutor(compiled, self.models.yardstick.dtype)
+
+    def _linked_weights(self) -> Path:
+        """Return a new folder with the weights: OpenVINO reads them from beside a graph, not through symbolic links."""
+        folder = self._opened.enter_context(scratch_folder())
+        with storage_errors(folder):
+            for file in {place.file for place in self.stored.layout.values()}:
+                source = (self.stored.path / file).resolve()
+                try:
+                    (folder / file).hardlink_to(source)
+                except OSError:  # on another file system
+                    shutil.copyfile(source, folder / file)
+        return folder

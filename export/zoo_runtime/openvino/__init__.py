@@ -1,0 +1,1 @@
+"""Running graphs on OpenVINO, an optional package. Only this package imports it."""
