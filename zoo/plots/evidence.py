@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from zoo.artifact import LEVEL_NAMES, Export, ModelDirectory, abridged
+from zoo.artifact import LEVEL_NAMES, OPENVINO, Export, ModelDirectory, abridged
 from zoo.errors import ArtifactError, UsageError
 from zoo.plots.plot import COLOURS, MARKERS, Plot, drawn, layer_of, log_axis, mark_zero, new_figure, printable
 
@@ -70,6 +70,14 @@ def coverage(directory: str | os.PathLike[str], variant: str = "") -> Plot:
     return draw_coverage(_evidence(directory, variant), _title(directory, variant))
 
 
+def _runtime(evidence: Mapping[str, Any]) -> str:
+    """Return the runtime of a comparison, its version, and the provider."""
+    provider, numbers = evidence.get("provider", "cpu"), evidence.get("versions", {})
+    if provider == OPENVINO:
+        return f"OpenVINO {numbers.get(OPENVINO, '')}".rstrip()
+    return f"ONNX Runtime {numbers.get('onnxruntime', '')}".rstrip() + f" on {provider}"
+
+
 @drawn
 def draw_parity(evidence: Mapping[str, Any], name: str) -> Plot:
     """Plot the errors in the content of a parity.json. ``name`` is that of the model."""
@@ -77,8 +85,7 @@ def draw_parity(evidence: Mapping[str, Any], name: str) -> Plot:
     levels = list(dict.fromkeys(level for row in rows for level in row.errors))
     every = [errors for row in rows for errors in row.errors.values()]
     panels = [(label, *keys) for label, keys in _RULES.items() if any(keys[0] in errors for errors in every)]
-    runtime = f"ONNX Runtime {evidence.get('versions', {}).get('onnxruntime', '')}".rstrip()
-    title = f"{name}: error of {runtime} on {evidence.get('provider', 'cpu')}, and allowed error"
+    title = f"{name}: error of {_runtime(evidence)}, and allowed error"
     figure = new_figure(title, 1.3 + 0.115 * len(rows) * (len(levels) + 1))
     axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
     for panel, (label, *keys) in zip(axes, panels, strict=True):

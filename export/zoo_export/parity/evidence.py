@@ -37,9 +37,9 @@ __all__ = [
 ]
 
 
-def versions() -> dict[str, str]:
-    """Return the versions of the packages that a comparison depends on."""
-    tools = ("onnxruntime", "torch", "onnx", "onnx-ir", "onnxscript")
+def versions(engine: str = "onnxruntime") -> dict[str, str]:
+    """Return the versions of the packages that a comparison on a runtime depends on."""
+    tools = (engine, "torch", "onnx", "onnx-ir", "onnxscript")
     numbers = {"zoo": __version__, "python": platform.python_version()}
     for name in tools:
         for distribution in (name, f"{name}-gpu"):
@@ -67,7 +67,7 @@ def evidence_of(sweep: Sweep, *, verified: bool) -> dict[str, Any]:
         "grid": sweep.facts(),
         "config": subject.stored.config_digest(),
         "weights": subject.stored.weight_digests(),
-        "versions": versions(),
+        "versions": versions(subject.engine),
     }
 
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from zoo.artifact import OPENVINO
 from zoo.contract import Graph
 from zoo.errors import ArtifactError, ParityError, UnreadableError, storage_errors
 from zoo.probe.pipeline import Executor
@@ -14,7 +15,7 @@ from zoo.storage import scratch_folder
 from zoo_export.graph.metadata import without_functions
 from zoo_export.parity.subject import OnnxSubject
 from zoo_runtime.onnx_runtime.providers import Memory
-from zoo_runtime.openvino.compiled import CompiledGraph, engine_version
+from zoo_runtime.openvino.compiled import CompiledGraph
 from zoo_runtime.openvino.executor import OpenVinoExecutor
 
 __all__ = ["OpenVinoSubject"]
@@ -22,6 +23,12 @@ __all__ = ["OpenVinoSubject"]
 
 class OpenVinoSubject(OnnxSubject):
     """Graphs on OpenVINO, which always optimises them."""
+
+    engine = OPENVINO
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.labels = {level: label for level, label in self.labels.items() if level != "off"}
 
     def open(self) -> dict[str, Executor]:
         return {"all": self._open(self.files, True)}
@@ -34,9 +41,6 @@ class OpenVinoSubject(OnnxSubject):
         assert isinstance(executor, OpenVinoExecutor)
         operations = executor.compiled[graph.name].operations
         return {"placement": {self.provider: operations}, **without_functions(self.files[graph.name])}
-
-    def facts(self) -> dict[str, Any]:
-        return {**super().facts(), "engine": engine_version()}
 
     def _open(
         self,

@@ -70,6 +70,8 @@ class Subject(ABC):
     """Levels at which the graphs differ from PyTorch by more than rounding."""
     recorded: str | None = None
     """The level that a replay of the comparison can repeat, if a sample of it is kept."""
+    engine = "onnxruntime"
+    """The distribution of the runtime, whose version is recorded."""
 
     def __init__(
         self, stored: ModelDirectory, graphs: Sequence[Graph], models: Models, labels: Mapping[str, str]
