@@ -97,7 +97,7 @@ def check_play(folder: Path, *, states: bool = False) -> None:
     runtime, engine = open_both(folder)
     with runtime, engine:
         for expected, found in zip(play(runtime, states=states), play(engine, states=states), strict=True):
-            np.testing.assert_allclose(found, expected, atol=2e-5, rtol=1e-5)
+            np.testing.assert_allclose(found, expected, atol=1e-4)
 
 
 def test_export_is_compared_and_recorded_on_openvino(exported: Path, zoo: Zoo) -> None:
@@ -141,10 +141,10 @@ def test_models_with_encoders(on_both: Exported, name: str) -> None:
     runtime, engine = open_both(on_both(name))
     with runtime, engine:
         ids = [[5, 9, 7, 6], [8, 5], [7, 7, 9]]
-        options = {"task": "embed"} if name == "bert-tiny" else {"max_new_tokens": 6}
+        options = {"task": "feature-extraction"} if name == "bert-tiny" else {"max_new_tokens": 6}
         for expected, found in zip(runtime.run(ids, **options), engine.run(ids, **options), strict=True):
             assert found.keys() == expected.keys()
-            numbers = {key: value for key, value in expected.items() if isinstance(value, list | float)}
+            numbers = {key: value for key, value in expected.items() if isinstance(value, list | float | np.ndarray)}
             assert numbers
             for key, value in numbers.items():
                 np.testing.assert_allclose(found[key], value, atol=2e-5)
