@@ -27,6 +27,7 @@ from typing import Any
 from zoo import plugins, storage
 from zoo.artifact import MANIFEST, ModelDirectory, Record, entry_of, is_reserved, write_json
 from zoo.artifact.digests import digest_file
+from zoo.artifact.verdict import contradiction_in
 from zoo.artifact.weights import load_json, plain_name
 from zoo.config import Settings
 from zoo.contract import Exporter
@@ -126,6 +127,8 @@ def export_to(
         evidence = _run(plugin, exporter, function, job)
         _check_changes(plugin, record, before)
         writes_evidence = exporter.evidence is not None
+        if evidence["verified"] and (problem := contradiction_in(evidence, record.evidence_file)) is not None:
+            raise PluginError(f"{plugin} returned evidence that contradicts itself ({problem})", directory)
         files = {
             name: digest_file(stage / name)
             for name in _check_stage(plugin, record, stage, own=writes_evidence, old=old)

@@ -31,7 +31,7 @@ from zoo.artifact.layout import (
 )
 from zoo.artifact.manifest import check_file, entries_of, entry_of, read_manifest, write_manifest
 from zoo.artifact.provenance import Origin
-from zoo.artifact.verdict import change_since, doubt_about, replaced_file
+from zoo.artifact.verdict import change_since, contradiction_in, doubt_about, replaced_file
 from zoo.artifact.verification import Verdict, replace_section, verification_section
 from zoo.artifact.weights import INDEX, SINGLE, StoredTensor, load_json, read_header, read_if_valid, read_shards
 from zoo.errors import DISK, ArtifactError, PluginError, UnreadableError, UsageError, ZooError, ZooWarning
@@ -263,8 +263,12 @@ class ModelDirectory:
         except ArtifactError as error:
             return {}, error.what
         name, replaced = evidence.name, replaced_file(found, self.files)
-        doubt = doubt_about(found, name)
-        return found, doubt or change_since(found, name, self.config_digest(), self.weight_digests(), replaced)
+        doubt = (
+            doubt_about(found, name)
+            or change_since(found, name, self.config_digest(), self.weight_digests(), replaced)
+            or contradiction_in(found, name)
+        )
+        return found, doubt
 
     def _changed(self, action: str) -> ArtifactError:
         return ArtifactError(f"the model was changed while it was {action}", self.path, "run the command again")

@@ -16,8 +16,9 @@ from zoo import storage
 from zoo.artifact.directory import ModelDirectory, check_model_target, listed_files
 from zoo.artifact.layout import CARD, EVIDENCE_NAME, RECORDED, export_file, is_reserved, write_json
 from zoo.artifact.manifest import entries_of, write_manifest
+from zoo.artifact.measured import digests_of
 from zoo.artifact.variants import ATTENTION_INPUTS, LOOP, PREFILL, Variant, variant_of
-from zoo.artifact.verdict import change_since, digests_of, doubt_about, replaced_file
+from zoo.artifact.verdict import change_since, contradiction_in, doubt_about, replaced_file
 from zoo.artifact.verification import remove_section
 from zoo.artifact.weights import load_json
 from zoo.contract import AttentionInputs, Graph
@@ -92,8 +93,16 @@ class Record:
             raise ParityError(what, self.stored.path, "restore it, or export again with --force")
 
     def doubt(self) -> str | None:
-        """Return why the export is not verified, or None if these files were verified with the current weights."""
-        return doubt_about(self.evidence, self.evidence_file) or self.change()
+        """Return why the export is not verified, or None if these files were verified with the current weights.
+
+        Evidence whose numbers contradict its verdict, or which is not what an export writes, verifies nothing.
+        """
+        return doubt_about(self.evidence, self.evidence_file) or self.change() or self._contradiction
+
+    @cached_property
+    def _contradiction(self) -> str | None:
+        """What contradicts the verdict of the evidence, or None."""
+        return contradiction_in(self.evidence, self.evidence_file)
 
     def change(self) -> str | None:
         """Return what has changed since the export was compared, or None."""

@@ -1,4 +1,4 @@
-"""The errors of outputs, as parity.json records them."""
+"""The files and the errors of outputs, as parity.json records them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from zoo.errors import ArtifactError
 
-__all__ = ["LEVEL_NAMES", "Measured", "deciding", "measured_outputs", "worst_of"]
+__all__ = ["LEVEL_NAMES", "Measured", "deciding", "digests_of", "measured_outputs", "worst_of"]
 
 LEVEL_NAMES = {
     "off": "optimisations off",
@@ -52,6 +52,12 @@ class Measured:
         if self.in_float32:
             return "computed in float32"
         return LEVEL_NAMES["exact"] if self.level in _EXACT else ""
+
+
+def digests_of(evidence: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the SHA-256 of each exported file as the evidence lists them."""
+    listed = evidence.get("files")
+    return listed if isinstance(listed, dict) else {}
 
 
 def measured_outputs(evidence: Mapping[str, Any]) -> list[Measured]:

@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import sys
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,9 @@ from model_signing import hashing, signing, verifying
 
 from zoo import storage
 from zoo.artifact.directory import ModelDirectory
+from zoo.artifact.exports import find_records
 from zoo.artifact.layout import MANIFEST, SIGNATURE
-from zoo.errors import ArtifactError, UnreadableError, UsageError, ZooError, renamed
+from zoo.errors import ArtifactError, UnreadableError, UsageError, ZooError, ZooWarning, renamed
 from zoo.reading import read_bytes
 from zoo.registry.nearby import no_directory
 from zoo.terminal import one_line
@@ -59,7 +61,7 @@ def sign_directory(
     storage.check_file_target(target, force=force)
     signer = _signer(key, password, certificate)
     if (folder / MANIFEST).exists():
-        ModelDirectory.open(directory, rehash=True)
+        _warn_of_doubts(ModelDirectory.open(directory, rehash=True))
     if not storage.sweep(folder):
         raise ArtifactError("another command is writing to it", directory, "wait until it has ended")
     files = _Files()
@@ -104,6 +106,14 @@ def check_signature(directory: Path, signed_by: Path) -> Path:
         reason = one_line(error, _REASON) or "it does not match the key"
         raise ArtifactError(f"is not a signature by {signed_by} ({reason})", signature) from error
     return directory if Path(os.path.abspath(directory)) == folder else folder  # noqa: PTH100  (resolves no links)
+
+
+def _warn_of_doubts(stored: ModelDirectory) -> None:
+    """Warn of exports that are not verified: a signature says who signed the files, not that they are right."""
+    for record in find_records(stored):
+        if (doubt := record.doubt()) is not None:
+            what = f"signs an export that is not verified ({doubt}): {stored.path / record.evidence_file}"
+            warnings.warn(what, ZooWarning, stacklevel=3)
 
 
 class _Files:

@@ -5,17 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from zoo.artifact.contradictions import contradictions
 from zoo.artifact.layout import SCHEMA
+from zoo.artifact.measured import digests_of
+from zoo.errors import ArtifactError
 
-__all__ = ["change_since", "digests_of", "doubt_about", "replaced_file"]
+__all__ = ["change_since", "contradiction_in", "doubt_about", "replaced_file"]
 
 Files = Mapping[str, Mapping[str, Any]]
-
-
-def digests_of(evidence: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the SHA-256 of each exported file as the evidence lists them."""
-    listed = evidence.get("files")
-    return listed if isinstance(listed, dict) else {}
 
 
 def replaced_file(evidence: Mapping[str, Any], files: Files) -> str | None:
@@ -33,6 +30,14 @@ def doubt_about(evidence: Mapping[str, Any], name: str) -> str | None:
     if evidence.get("verified") is not True:
         return str(evidence.get("reason", "it was not compared"))
     return None
+
+
+def contradiction_in(evidence: Mapping[str, Any], name: str) -> str | None:
+    """Return what contradicts the verdict of evidence in the file ``name`` that says verified, or None."""
+    try:
+        return next(contradictions(evidence, name), None)
+    except ArtifactError as error:
+        return str(error)
 
 
 def change_since(

@@ -12,8 +12,8 @@ from typing import Any
 
 from zoo.artifact.coverage import coverage_summary
 from zoo.artifact.layout import export_file
+from zoo.artifact.measured import digests_of
 from zoo.artifact.outcome import compared_at, loss_of, worst_by_graph
-from zoo.artifact.verdict import digests_of
 from zoo.errors import ArtifactError
 from zoo.terminal import one_line
 

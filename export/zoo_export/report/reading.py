@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,9 +21,8 @@ from zoo.artifact import (
 from zoo.artifact.description import read_description
 from zoo.artifact.digests import Digests
 from zoo.artifact.manifest import check_file, read_manifest
-from zoo.artifact.verdict import digests_of
+from zoo.artifact.measured import digests_of
 from zoo.errors import ArtifactError, ParityError, UnreadableError, ZooError
-from zoo_export.report.contradictions import contradictions
 
 __all__ = ["Directory", "Reviewed", "read_directory"]
 
@@ -194,7 +193,7 @@ def _review(record: Record, defects: Mapping[str, str], check: bool) -> Reviewed
         return Reviewed(record, f"{record.evidence_file} {defects[record.evidence_file]}", {})
     try:
         evidence = record.evidence
-        doubt = record.doubt() or next(_contradictions(record, defects), None)
+        doubt = record.doubt() or _altered(record, defects)
     except ZooError as error:
         return Reviewed(record, error.what, {})
     if doubt is not None or not check:
@@ -216,14 +215,11 @@ def _as_export(record: Record) -> Record:
     return export
 
 
-def _contradictions(record: Record, defects: Mapping[str, str]) -> Iterator[str]:
-    """Yield what contradicts evidence that says that an export is verified."""
+def _altered(record: Record, defects: Mapping[str, str]) -> str | None:
+    """Return what is wrong with a file that the evidence covers, or None."""
     weights = record.evidence.get("weights")
-    for name in (*record.digests, *(weights if isinstance(weights, dict) else ())):
-        if name in defects:
-            yield f"{name}: {defects[name]}"
-    compared = isinstance(record, Export) and record.traits.interface != "loop"
-    yield from contradictions(record.evidence, compares_outputs=compared)
+    names = (*record.digests, *(weights if isinstance(weights, dict) else ()))
+    return next((f"{name}: {defects[name]}" for name in names if name in defects), None)
 
 
 def _replay(record: Record) -> tuple[str | None, str]:

@@ -10,7 +10,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Page", "edit_json", "read_page", "relist"]
+__all__ = ["CONTRADICTIONS", "Page", "edit_json", "read_page", "relist"]
 
 
 @dataclass
@@ -95,3 +95,29 @@ def edit_json(folder: Path, name: str, edit: Callable[[dict[str, Any]], object])
     edit(data)
     (folder / name).write_text(json.dumps(data))
     relist(folder, name)
+
+
+def _clear(data: dict[str, Any]) -> None:
+    for key in data.keys() - {"schema", "verified", "config", "weights", "files"}:
+        del data[key]
+
+
+CONTRADICTIONS: dict[str, Callable[[dict[str, Any]], object]] = {
+    "no comparison": _clear,
+    "no graphs": lambda data: data.update(graphs={}),
+    "no points": lambda data: data["grid"].update(points=[]),
+    "a law failed": lambda data: data["laws"].update(causality="failed"),
+    "tokens differ": lambda data: data["greedy_decoding"]["off"].update(passed=False),
+    "answers differ": lambda data: data["answers"]["score"]["answers"]["perplexity"].update(passed=False),
+    "local errors": lambda data: data["graphs"]["model"]["outputs"]["logits"]["off"].update(local_error=1.0),
+    "no limit": lambda data: data["graphs"]["model"]["outputs"]["logits"]["off"].update(limit=0),
+    "another graph": lambda data: data.update(graphs={"decoder": data["graphs"]["model"]}),
+    "malformed": lambda data: data.update(graphs=[]),
+    "not finite": lambda data: data["graphs"]["model"]["outputs"]["logits"]["all"].update(finite=False),
+    "negative": lambda data: data["graphs"]["model"]["outputs"]["logits"]["all"].update(max_abs_error=-1.0),
+    "likeliest tokens": lambda data: data["logits"]["all"].update(argmax_disagreements=3),
+    "loss": lambda data: data.update(certificate={
+        "outputs": {"model logits": {"mean_kl_divergence": 5.0}}, "max_mean_kl_divergence": 0.02,
+    }),
+}  # fmt: skip
+"""Changes of evidence for a decoder, after which it says verified and something else."""

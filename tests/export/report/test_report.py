@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from tests.conftest import ROOT, Result
-from tests.export.report.reading import Page, edit_json, read_page, relist
+from tests.export.report.reading import CONTRADICTIONS, Page, edit_json, read_page, relist
 from zoo.artifact import Export, ModelDirectory
 from zoo_export.report import sections
 from zoo_export.report.markup import MAX_ROWS
@@ -227,27 +227,6 @@ def test_evidence_that_contradicts_its_verdict_is_doubted(
     assert result.status == 4
     assert "it says verified, but" in head_of(page)
     assert "logits at level off" in head_of(page)
-
-
-def clear(data: dict[str, Any]) -> None:
-    for key in data.keys() - {"schema", "verified", "config", "weights", "files"}:
-        del data[key]
-
-
-CONTRADICTIONS: dict[str, Callable[[dict[str, Any]], object]] = {
-    "no comparison": clear,
-    "no graphs": lambda data: data.update(graphs={}),
-    "no points": lambda data: data["grid"].update(points=[]),
-    "a law failed": lambda data: data["laws"].update(causality="failed"),
-    "tokens differ": lambda data: data["greedy_decoding"]["off"].update(passed=False),
-    "answers differ": lambda data: data["answers"]["score"]["answers"]["perplexity"].update(passed=False),
-    "not finite": lambda data: data["graphs"]["model"]["outputs"]["logits"]["all"].update(finite=False),
-    "negative": lambda data: data["graphs"]["model"]["outputs"]["logits"]["all"].update(max_abs_error=-1.0),
-    "likeliest tokens": lambda data: data["logits"]["all"].update(argmax_disagreements=3),
-    "loss": lambda data: data.update(certificate={
-        "outputs": {"model logits": {"mean_kl_divergence": 5.0}}, "max_mean_kl_divergence": 0.02,
-    }),
-}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", CONTRADICTIONS)
