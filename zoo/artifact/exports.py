@@ -40,9 +40,23 @@ EVIDENCE_KEY = "zoo.evidence_sha256"
 """Metadata of a graph: :func:`evidence_digest` of the evidence for it."""
 
 
+SOURCE_PREFIX = "source_"
+"""Precedes the fields of published evidence with digests of files that stayed in the model directory."""
+_OF_THE_DIRECTORY = ("files", "config", "weights")
+
+
+def of_the_directory(key: str) -> bool:
+    """Return whether a field of evidence has digests of files of the model directory."""
+    return key in _OF_THE_DIRECTORY
+
+
 def evidence_digest(evidence: Mapping[str, Any]) -> str:
-    """Return the SHA-256 of evidence without its file digests, as the graph files contain this digest."""
-    rest = {key: value for key, value in evidence.items() if key != "files"}
+    """Return the SHA-256 of evidence without its file digests, as the graph files contain this digest.
+
+    It is the same for evidence beside published graphs, whose fields for the model directory begin with ``source_``.
+    """
+    names = {f"{SOURCE_PREFIX}{key}": key for key in _OF_THE_DIRECTORY}
+    rest = {names.get(key, key): value for key, value in evidence.items() if names.get(key, key) != "files"}
     return hashlib.sha256(json.dumps(rest).encode()).hexdigest()
 
 

@@ -21,6 +21,7 @@ from zoo.errors import UsageError
 from zoo.exporters import Progress
 from zoo.probe.pipeline import decoder_inputs
 from zoo_export.publish.copies import copy_graphs
+from zoo_export.publish.evidence import write_evidence
 from zoo_export.publish.genai_check import NAME, GenaiComparison, compare_tokens
 from zoo_export.publish.graphs import declared_inputs
 from zoo_runtime import Session, load_session
@@ -86,9 +87,9 @@ def write_genai(
         config = _config(session, graph, past)
     graphs, evidence = declared_inputs(export, NAME, progress)
     with new_output(target, "publish --layout genai", force=force) as stage:
-        copy_graphs(stored, graphs, export.dtype, stage, {graph.name: _GRAPH})
+        written = copy_graphs(stored, graphs, export.dtype, stage, {graph.name: _GRAPH})
         write_json(stage / CONFIG, config)
-        write_json(stage / export.evidence_file, evidence)
+        write_evidence(stage, export.evidence_file, evidence, written)
         if TOKENIZER in stored.files:
             _write_tokenizer(stored, stage)
         comparison = compare_tokens(stage, graph, export.dtype, evidence)

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from zoo.artifact import Export
+from zoo.artifact import EVIDENCE_KEY, Export, evidence_digest
 from zoo.errors import ParityError, UsageError
 from zoo.exporters import Progress
 from zoo_export.comparison import Comparison
+from zoo_export.graph.file import parse, serialize
+from zoo_export.graph.metadata import annotate
+from zoo_export.parity.evidence import metadata_of
 from zoo_export.variants import recipe_of
 from zoo_export.variants.quantized.make import portable_model
 from zoo_export.variants.quantized.recipe import Quantized
@@ -41,4 +44,11 @@ def declared_inputs(
     report = recipe.compare(candidate, Comparison(progress=progress))
     if not report.passed:
         raise ParityError(report.verdict(), stored.path, "nothing was written")
-    return candidate.files, report.evidence
+    entries = {**metadata_of(stored), EVIDENCE_KEY: evidence_digest(report.evidence)}
+    return {name: _annotated(graph, entries) for name, graph in candidate.files.items()}, report.evidence
+
+
+def _annotated(graph: bytes, entries: Mapping[str, str]) -> bytes:
+    model = parse(graph)
+    annotate(model, entries)
+    return serialize(model)

@@ -30,6 +30,7 @@ from zoo.tokenizers.long_texts.truncation import text_limit
 from zoo_export.graph.file import parse
 from zoo_export.graph.plain import forget_types, plain
 from zoo_export.publish.copies import FOLDER, compare_with, open_copies, provider_of, write_graph
+from zoo_export.publish.evidence import write_evidence
 from zoo_export.publish.graphs import declared_inputs
 from zoo_export.publish.hub_card import hub_card
 from zoo_export.publish.seq2seq import DECODER, ENCODER, Seq2SeqExecutor, divide, is_seq2seq, sees_all_tokens
@@ -105,7 +106,7 @@ def write_onnx(
             names, outcome = _write_graphs(export, graphs, stage / FOLDER)
             written += names
             replayed = replayed or outcome
-            write_json(stage / export.evidence_file, evidence)
+            write_evidence(stage, export.evidence_file, evidence, [f"{FOLDER}/{name}" for name in names])
         _name_data(stage, written)
         card = hub_card(stored, exports, replayed, parameter_count(stored.spec), model_type)
         (stage / CARD).write_text(card, encoding="utf-8")

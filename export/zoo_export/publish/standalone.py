@@ -10,6 +10,7 @@ from zoo.artifact.card import model_card
 from zoo.artifact.outputs import new_output
 from zoo.models.count import parameter_count
 from zoo_export.publish.copies import FOLDER, copy_graphs
+from zoo_export.publish.evidence import write_evidence
 
 __all__ = ["write_standalone"]
 
@@ -37,7 +38,7 @@ def write_standalone(directory: Path, target: Path, *, force: bool = False) -> l
     files = []
     with new_output(target, "publish --layout standalone", force=force) as stage:
         (stage / FOLDER).mkdir()
-        for name in (CONFIG, TOKENIZER, CARD, export.evidence_file):
+        for name in (CONFIG, TOKENIZER, CARD):
             if name in stored.files:
                 shutil.copyfile(stored.path / name, stage / name)
                 files.append(name)
@@ -47,7 +48,7 @@ def write_standalone(directory: Path, target: Path, *, force: bool = False) -> l
             encoding="utf-8",
         )
         copies = {name: f"{name}_model" if name != "model" else name for name in export.graph_files}
-        files += [
-            f"{FOLDER}/{file}" for file in copy_graphs(stored, export.read(), export.dtype, stage / FOLDER, copies)
-        ]
-    return files
+        written = copy_graphs(stored, export.read(), export.dtype, stage / FOLDER, copies)
+        graphs = [f"{FOLDER}/{file}" for file in written]
+        write_evidence(stage, export.evidence_file, export.evidence, graphs)
+    return [*files, export.evidence_file, *graphs]

@@ -22,6 +22,7 @@ from zoo.tokenizers.inputs import TextInputs
 from zoo.tokenizers.long_texts.truncation import text_limit
 from zoo_export.graph.static import fixed_sizes
 from zoo_export.publish.copies import copy_graphs
+from zoo_export.publish.evidence import write_evidence
 from zoo_export.publish.graphs import declared_inputs
 from zoo_export.publish.pbtxt import Block, Word, to_pbtxt
 
@@ -95,11 +96,12 @@ def write_repository(directory: Path, stage: Path, *, variant: str, progress: Pr
         (folder / "1").mkdir(parents=True)
         config = _config(models[graph.name], graph, export.dtype, fixed)
         (folder / _CONFIG).write_text(to_pbtxt(config), encoding="utf-8")
-    copy_graphs(stored, graphs, export.dtype, stage, {graph: f"{model}/1/model" for graph, model in models.items()})
+    copies = {graph: f"{model}/1/model" for graph, model in models.items()}
+    written = copy_graphs(stored, graphs, export.dtype, stage, copies)
     names = list(models.values())
     if single and TOKENIZER in stored.files and (inputs := _text_inputs(stored, export.graphs[0], fixed)) is not None:
         names += _write_ensemble(stored, stage, name, export, inputs)
-    write_json(stage / export.evidence_file, evidence)
+    write_evidence(stage, export.evidence_file, evidence, written)
     files = sorted(str(path.relative_to(stage)) for path in stage.rglob("*") if path.is_file())
     return TritonRepository(files, names)
 

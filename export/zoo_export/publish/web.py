@@ -18,13 +18,24 @@ from importlib.resources import files as resources
 from pathlib import Path
 from typing import Any
 
-from zoo.artifact import CARD, TARGET_TOKENIZER, TOKENIZER, VARIANTS, Export, ModelDirectory, measured_outputs, worst_of
+from zoo.artifact import (
+    CARD,
+    TARGET_TOKENIZER,
+    TOKENIZER,
+    VARIANTS,
+    Export,
+    ModelDirectory,
+    Record,
+    measured_outputs,
+    worst_of,
+)
 from zoo.artifact.outputs import new_output
 from zoo.errors import UsageError, argument
 from zoo.models.count import parameter_count
 from zoo_export.graph.file import parse
 from zoo_export.graph.links import external_tensors, place_of
 from zoo_export.publish.description import SCHEMA, describe_task
+from zoo_export.publish.evidence import write_evidence
 from zoo_export.web.install import WEB_RUNTIMES, Package, WebRuntime, find_package, find_tokenizers
 from zoo_export.web.verify import web_record
 from zoo_runtime import load_session
@@ -192,7 +203,7 @@ def _runtime(stage: Path, stored: ModelDirectory, variant: str, name: WebRuntime
     record = web_record(stored, name, variant)
     evidence = record.evidence if record.exists else {}
     if record.exists:
-        shutil.copyfile(stored.file(record.evidence_file), stage / _FILES / record.evidence_file)
+        _write_evidence(stage, record)
     return {
         "name": name,
         "version": package.version,
@@ -243,9 +254,15 @@ def _publish(
             content = stored.file(name).read_bytes()
             (stage / _FILES / name).write_bytes(content)
             yield name, _whole(name, content)
-    for name in (export.evidence_file, CARD):
-        if name in stored.files:
-            shutil.copyfile(stored.file(name), stage / _FILES / name)
+    _write_evidence(stage, export)
+    if CARD in stored.files:
+        shutil.copyfile(stored.file(CARD), stage / _FILES / CARD)
+
+
+def _write_evidence(stage: Path, record: Record) -> None:
+    """Write the evidence for the graphs of a page, once they lie there."""
+    graphs = [name for name in record.files if name.endswith(".onnx") and (stage / _FILES / name).exists()]
+    write_evidence(stage / _FILES, record.evidence_file, record.evidence, graphs)
 
 
 def _places(graph: bytes) -> dict[str, list[tuple[int, int]]]:
