@@ -18,12 +18,12 @@ Model = Callable[..., Path]
 COMMANDS: dict[str, tuple[object, ...]] = {
     "run": ("run", "gpt-tiny", "a"),
     "standalone": ("publish", "gpt-tiny", "out", "--layout", "standalone"),
+    "recorded": ("verify", "gpt-tiny", "--recorded"),
     "onnx": ("publish", "gpt-tiny", "out", "--layout", "onnx"),
     "onnx-test": ("publish", "gpt-tiny", "out", "--layout", "onnx-test"),
     "triton": ("publish", "gpt-tiny", "out", "--layout", "triton"),
     "genai": ("publish", "gpt-tiny", "out", "--layout", "genai"),
     "web": ("publish", "gpt-tiny", "out", "--layout", "web"),
-    "recorded": ("verify", "gpt-tiny", "--recorded"),
 }
 
 
@@ -47,6 +47,7 @@ def test_contradicting_evidence_verifies_nothing(exported_copy: Model, case: str
     assert Export(stored).doubt() == doubt
 
 
+@pytest.mark.slow_after(3)
 @pytest.mark.parametrize("name", COMMANDS)
 def test_commands_refuse_it_with_the_status_of_an_unverified_export(contradicting: Path, zoo: Zoo, name: str) -> None:
     result = zoo(*COMMANDS[name])

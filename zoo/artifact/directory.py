@@ -20,18 +20,20 @@ from zoo.artifact.digests import Digests
 from zoo.artifact.layout import (
     ADAPTER,
     CARD,
+    COMPANIONS,
     CONFIG,
     EVIDENCE_NAME,
     MANIFEST,
     SCHEMA,
     SIGNATURE,
+    TOKENIZER,
     is_own,
     is_weights,
     write_json,
 )
 from zoo.artifact.manifest import check_file, entries_of, entry_of, read_manifest, write_manifest
 from zoo.artifact.provenance import Origin
-from zoo.artifact.verdict import change_since, contradiction_in, doubt_about, replaced_file
+from zoo.artifact.verdict import change_since, changed_companion, contradiction_in, doubt_about, replaced_file
 from zoo.artifact.verification import Verdict, replace_section, verification_section
 from zoo.artifact.weights import INDEX, SINGLE, StoredTensor, load_json, read_header, read_if_valid, read_shards
 from zoo.errors import DISK, ArtifactError, PluginError, UnreadableError, UsageError, ZooError, ZooWarning
@@ -142,6 +144,10 @@ class ModelDirectory:
     def weight_digests(self) -> dict[str, str]:
         """Return the SHA-256 of every weight file."""
         return {name: self.files[name]["sha256"] for name in self.weight_files()}
+
+    def companion_digests(self) -> dict[str, str]:
+        """Return the SHA-256 of each file that says how inputs are read and answers written, such as tokenizer.json."""
+        return {name: self.files[name]["sha256"] for name in (TOKENIZER, *COMPANIONS) if name in self.files}
 
     def config_digest(self) -> str:
         """Return the SHA-256 of architecture, task, dtype and configuration, as in config.json."""
@@ -266,6 +272,7 @@ class ModelDirectory:
         doubt = (
             doubt_about(found, name)
             or change_since(found, name, self.config_digest(), self.weight_digests(), replaced)
+            or changed_companion(found, self.companion_digests())
             or contradiction_in(found, name)
         )
         return found, doubt

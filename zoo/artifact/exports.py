@@ -18,7 +18,7 @@ from zoo.artifact.layout import CARD, EVIDENCE_NAME, RECORDED, export_file, is_r
 from zoo.artifact.manifest import entries_of, write_manifest
 from zoo.artifact.measured import digests_of
 from zoo.artifact.variants import ATTENTION_INPUTS, LOOP, PREFILL, Variant, variant_of
-from zoo.artifact.verdict import change_since, contradiction_in, doubt_about, replaced_file
+from zoo.artifact.verdict import change_since, changed_companion, contradiction_in, doubt_about, replaced_file
 from zoo.artifact.verification import remove_section
 from zoo.artifact.weights import load_json
 from zoo.contract import AttentionInputs, Graph
@@ -42,7 +42,7 @@ EVIDENCE_KEY = "zoo.evidence_sha256"
 
 SOURCE_PREFIX = "source_"
 """Precedes the fields of published evidence with digests of files that stayed in the model directory."""
-_OF_THE_DIRECTORY = ("files", "config", "weights")
+_OF_THE_DIRECTORY = ("files", "config", "weights", "companions")
 
 
 def of_the_directory(key: str) -> bool:
@@ -109,9 +109,15 @@ class Record:
     def doubt(self) -> str | None:
         """Return why the export is not verified, or None if these files were verified with the current weights.
 
-        Evidence whose numbers contradict its verdict, or which is not what an export writes, verifies nothing.
+        Evidence whose numbers contradict its verdict, or which is not what an export writes, verifies nothing. Answers
+        to texts are compared with the tokenizer that is there, so that another one is not verified either.
         """
-        return doubt_about(self.evidence, self.evidence_file) or self.change() or self._contradiction
+        return (
+            doubt_about(self.evidence, self.evidence_file)
+            or self.change()
+            or changed_companion(self.evidence, self.stored.companion_digests())
+            or self._contradiction
+        )
 
     @cached_property
     def _contradiction(self) -> str | None:

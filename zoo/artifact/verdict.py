@@ -10,7 +10,7 @@ from zoo.artifact.layout import SCHEMA
 from zoo.artifact.measured import digests_of
 from zoo.errors import ArtifactError
 
-__all__ = ["change_since", "contradiction_in", "doubt_about", "replaced_file"]
+__all__ = ["change_since", "changed_companion", "contradiction_in", "covered_files", "doubt_about", "replaced_file"]
 
 Files = Mapping[str, Mapping[str, Any]]
 
@@ -30,6 +30,31 @@ def doubt_about(evidence: Mapping[str, Any], name: str) -> str | None:
     if evidence.get("verified") is not True:
         return str(evidence.get("reason", "it was not compared"))
     return None
+
+
+def changed_companion(evidence: Mapping[str, Any], companions: Mapping[str, str]) -> str | None:
+    """Return which file beside the weights, such as the tokenizer, is not that of the comparison, or None.
+
+    Args:
+        evidence: the content of a file of evidence. That of earlier versions does not say, and is not doubted.
+        companions: the digests of the present files.
+    """
+    compared = evidence.get("companions")
+    if compared is None:
+        return None
+    if not isinstance(compared, dict):
+        return "companions is not a list of digests"
+    for name in sorted(compared.keys() | companions.keys()):
+        if compared.get(name) != companions.get(name):
+            what = "is missing" if name not in companions else "was added" if name not in compared else "has changed"
+            return f"{name} {what} since verification"
+    return None
+
+
+def covered_files(evidence: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the SHA-256 of every file that evidence names: weights, files beside them, and exported files."""
+    listed = (evidence.get(key) for key in ("weights", "companions", "files"))
+    return {name: digest for part in listed if isinstance(part, dict) for name, digest in part.items()}
 
 
 def contradiction_in(evidence: Mapping[str, Any], name: str) -> str | None:

@@ -67,6 +67,7 @@ def evidence_of(sweep: Sweep, *, verified: bool) -> dict[str, Any]:
         "grid": sweep.facts(),
         "config": subject.stored.config_digest(),
         "weights": subject.stored.weight_digests(),
+        "companions": subject.stored.companion_digests(),
         "versions": versions(subject.engine),
     }
 

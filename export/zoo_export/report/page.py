@@ -179,7 +179,7 @@ def _files(directory: Directory) -> Element:
     """Return the digests of all files, and by which evidence each is covered."""
     named: dict[str, list[str]] = {}
     for export in directory.exports:
-        for name, recorded in {**export.weights, **export.digests}.items():
+        for name, recorded in export.covered.items():
             same = recorded == directory.stored.files.get(name, {}).get("sha256")
             evidence = export.record.evidence_file
             named.setdefault(str(name), []).append(evidence if same else f"{evidence}: OTHER DIGEST")

@@ -22,6 +22,7 @@ from zoo.artifact.description import read_description
 from zoo.artifact.digests import Digests
 from zoo.artifact.manifest import check_file, read_manifest
 from zoo.artifact.measured import digests_of
+from zoo.artifact.verdict import covered_files
 from zoo.errors import ArtifactError, ParityError, UnreadableError, ZooError
 
 __all__ = ["Directory", "Reviewed", "read_directory"]
@@ -56,10 +57,9 @@ class Reviewed:
         return list(self.digests)
 
     @property
-    def weights(self) -> Mapping[str, Any]:
-        """The SHA-256 of each file of weights as the evidence lists them."""
-        listed = self.evidence.get("weights")
-        return listed if isinstance(listed, dict) else {}
+    def covered(self) -> Mapping[str, Any]:
+        """The SHA-256 of every file that the evidence names, those of the model included."""
+        return covered_files(self.evidence)
 
     @property
     def is_onnx(self) -> bool:
@@ -217,9 +217,7 @@ def _as_export(record: Record) -> Record:
 
 def _altered(record: Record, defects: Mapping[str, str]) -> str | None:
     """Return what is wrong with a file that the evidence covers, or None."""
-    weights = record.evidence.get("weights")
-    names = (*record.digests, *(weights if isinstance(weights, dict) else ()))
-    return next((f"{name}: {defects[name]}" for name in names if name in defects), None)
+    return next((f"{name}: {defects[name]}" for name in covered_files(record.evidence) if name in defects), None)
 
 
 def _replay(record: Record) -> tuple[str | None, str]:

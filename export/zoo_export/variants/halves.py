@@ -56,7 +56,11 @@ def compare_half(
     model = as_model(stored, candidate.reduced)
     declared = stored.spec.graphs  # traced without windows
     report = compare(model, candidate.files, comparison, declared=declared, make_subject=make_subject)
-    report.evidence |= {"config": stored.config_digest(), "weights": stored.weight_digests()}
+    report.evidence |= {
+        "config": stored.config_digest(),
+        "weights": stored.weight_digests(),
+        "companions": stored.companion_digests(),
+    }
     return report
 
 

@@ -24,7 +24,7 @@ Exported = Callable[..., Path]
 WITHOUT = {"hub", "onnx-test"}
 """Layouts without evidence: one has no graph, the other holds what test runners read."""
 OPTIONS = {"kserve": ["--storage-uri", "pvc://claim/models"]}
-SOURCE = {"source_config", "source_weights", "source_files"}
+SOURCE = {"source_config", "source_weights", "source_companions", "source_files"}
 SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
@@ -60,6 +60,7 @@ def check_published(folder: Path, source: Path) -> None:
     assert set(folder.rglob("*.onnx*")) == covered
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("layout", [name for name in _NAMES if name not in WITHOUT])
 def test_digests_are_of_the_files_that_lie_there(
     exported_model: Exported, packages: Path, zoo: Zoo, layout: str
@@ -70,7 +71,8 @@ def test_digests_are_of_the_files_that_lie_there(
     check_published(Path("out"), source)
 
 
-@pytest.mark.parametrize("layout", WITHOUT)
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", sorted(WITHOUT))
 def test_others_have_no_evidence(exported_model: Exported, zoo: Zoo, layout: str) -> None:
     assert zoo("publish", exported_model("gpt-tiny"), "out", "--layout", layout).status == 0
     assert not [path for path in Path("out").rglob("*.json") if re.match(r"parity|evidence", path.name)]

@@ -101,7 +101,7 @@ def test_files_have_the_digests_that_lie_there(exported_model: Model, report: An
     assert set(rows) == {path.name for path in folder.iterdir()} - {"manifest.json"}
     for name, (state, _, digest, evidence) in rows.items():
         assert (state, digest) == ("as listed", hashlib.sha256((folder / name).read_bytes()).hexdigest())
-        named = name in ("model.onnx", "recorded.safetensors.gz", "model.safetensors")
+        named = name in ("model.onnx", "recorded.safetensors.gz", "model.safetensors", "tokenizer.json")
         assert evidence == ("parity.json" if named else "-")
 
 
