@@ -75,6 +75,7 @@ def test_signing_warns_of_it(contradicting: Path, zoo: Zoo) -> None:
     assert line.startswith("warning: signs an export that is not verified (it says verified, but likeliest tokens")
 
 
+@pytest.mark.slow
 def test_relinking_records_it_and_another_comparison_mends_it(contradicting: Path, zoo: Zoo) -> None:
     refused = zoo("verify", contradicting)
     assert (refused.status, "parity.json is not the evidence for this graph" in refused.err) == (3, True)

@@ -97,10 +97,19 @@ def _summary(directory: Directory) -> Element:
         "section",
         element("h2", "Summary"),
         table("Exports", head, rows, right=(4, 5, 6)) if rows else element("p", "There is no export."),
+        *_of_other_weights(directory),
         element("p", "The worst output is the one nearest to its limit, in the comparisons with the strictest limits.",
                 class_="quiet"),
         id="summary",
     )  # fmt: skip
+
+
+def _of_other_weights(directory: Directory) -> Iterator[Element]:
+    """Name the exports that were compared before their weights were replaced."""
+    if names := [export.name for export in directory.exports if export.is_of_other_weights]:
+        yield element(
+            "p", f"Compared with other weights than those in this directory: {', '.join(names)}.", class_="bad"
+        )
 
 
 def _summary_row(export: Reviewed) -> Row:
@@ -151,13 +160,16 @@ def _model(directory: Directory) -> Element:
 def _origin(origin: Origin) -> Iterator[tuple[Cell, Cell]]:
     """Yield where the weights are from, step by step, with the comparison that an import made."""
     step: Origin | None = origin
-    title = "Origin of the weights"
+    title, compared = "Origin of the weights", "the weights in this directory, by zoo import, before any export"
     while step is not None:
         yield title, str(replace(step, parent=None, comparison=None, answers=None))
         if step.kind == "imported":
-            yield "Comparison with the original", step.comparison or "none: the original library was not installed"
-            yield "Answers of the original", step.answers or "not compared"
+            small = element("small", f"of {compared}")
+            comparison = step.comparison or "none: the original library was not installed"
+            yield ("Comparison with the original", small), comparison
+            yield ("Answers of the original", small), step.answers or "not compared"
         step, title = step.parent, "Before that"
+        compared = "the imported weights, which are not those in this directory"
 
 
 def _rules(directory: Directory) -> Element:

@@ -62,6 +62,11 @@ class Reviewed:
         return covered_files(self.evidence)
 
     @property
+    def is_of_other_weights(self) -> bool:
+        """Whether the numbers of the evidence are of other weights than lie in the directory."""
+        return "weights" in self.evidence and self.evidence["weights"] != self.record.stored.weight_digests()
+
+    @property
     def is_onnx(self) -> bool:
         """Whether it is a variant of the ONNX export."""
         return self.record.evidence_file.startswith("parity.")

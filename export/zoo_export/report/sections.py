@@ -70,6 +70,10 @@ def export_section(export: Reviewed, body: Body, place: int) -> Element:
         element("p", "Files: ", element("code", ", ".join(export.files) or NONE), ". Evidence: ",
                 element("code", export.record.evidence_file), "."),
     ]  # fmt: skip
+    if export.is_of_other_weights:
+        head.append(
+            element("p", "The comparisons below are of other weights than those in this directory.", class_="bad")
+        )
     if export.replayed is not None:
         head.append(element("p", f"Repeated for this report: {export.replayed}."))
     return element("section", head, body.elements, id=f"export-{place}")

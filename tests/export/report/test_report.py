@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from tests.conftest import ROOT, Result
 from tests.export.report.reading import CONTRADICTIONS, Page, edit_json, read_page, relist
@@ -421,3 +422,28 @@ def test_report_needs_neither_torch_nor_matplotlib(exported_model: Model, tmp_pa
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert "img" not in read_page("page.html").tags
+
+
+def test_comparisons_of_earlier_weights_are_named_so(exported_copy: Model, zoo: Zoo, report: Any, plain: None) -> None:
+    """After new weights were linked, neither the import's comparison nor the export's is of those in the directory."""
+    folder = exported_copy("gpt-tiny")
+
+    def import_it(data: dict[str, Any]) -> None:
+        known = {"kind": "imported", "source": "org/model", "comparison": "difference 1e-16"}
+        data["origin"] = {"weights": data["origin"]["weights"], **known}
+
+    edit_json(folder, "config.json", import_it)
+    _, page = report(folder)
+    assert "of the weights in this directory, by zoo import, before any export" in page.text
+    assert "other weights than" not in page.text
+    tensors = load_file(folder / "model.safetensors")
+    tensors["head.weight" if "head.weight" in tensors else next(iter(tensors))] += 1
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    assert zoo("relink", folder).status == 0
+    result, page = report(folder)
+    assert result.status == 4
+    assert page.terms["Origin of the weights"] == "modified in an unrecorded way"
+    assert page.terms["Comparison with the original"] == "difference 1e-16"
+    assert "of the imported weights, which are not those in this directory" in page.text
+    assert "Compared with other weights than those in this directory: plain." in page.text
+    assert "The comparisons below are of other weights than those in this directory." in page.text
