@@ -5,7 +5,8 @@ from __future__ import annotations
 import difflib
 import errno
 import os
-from collections.abc import Iterable, Iterator, Sequence
+import re
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -33,6 +34,7 @@ __all__ = [
     "closest",
     "did_you_mean",
     "missing_package",
+    "name_options",
     "nearest",
     "renamed",
     "storage_errors",
@@ -41,14 +43,43 @@ __all__ = [
 ]
 
 
+_FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*")
+_OTHER_COMMAND = re.compile(r"\bzoo [a-z]+[^,;]*")
+"""Part of a message that is a command to run; its options are its own."""
+_options: Collection[str] | None = None
+
+
+def name_options(options: Collection[str] | None) -> None:
+    """Set the options of the command that runs, such as ``--force``; None outside commands.
+
+    Messages name no others: where one would, it has the text for Python, or the one that its :class:`Wording` has
+    for commands without the option.
+    """
+    global _options
+    _options = options
+
+
 class Wording(NamedTuple):
     """Part of a message that differs between Python and the command line."""
 
     python: str
     command_line: str
+    otherwise: str | None = None
+    """The text for a command that lacks an option in ``command_line``; by default that for Python."""
 
     def __str__(self) -> str:
         return self.python
+
+    def for_command(self) -> str:
+        """Return the text for the command that runs."""
+        if _options is None or {*_FLAG.findall(_OTHER_COMMAND.sub("", self.command_line))} <= {*_options}:
+            return self.command_line
+        return self.python if self.otherwise is None else self.otherwise
+
+    def replace(self, old: str, new: str) -> Wording:
+        """Replace text in all variants."""
+        otherwise = None if self.otherwise is None else self.otherwise.replace(old, new)
+        return Wording(self.python.replace(old, new), self.command_line.replace(old, new), otherwise)
 
 
 def argument(name: str, value: object = None, text: str = "{}") -> Wording:
@@ -87,12 +118,17 @@ class ZooError(Exception):
         parts = [part for part in (what, where, remedy) if part not in (None, "")]
         super().__init__(_one_line(parts))
         self.what = what
-        self.command_line = _one_line(part.command_line if isinstance(part, Wording) else part for part in parts)
+        self._parts = [part if isinstance(part, Wording) else str(part) for part in parts]
+
+    @property
+    def command_line(self) -> str:
+        """The message for the command that runs, which names no option that this command lacks."""
+        return _one_line(part.for_command() if isinstance(part, Wording) else part for part in self._parts)
 
     def rename(self, old: object, new: object) -> None:
         """Replace a path in the message by the one that the user knows."""
         self.what = self.what.replace(str(old), str(new))
-        self.command_line = self.command_line.replace(str(old), str(new))
+        self._parts = [part.replace(str(old), str(new)) for part in self._parts]
         self.args = (str(self).replace(str(old), str(new)),)
 
 

@@ -226,7 +226,9 @@ class Export(Record):
         reason = self.doubt()
         if reason is not None:
             verify = f"zoo verify {self.stored.path}"
-            remedy = Wording(f"{verify}, or open it with unverified=True", f"{verify}, or run it with --unverified")
+            remedy = Wording(
+                f"{verify}, or open it with unverified=True", f"{verify}, or run it with --unverified", otherwise=verify
+            )
             raise ParityError(f"the export is not verified ({reason})", self.stored.path, remedy)
 
     def check_digests(self, recorded: Mapping[str, str | None]) -> None:

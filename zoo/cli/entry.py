@@ -19,7 +19,7 @@ import click
 from zoo import memo, plugins, signals
 from zoo.cli import output
 from zoo.cli.completion import complete_plugins
-from zoo.cli.options import DocumentedCommand
+from zoo.cli.options import DocumentedCommand, options_of
 from zoo.contract import Command
 from zoo.errors import (
     DISK,
@@ -30,6 +30,7 @@ from zoo.errors import (
     ZooError,
     close_to,
     missing_package,
+    name_options,
 )
 from zoo.plugins.discovery import describe
 from zoo.system import has_abandoned_threads
@@ -217,6 +218,7 @@ def _guarded(plugin: plugins.Plugin, declared: Command) -> click.Command:
     invoke = command.invoke
 
     def call(ctx: click.Context) -> None:
+        name_options(options_of(ctx))
         try:
             invoke(ctx)
         except (click.ClickException, click.Abort, click.exceptions.Exit, KeyboardInterrupt, MemoryError, ZooError):
@@ -279,6 +281,7 @@ def _keep_compiled_files() -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status. Every failure is printed as one line on stderr."""
     arguments = sys.argv[1:] if arguments is None else list(arguments)
+    name_options(None)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         warnings.simplefilter("always", plugins.ZooWarning)

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from zoo.errors import UsageError, nearest
+from zoo.errors import UsageError, name_options, nearest
 from zoo.system import MAX_THREADS
 from zoo.version import DOCUMENTATION
 
@@ -28,6 +28,7 @@ __all__ = [
     "is_quiet",
     "json_option",
     "option",
+    "options_of",
     "output_option",
     "parse_ids",
     "quiet_answers_option",
@@ -56,6 +57,12 @@ def option(*names: str, section: str, **kwargs: Any) -> Callable[[Any], Any]:
     return click.option(*names, cls=_Option, section=section, **kwargs)
 
 
+def options_of(ctx: click.Context) -> set[str]:
+    """Return the options of a command and of those that it is part of, such as ``--force``."""
+    names = {name for param in ctx.command.params for name in (*param.opts, *param.secondary_opts)}
+    return names | (options_of(ctx.parent) if ctx.parent is not None else set())
+
+
 class DocumentedCommand(click.Command):
     """A command whose help ends with ``examples``, which are command lines, and the address of its documentation.
 
@@ -66,6 +73,11 @@ class DocumentedCommand(click.Command):
         super().__init__(*args, **kwargs)
         self.examples = tuple(examples)
         self.page = page
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Have errors name the options of this command alone."""
+        name_options(options_of(ctx))
+        return super().invoke(ctx)
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Examples"):
