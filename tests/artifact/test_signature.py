@@ -191,6 +191,26 @@ def test_signature_of_another_key_is_refused(signed: Path, zoo: Zoo) -> None:
     assert failed.err.splitlines()[-1].startswith("error: is not a signature by other.pub (it does not match the key)")
 
 
+def test_signature_by_a_key_is_not_checked_with_certificates(signed: Path, zoo: Zoo) -> None:
+    write_certificates()
+    check(zoo, signed, "root.pem").failed(3, "is not a signature by root.pem", "made with a key alone", "public key")
+
+
+@pytest.mark.parametrize(
+    "material", [{}, {"publicKey": {}}, {"publicKey": None}, [], None, {"x509CertificateChain": 3}]
+)
+def test_malformed_signature_is_refused_in_plain_words(signed: Path, zoo: Zoo, material: object) -> None:
+    bundle = json.loads((signed / "model.sig").read_text())
+    bundle["verificationMaterial"] = material
+    (signed / "model.sig").write_text(json.dumps(bundle))
+    for signer in ("other.pub", "mine.pub"):
+        failed = check(zoo, signed, signer)
+        if material != {"publicKey": {}}:  # then model-signing warns, and tries the given key
+            failed.failed(3, f"is not a signature by {signer}")
+        assert "object" not in failed.err
+        assert "NoneType" not in failed.err
+
+
 def test_signature_of_another_model_is_refused(signed: Path, copy_of: Model, zoo: Zoo, tmp_path: Path) -> None:
     other = tmp_path / "elsewhere"
     shutil.copytree(signed, other)
@@ -363,7 +383,7 @@ def test_certificates(signed: Path, zoo: Zoo, usage: bool) -> None:
         assert result.failed(3, "is not a signature by root.pem", "cannot be used for signing")
         return
     result.failed(3, NO_RECORD)  # the signature holds
-    check(zoo, signed, "mine.pub").failed(3, "is not a signature by mine.pub")
+    check(zoo, signed, "mine.pub").failed(3, "is not a signature by mine.pub", "made with a certificate")
     assert zoo(*sign, "leaf.pem").status == 0
     check(zoo, signed, "root.pem").failed(3, "is not a signature by root.pem", "unable to get local issuer certificate")
     zoo("sign", signed, "--force", "--key", "mine.key", "--certificate", "leaf.pem").failed(3, "leaf.pem", "not match")

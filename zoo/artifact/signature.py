@@ -29,6 +29,8 @@ __all__ = ["check_signature", "sign_directory"]
 
 _BAD_KEY = (AttributeError, TypeError, ValueError, UnsupportedAlgorithm)
 """Exceptions of model-signing for unusable keys; the first is that for other algorithms, such as RSA."""
+_INTERNAL = (AttributeError, IndexError, KeyError, TypeError)
+"""Exceptions of model-signing for signatures without an expected part; their texts are of its code."""
 _REASON = 200
 """Maximum number of characters that are quoted from an error of a library."""
 
@@ -94,6 +96,7 @@ def check_signature(directory: Path, signed_by: Path) -> Path:
     if signature.is_symlink() or not signature.is_file():
         raise ArtifactError("not a plain file", signature)
     signed = _signed_digests(signature)
+    _check_kind(signature, signed_by)
     files = _Files()
     try:
         with renamed(folder, directory), contextlib.redirect_stdout(sys.stderr):  # model-signing prints warnings
@@ -103,7 +106,8 @@ def check_signature(directory: Path, signed_by: Path) -> Path:
     except Exception as error:
         if files.digests is not None:  # the signature holds, but for other files
             raise _difference(directory, files.digests, signed) from error
-        reason = one_line(error, _REASON) or "it does not match the key"
+        internal = isinstance(error, _INTERNAL)
+        reason = "it is malformed" if internal else one_line(error, _REASON) or "it does not match the key"
         raise ArtifactError(f"is not a signature by {signed_by} ({reason})", signature) from error
     return directory if Path(os.path.abspath(directory)) == folder else folder  # noqa: PTH100  (resolves no links)
 
@@ -185,12 +189,29 @@ def _signer(key: Path, password: Callable[[], str], certificate: Path | None) ->
 def _verifier(signed_by: Path) -> Any:
     config: Any = verifying.Config()
     try:
-        if b"BEGIN CERTIFICATE" in _read(signed_by):
+        if _holds_certificates(signed_by):
             return config.use_certificate_verifier(certificate_chain=[signed_by])
         return config.use_elliptic_key_verifier(public_key=signed_by)
     except _BAD_KEY as error:
         what = "neither a public key of P-256, P-384 or P-521 in PEM, nor certificates"
         raise ArtifactError(what, signed_by, "of a private key: openssl ec -in KEY -pubout") from error
+
+
+def _holds_certificates(signed_by: Path) -> bool:
+    return b"BEGIN CERTIFICATE" in _read(signed_by)
+
+
+def _check_kind(signature: Path, signed_by: Path) -> None:
+    """Raise :class:`ArtifactError` if a key is to check the signature of a certificate, or the other way round."""
+    material = json.loads(_read(signature)).get("verificationMaterial")
+    kinds = material.keys() if isinstance(material, dict) else set()
+    what = f"is not a signature by {signed_by}"
+    if "publicKey" in kinds and _holds_certificates(signed_by):
+        problem = f"{what} (it was made with a key alone, and {signed_by} holds certificates)"
+        raise ArtifactError(problem, signature, "give the public key of the signer")
+    if {"x509CertificateChain", "certificate"} & kinds and not _holds_certificates(signed_by):
+        problem = f"{what} (it was made with a certificate, and {signed_by} is a key)"
+        raise ArtifactError(problem, signature, "give the certificate of the authority that certified the signer")
 
 
 def _signed_digests(signature: Path) -> Mapping[str, str]:
