@@ -164,6 +164,12 @@ class HoldsTensor(Ranker):
         self.scale = torch.ones(8)
 
 
+class HoldsList(Ranker):
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = [nn.Linear(8, 8)]
+
+
 class SavesMore(Ranker):
     def get_extra_state(self) -> str:
         return "more"

@@ -260,6 +260,11 @@ BAD: dict[str, tuple[type[ZooError], str, dict[str, Any]]] = {
         {"graphs": replace(GRAPH, inputs=(GRAPH.inputs[0], library.mask("masks")))},
     ),
     "tensor as attribute": (UsageError, "no parameter or buffer", {"module": f"{HERE}:HoldsTensor", "arguments": {}}),
+    "modules in a list": (
+        UsageError,
+        r"modules in parts \(a list\) are not registered: HoldsList: use nn.ModuleList",
+        {"module": f"{HERE}:HoldsList", "arguments": {}},
+    ),
     "other state": (UsageError, "get_extra_state", {"module": f"{HERE}:SavesMore", "arguments": {}}),
     "no file": (ArtifactError, "cannot read", {"weights": "none.safetensors"}),
     "pickle": (UsageError, "no safetensors file", {"weights": "model.pt"}),

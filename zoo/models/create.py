@@ -20,6 +20,7 @@ from zoo.models.declarations import check_members
 from zoo.models.dtypes import STORED_DTYPES, torch_dtype
 from zoo.models.tensors import weights_digest
 from zoo.modules.hooks import saving_hooks
+from zoo.modules.unregistered import unregistered
 from zoo.registry import ModelSpec, PresetSummary, registry
 
 __all__ = ["build", "build_on_meta", "count_parameters", "find_spec", "initialise", "list_models"]
@@ -58,8 +59,8 @@ def construct(spec: ModelSpec) -> nn.Module:
     """Call the plugin's constructor, converting its exceptions to :class:`PluginError`.
 
     Raises :class:`UsageError` for sizes that no tensor can have and for code that the user has not allowed, and
-    :class:`PluginError` for a model that does not keep its configuration, changes what is stored, or has a misspelt
-    optional member.
+    :class:`PluginError` for a model that does not keep its configuration, changes what is stored, hides weights from
+    torch, or has a misspelt optional member.
     """
     check_code(spec.config.outside_code, spec.name)
     cls = spec.model_class()
@@ -73,6 +74,9 @@ def construct(spec: ModelSpec) -> nn.Module:
     if not isinstance(getattr(model, "config", None), Config):
         raise PluginError(f"{spec.plugin}: {spec.architecture.model} must keep its configuration as .config")
     check_members(model, spec.plugin)
+    if (found := next(unregistered(model), None)) is not None:
+        problem, remedy = found
+        raise PluginError(f"{spec.plugin}: {problem}", spec.architecture.model, remedy)
     if (hook := next(saving_hooks(model), None)) is not None:
         remedy = "keep state in parameters and persistent buffers, without such a method or hook"
         raise PluginError(f"{spec.plugin}: {hook} changes what is stored of {spec.name}", None, remedy)

@@ -18,6 +18,7 @@ from zoo.artifact.layout import CONFIG, MANIFEST
 from zoo.errors import UsageError, ZooError
 from zoo.factories import check_code, check_reference, given_module
 from zoo.modules.hooks import loading_hooks, saving_hooks
+from zoo.modules.unregistered import unregistered
 from zoo.plugins.discovery import describe
 
 __all__ = ["SharedModule", "build_module", "copy_sharing_tensors", "store_buffers"]
@@ -166,6 +167,8 @@ def _deepcopy(module: nn.Module, copies: dict[int, Any]) -> nn.Module:
 def _check_state(module: nn.Module) -> None:
     for hook in (*saving_hooks(module), *loading_hooks(module)):
         raise UsageError(f"{hook} changes what is stored", None, "keep state in parameters and buffers alone")
+    for problem, remedy in unregistered(module):
+        raise UsageError(problem, type(module).__name__, remedy)
     for path, part in module.named_modules():
         for name, value in vars(part).items():
             if isinstance(value, Tensor):
