@@ -184,7 +184,8 @@ class Errors:
             self.local_torch = max(self.local_torch, float(np.max(error / local_scale)))
 
     def _parts(self, rows: Array, width: int) -> list[Array]:
-        return np.array_split(rows, -(-rows.size * width // _CHUNK)) if rows.size and width else []
+        """Divide rows into parts that fit in a chunk, or of one row, which may be wider."""
+        return np.array_split(rows, min(rows.size, -(-rows.size * width // _CHUNK))) if rows.size and width else []
 
     def _measure(self, sizes: Array) -> None:
         """Add absolute values of the reference to the scales."""

@@ -26,6 +26,7 @@ from zoo.errors import ParityError
 from zoo.probe.errors import Errors, as_rows
 from zoo.probe.grid import make_grid
 from zoo.probe.inputs import Point, make_feeds
+from zoo.probe.jumps import JumpErrors
 from zoo.probe.module import TorchExecutor
 from zoo_export.parity.compare import compare
 from zoo_export.parity.greedy import greedy_agreement, greedy_tokens
@@ -576,6 +577,22 @@ def test_errors_are_maxima_over_valid_rows(shape: tuple[int, int]) -> None:
     assert facts["passed"] is errors.passed is bool(runtime <= limit)
     assert facts["max_rel_error"] == pytest.approx(runtime / scale, rel=1e-12)
     assert facts["ratio"] == pytest.approx(runtime / torch_error, rel=1e-12)
+
+
+@pytest.mark.parametrize("kind", [Errors, JumpErrors])
+def test_rows_may_be_wider_than_a_chunk(kind: type[Errors]) -> None:
+    """As the states of layers with many heads, of few rows."""
+    rng = np.random.default_rng(0)
+    reference = rng.standard_normal((2, 3 * 2**17))
+    yardstick, result = (
+        (reference + size * rng.standard_normal(reference.shape)).astype(np.float32) for size in (1e-6, 1.5e-6)
+    )
+    errors = kind(EPSILON)
+    errors.add(reference, yardstick, result, np.ones(2, bool), POINTS[0])
+    errors.allow(reference, yardstick, np.ones(2, bool))
+    assert errors.runtime == np.abs(result.astype(np.float64) - reference).max()
+    assert errors.torch == np.abs(yardstick.astype(np.float64) - reference).max()
+    assert errors.passed
 
 
 def test_fixed_dimensions_are_channels() -> None:
