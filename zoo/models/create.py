@@ -63,6 +63,7 @@ def construct(spec: ModelSpec) -> nn.Module:
     torch, or has a misspelt optional member.
     """
     check_code(spec.config.outside_code, spec.name)
+    plugins.active().check_task(spec.task, spec.plugin)
     cls = spec.model_class()
     _check_sizes(spec)
     with plugins.blame(spec.plugin, f"cannot build {spec.name}", fault=UsageError):

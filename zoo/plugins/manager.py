@@ -6,6 +6,7 @@ plugins are loaded by the same code.
 
 from __future__ import annotations
 
+import difflib
 import os
 import warnings
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -31,6 +32,8 @@ from zoo.plugins.presets import built_in_presets, known_provider, read_presets
 
 __all__ = ["Plugins", "Selection", "active", "clash", "select"]
 
+_NEARLY = 0.9
+"""Similarity of a misspelt task to the right one; names of different tasks are less similar."""
 Named = TypeVar("Named", bound=Command | Dataset | Engine | Exporter | Objective | Task | Tracker)
 
 
@@ -162,6 +165,17 @@ class Plugins:
         absent = f"no plugin provides the task {name!r}"
         everything = fitting if name in names else provided
         return self._named(everything, name, "task", absent, argument("task"))
+
+    def check_task(self, declared: str, owner: Plugin) -> None:
+        """Raise :class:`PluginError` if no task serves models of a declared one, and its name is nearly that of one.
+
+        A model may have a task that no plugin runs.
+        """
+        served = {name for plugin in self.loaded() for item in plugin.tasks for name in (item.serves or (item.name,))}
+        close = difflib.get_close_matches(declared.casefold(), served, n=1, cutoff=_NEARLY)
+        if declared not in served and close and close[0][0] == declared[0].casefold():
+            problem = f"{owner}: no plugin runs models of the task {declared!r}"
+            raise PluginError(problem, None, f"did you mean {close[0]!r}?")
 
     def attention_task(self, declared: str) -> tuple[Plugin, str] | None:
         """Return the function that reads attention weights for models of a task, and its plugin, or None.

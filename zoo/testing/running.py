@@ -7,14 +7,13 @@ import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, Literal
 
 from zoo import plugins
 from zoo.contract import Architecture, KeyValues
 from zoo.errors import PluginError
 from zoo.plugins import Plugin
-from zoo.plugins.discovery import describe
+from zoo.plugins.places import described
 from zoo.registry import load_reference
 from zoo.testing import building, describing, laws, learning, state, weights
 from zoo.testing.check import Check, CheckFailure, Inapplicable, check_names, find_check
@@ -127,20 +126,14 @@ _JOINED = "Sizes of tensors must match except in dimension"
 
 
 def _what(error: BaseException, subject: Subject | Plugin) -> str:
-    """Describe an error, with the innermost frame in the plugin's own code."""
+    """Describe an error, with the innermost line of the plugin's own code."""
     plugin = subject if isinstance(subject, Plugin) else subject.plugin
-    text = describe(error) if isinstance(error, Exception) else f"{type(error).__name__}: {error}"
+    text = described(error, plugin)
     if _JOINED in text and isinstance(subject, Subject):
         pasts = [past for graph in subject.graphs for past in graph.pasts if isinstance(past, KeyValues)]
         text += "".join(
             f"; graphs() declares a past of {past.num_heads} heads of size {past.head_dim}" for past in pasts
         )
-    references = [plugin.module, *(text for item in plugin.architectures for text in (item.config, item.model))]
-    packages = {reference.partition(":")[0].partition(".")[0] for reference in references}
-    for frame in reversed(list(traceback.walk_tb((error.__cause__ or error).__traceback__))):
-        if str(frame[0].f_globals.get("__name__", "")).partition(".")[0] in packages:
-            code = frame[0].f_code
-            return f"{text} ({Path(code.co_filename).name}:{frame[1]}, in {code.co_name})"
     return text
 
 

@@ -22,6 +22,7 @@ from zoo.errors import ParityError, ZooError
 from zoo.models.count import parameter_count
 from zoo.models.persist import load_directory
 from zoo.models.tensors import tensors_digest
+from zoo.plugins.places import described
 from zoo.probe.inputs import Feeds, Point
 from zoo.probe.module import fixed_values
 from zoo.probe.pipeline import Arrays
@@ -101,7 +102,7 @@ def _check_law(check: Check, subject: Subject) -> None:
     except (Inapplicable, ZooError):
         raise
     except Exception as error:
-        problem = f"the model fails in the law {check.name}: {type(error).__name__}: {error}"
+        problem = f"the model fails in the law {check.name}: {described(error, subject.plugin)}"
         raise LawError(problem, subject.plugin, read_more(check.name)) from error
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from zoo.contract import rows_of
+from zoo.plugins.places import described
 from zoo.testing.check import fail
 from zoo.testing.laws.changes import LONG, ODD, along, repeated
 from zoo.testing.subject import Subject
@@ -134,7 +135,7 @@ def lengths(subject: Subject) -> None:
             try:
                 results = run(execute, subject.graphs, feeds)
             except Exception as error:
-                fail(expected, f"{situation}, it raises {type(error).__name__}: {error}")
+                fail(expected, f"{situation}, it raises {described(error, subject.plugin)}")
             check_finite(subject.graphs, results, expected, situation)
             tensors = dict(feeds)
             for graph in subject.graphs:

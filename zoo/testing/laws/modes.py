@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from zoo.plugins.places import described
 from zoo.testing.check import fail
 from zoo.testing.laws.changes import LONG
 from zoo.testing.laws.padding import padded, sides
@@ -64,7 +65,7 @@ def _check_dtype(subject: Subject, name: str, grad_mode: Any) -> None:
         claim = TorchExecutor(model, conversions=partial(ClaimedDtype, dtype, iter(asked)), grad_mode=grad_mode)
         given = _results(subject, claim, feeds, cuts)
         if isinstance(given, Exception):
-            fail(expected, f"{situation}, it raises {type(given).__name__}: {given}")
+            fail(expected, f"{situation}, it raises {described(given, subject.plugin)}")
         _check_same(subject, feeds, wanted, given, expected, situation, _ALLOWED * torch.finfo(dtype).eps)
 
 

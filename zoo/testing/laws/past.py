@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from zoo.contract import KeyValues, TensorSpec
+from zoo.plugins.places import described
 from zoo.testing.check import Inapplicable, fail
 from zoo.testing.laws.changes import LONG, ODD, repeated
 from zoo.testing.laws.padding import padded, sides
@@ -53,7 +54,7 @@ def empty_past(subject: Subject) -> None:
                 try:
                     outputs = first_call(subject.exact, graph, feeds, **past)
                 except Exception as error:
-                    fail(expected, f"{words}, it raises {type(error).__name__}: {error}")
+                    fail(expected, f"{words}, it raises {described(error, subject.plugin)}")
                 results = {graph.name: {**reference[graph.name], **outputs}}
                 check_equal([graph], reference, results, expected, words, counting(feeds))
         feeds |= reference[graph.name]
