@@ -67,7 +67,6 @@ def _numbers(text: str, option: str, remedy: str) -> list[int]:
     cls=DocumentedCommand,
     examples=(
         "zoo bench gpt-tiny --lengths 16,32,64 --figure speed.svg",
-        "zoo bench gpt-tiny --engines",
         "zoo bench --lengths 128..16384 --figure curves.svg",
     ),
     page="howto/run.md",
