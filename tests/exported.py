@@ -20,8 +20,11 @@ from zoo.artifact import Export, ModelDirectory
 from zoo.models import create, persist
 from zoo.registry import registry
 from zoo_export.export import export_graphs_only, export_model
+from zoo_export.graph import any_rows
+from zoo_export.graph.file import dump
 from zoo_export.graph.inline import inline
 from zoo_export.parity.evidence import write_export
+from zoo_export.trace import make
 from zoo_export.trace.make import Options
 from zoo_runtime import load_session
 
@@ -41,6 +44,16 @@ CHAT_TEMPLATE = """\
 {% if add_generation_prompt %}a:{% endif %}"""
 POSITIONS = "max_seq_len=32"
 """Fewer positions than in the presets, because the longest inputs dominate the time of a comparison."""
+
+
+def fix_rows(patch: pytest.MonkeyPatch) -> None:
+    """Make serving graphs for one number of rows, as earlier versions did. They are not cached."""
+
+    def serving(self: make._Maker, name: str, graph: Any, options: Options, sizes: Any) -> bytes:
+        return dump(self._make(graph, options, sizes))
+
+    patch.setattr(any_rows, "free_rows", lambda model, make, rows: make(model, rows))
+    patch.setattr(make._Maker, "serving", serving)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -66,14 +66,21 @@ def _optimised(options: Options, graph: Graph, serving: ServingSizes | None) -> 
 
 
 def _serving(options: Options, graph: Graph, serving: ServingSizes | None) -> Derivation:
+    from zoo_export.graph.any_rows import free_rows
     from zoo_export.graph.grouped import group_attention  # late: both open sessions of ONNX Runtime
     from zoo_export.graph.serving import serve
 
     assert serving is not None
-    passes: list[Pass] = [flatten, partial(serve, declared=graph, sizes=serving.export, own_sizes=serving.own)]
-    if options.uses_contrib and graph.pasts:
-        passes.append(group_attention)
-    return Derivation(_flat(options), passes)
+    sizes, own = serving.export, serving.own
+
+    def make(model: ir.Model, rows: int | None = None) -> ir.Model:
+        fixed = dict(own) if rows is None else {**own, "batch": rows}
+        served = serve(model, declared=graph, sizes=sizes, own_sizes=fixed)
+        return group_attention(served) if options.uses_contrib and graph.pasts else served
+
+    if "batch" in own:
+        return Derivation(_flat(options), [flatten, make])
+    return Derivation(_flat(options), [flatten, partial(free_rows, make=make, rows=sizes["batch"])])
 
 
 def _web(options: Options, graph: Graph, serving: ServingSizes | None) -> Derivation:

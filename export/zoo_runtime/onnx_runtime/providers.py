@@ -76,6 +76,7 @@ def open_session(
     threads: int | None = None,
     memory: Memory = "fast",
     provider_options: Mapping[str, str] = MappingProxyType({}),
+    sizes: Mapping[str, int] = MappingProxyType({}),
 ) -> ort.InferenceSession:
     """Load a graph on one execution provider.
 
@@ -97,6 +98,7 @@ def open_session(
         memory: ``fast`` lets ONNX Runtime keep a copy of the weights repacked for its kernels; ``mapped`` uses the
             memory-mapped file directly, and processes share its pages.
         provider_options: options of ONNX Runtime for the provider, such as ``gpu_mem_limit`` for CUDA.
+        sizes: sizes of free dimensions, by name, which are then fixed in this session.
 
     Raises:
         UsageError: the provider is not available, or refuses an option.
@@ -107,6 +109,8 @@ def open_session(
     _check_available(provider, name, provider_options)
     where = weights if isinstance(graph, bytes) else graph
     options = _session_options(provider, optimize=optimize, spin=spin, pool=pool, threads=threads, memory=memory)
+    for dimension, size in sizes.items():
+        options.add_free_dimension_override_by_name(dimension, size)
     if placements:
         options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
     folder = weights if isinstance(graph, bytes) else Path(graph).parent

@@ -15,7 +15,7 @@ from weakref import WeakSet
 import numpy as np
 
 from zoo.arrays import Array
-from zoo.artifact import OPENVINO, Export, ModelDirectory
+from zoo.artifact import OPENVINO, PREFILL, Export, ModelDirectory
 from zoo.contract import Graph
 from zoo.errors import UsageError
 from zoo.probe.dtypes import BFLOAT16, numpy_dtype
@@ -32,6 +32,7 @@ from zoo_runtime.openvino.executor import OpenVinoExecutor
 from zoo_runtime.serving.capture import open_for_capture
 from zoo_runtime.serving.executor import ServingExecutor
 from zoo_runtime.serving.rows import Rows
+from zoo_runtime.serving.sizes import sizes_of_session
 
 __all__ = ["OpenExport"]
 
@@ -80,7 +81,10 @@ class OpenExport:
             self.check_open()
             if not self._sessions and self.provider != OPENVINO:
                 self._map_weights()
-                self._sessions = {name: self.open_graph(name) for name in self.export.graph_files}
+                opened: dict[str, ort.InferenceSession] = {}
+                for name in sorted(self.export.graph_files, key=lambda name: name != PREFILL):
+                    opened[name] = self.open_graph(name, prefill=opened.get(PREFILL))
+                self._sessions = {name: opened[name] for name in self.export.graph_files}
             return self._sessions
 
     @property
@@ -119,9 +123,19 @@ class OpenExport:
         """The names of the low-rank adapters in the variant ``adapters``; empty in others."""
         return tuple(self.export.evidence.get("adapters", ())) if self.export.traits.interface == "adapters" else ()
 
-    def open_graph(self, graph: str, *, placements: bool = False) -> ort.InferenceSession:
-        """Open one graph, and record on request which provider runs each node."""
+    def open_graph(
+        self, graph: str, *, placements: bool = False, prefill: ort.InferenceSession | None = None
+    ) -> ort.InferenceSession:
+        """Open one graph, and record on request which provider runs each node.
+
+        On a device, a step has all rows: kernels are recorded, or compiled, for one size. Their number is in the
+        metadata of ``prefill``, by default of the one that is open.
+        """
         path = self.path / self.export.graph_files[graph]
+        steps = self.export.traits.interface == "rows" and graph == self.export.graphs[-1].name
+        sizes: dict[str, int] = {}
+        if steps and self.provider != "cpu":
+            sizes["batch"] = sizes_of_session(prefill or self._sessions[PREFILL])["batch"]
 
         def open_with(options: Mapping[str, str]) -> ort.InferenceSession:
             return open_session(
@@ -131,9 +145,9 @@ class OpenExport:
                 memory=self.memory,
                 provider_options=options,
                 placements=placements or self.provider == "cuda",
+                sizes=sizes,
             )
 
-        steps = self.export.traits.interface == "rows" and graph == self.export.graphs[-1].name
         if steps and self.provider == "cuda":
             return open_for_capture(open_with, self.provider_options, path)
         return open_with(self.provider_options)

@@ -26,6 +26,8 @@ class Buffer:
     """One tensor of fixed size, whose first dimension are the rows.
 
     On the CPU, ``array`` shares its memory with the value; on a device it is None.
+
+    Raises :class:`ArtifactError` if there is no memory for it.
     """
 
     def __init__(self, name: str, shape: Sequence[int], dtype: np.dtype[Any], device: str) -> None:
@@ -33,7 +35,11 @@ class Buffer:
         self.shape = tuple(shape)
         self.dtype = dtype
         self.device = device
-        zeros = np.zeros(self.shape, dtype)
+        try:
+            zeros = np.zeros(self.shape, dtype)
+        except (MemoryError, ValueError) as error:  # an export may name any number of rows
+            problem = f"there is no memory for {name}, which has the shape {self.shape}"
+            raise ArtifactError(problem, None, "export with a smaller --fix batch=N") from error
         self.value = to_value(zeros, device)
         self.array = zeros if device == "cpu" else None
 

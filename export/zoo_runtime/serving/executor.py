@@ -29,7 +29,7 @@ class ServingExecutor:
 
     The tokens of each row, without its padding, are packed into a row of buffers, whose other slots hold large numbers.
     So the rows of a batch have pasts of different lengths, and rows without tokens take no part in a call. The rows of
-    consecutive calls lie in different places.
+    consecutive calls lie in different places, and consecutive steps have different numbers of rows.
 
     Args:
         sessions: by graph name, with the graph ``prefill``.
@@ -40,6 +40,8 @@ class ServingExecutor:
         self.sessions = sessions
         self.dtype = dtype
         self.sizes = sizes_of_session(sessions[PREFILL])
+        self.row_counts: set[int] = set()
+        """Numbers of rows of the steps so far."""
         self._rows: dict[str, Rows] = {}
         self._turn = 0
 
@@ -83,7 +85,9 @@ class ServingExecutor:
         past_length = self._past_length(graph, arrays)
         mask = arrays[names[0]] != 0 if names else np.ones((count, past_length + added), bool)
         self._turn += 1
-        places = [(self._turn + row) % rows.count for row in range(count)]
+        size = min((size for size in rows.possible if size >= count), key=lambda size: rows.uses[size])
+        rows.counts = tuple(sorted({size, rows.count}))
+        places = [(self._turn + row) % size for row in range(count)]
         for row, place in enumerate(places):
             constants = {name: arrays[name][row] for name in rows.constants}
             rows.start(place, constants)
@@ -91,6 +95,7 @@ class ServingExecutor:
         new = {place: ids[row, mask[row, -added:]] for row, place in enumerate(places) if mask[row, -added:].any()}
         before = rows.lengths.copy()
         by_row = rows.extend(new)
+        self.row_counts.update(rows.uses)
         logits = next(tensor for tensor in graph.output_tensors() if tensor.name == "logits")
         outputs = {"logits": np.zeros((count, added, int(logits.dims[-1])), self.dtype)}
         for row, place in enumerate(places):

@@ -5,8 +5,10 @@ B rows, T new tokens of a row in one call, C capacity, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,7 +22,7 @@ from zoo_runtime.onnx_runtime.providers import device_of
 from zoo_runtime.serving.bound_call import BoundCall, Buffer
 from zoo_runtime.serving.capture import run_options
 from zoo_runtime.serving.names import CAPACITY
-from zoo_runtime.serving.sizes import check_shapes, fit, sizes_of_session
+from zoo_runtime.serving.sizes import check_shapes, fit, possible_counts, sizes_of_session
 
 __all__ = ["RowState", "Rows"]
 
@@ -65,6 +67,8 @@ class Rows:
         check_shapes(prefill, graph, {**self.sizes, "batch": 1})
         self.count = sizes["batch"]
         """B."""
+        self.counts: tuple[int, ...] = (self.count,)
+        """Numbers of rows that a step may have, in ascending order, B the last: the first that suffices is taken."""
         self.capacity = sizes[CAPACITY] if graph.growing_pairs() else None
         """Tokens that the caches have room for in a row; None if its past has a fixed size."""
         self.limit = min((size for size in (self.capacity, positions) if size is not None), default=None)
@@ -74,13 +78,7 @@ class Rows:
         logits = next(tensor for tensor in graph.output_tensors() if tensor.name == "logits")
         self.vocabulary = dim_size(logits.dims[-1], {})
         """V."""
-        self.lengths = np.zeros(self.count, np.int64)
-        """Number of tokens that each row has read."""
-        self._broken = np.zeros(self.count, bool)
-        """Rows whose caches may contain numbers that are not finite."""
-        ids = token_input(graph)
-        assert ids is not None
-        self.ids_name = ids
+        self.ids_name = ids = str(token_input(graph))
         """The input for tokens."""
         self.upper = next(tensor.upper for tensor in graph.input_tensors() if tensor.name == ids)
         """Number of token ids, if the graph declares one."""
@@ -97,20 +95,60 @@ class Rows:
             name: buffer(tensor) for name, tensor in self._specs.items() if name in inputs - pasts and name != ids
         }
         """Inputs that stay the same while a row grows, such as the keys and values of its source."""
+        self.lengths = np.zeros(self.count, np.int64)
+        """Number of tokens that each row has read."""
+        self._broken = np.zeros(self.count, bool)
+        """Rows whose caches may contain numbers that are not finite."""
         shared = {**self._pasts, **self.constants}
-        self._step = BoundCall(step, graph, ids, self.count, 1, shared, dtype, run_options(self.device, recorded=True))
+        self._bind = partial(
+            BoundCall,
+            step,
+            graph,
+            ids,
+            size=1,
+            shared=shared,
+            dtype=dtype,
+            options=run_options(self.device, recorded=True),
+        )
+        self._steps: dict[int, BoundCall] = {}
+        """The graph for one token of each row, by the number of rows."""
+        self.uses: Counter[int] = Counter()
+        """Number of steps so far, by their number of rows."""
+        self.possible = possible_counts(self.count) if _is_free(step) else self.counts
+        """Numbers of rows at which the graph can run."""
         chunk = sizes["sequence"]
         self._prefill = BoundCall(
             prefill, graph, ids, 1, chunk, shared, dtype, run_options(self.device, recorded=False)
         )
         if self.device == "cuda":
             # A first call, which may run twice while it is recorded, leaves the states as they are.
-            self._step(0, self.lengths, {})
+            self.step(self.count, 0, {})
 
     def warm(self) -> None:
         """Run both graphs without tokens, so that the first text does not wait for memory to be allocated."""
-        for call in (self._step, self._prefill):
-            call(0, self.lengths, {})
+        for count in self.counts:
+            self.step(count, 0, {})
+        self._prefill(0, self.lengths, {})
+
+    def count_for(self, number: int) -> int:
+        """Return the number of rows of a step for the first rows."""
+        return next(count for count in self.counts if count >= number)
+
+    def step(self, count: int, first: int, tokens: Mapping[int, Array]) -> Array:
+        """Read a token of each of some rows, whose lengths stay as they are.
+
+        Args:
+            count: number of rows of the call.
+            first: the first of them.
+            tokens: the token of each row that takes part, by the row's number.
+
+        Returns:
+            The logits, (count, 1, V), which the next call overwrites.
+        """
+        self.uses[count] += 1
+        if count not in self._steps:
+            self._steps[count] = self._bind(rows=count)
+        return self._steps[count](first, self.lengths, tokens)
 
     # Rows.
 
@@ -149,6 +187,28 @@ class Rows:
         for buffer in (*self._pasts.values(), *self.constants.values()):
             buffer.copy(source, target)
         self.lengths[target], self._broken[target] = self.lengths[source], self._broken[source]
+
+    def move(self, source: int, target: int) -> None:
+        """Continue the text of a row in another one.
+
+        Only what the text has written is copied. The source may be started again, as after any text.
+        """
+        if self._broken[source] or self._broken[target]:
+            self.copy(source, target)
+            return
+        growing = {past.name for past, _ in self.graph.growing_pairs()}
+        for name, array in self.arrays():
+            part = (slice(None), slice(int(self.lengths[source]))) if name in growing else ...
+            array[target][part] = array[source][part]
+        self.lengths[target] = self.lengths[source]
+
+    def pasts(self) -> Iterator[tuple[str, Array]]:
+        """Yield the tensors of the past on the CPU, by name, with all rows along the first axis."""
+        return ((name, buffer.read()) for name, buffer in self._pasts.items())
+
+    def arrays(self) -> Iterator[tuple[str, Array]]:
+        """Yield the tensors of the past and the other inputs on the CPU, as :meth:`pasts` does."""
+        return ((name, buffer.read()) for name, buffer in (*self._pasts.items(), *self.constants.items()))
 
     def shorten(self, row: int, count: int) -> None:
         """Forget the last tokens of a row, whose past consists of keys and values."""
@@ -258,8 +318,12 @@ class Rows:
                 waiting[row] = tokens
         parts: dict[int, list[Array]] = {row: [] for row in waiting}
 
-        def read(call: BoundCall, first: int, counts: Mapping[int, int]) -> None:
-            logits = call(first, self.lengths, {row: waiting[row][:count] for row, count in counts.items()})
+        def read(first: int, counts: Mapping[int, int], *, chunk: bool) -> None:
+            tokens = {row: waiting[row][:count] for row, count in counts.items()}
+            if chunk:
+                logits = self._prefill(first, self.lengths, tokens)
+            else:
+                logits = self.step(self.count_for(max(tokens) + 1), first, tokens)
             for row, count in counts.items():
                 row_logits = logits[row - first, :count]
                 self._broken[row] |= not np.isfinite(row_logits.astype(np.float32)).all()
@@ -272,10 +336,10 @@ class Rows:
         while waiting:
             for row in waiting:
                 while self.reads_chunk(row, len(waiting[row])):
-                    read(self._prefill, row, {row: self.portion(row, len(waiting[row]))})
+                    read(row, {row: self.portion(row, len(waiting[row]))}, chunk=True)
             waiting = {row: tokens for row, tokens in waiting.items() if len(tokens)}
             if waiting:
-                read(self._step, 0, dict.fromkeys(waiting, 1))
+                read(0, dict.fromkeys(waiting, 1), chunk=False)
             waiting = {row: tokens for row, tokens in waiting.items() if len(tokens)}
         return results | {row: np.concatenate(arrays) for row, arrays in parts.items()}
 
@@ -300,6 +364,11 @@ class Rows:
         if len(wrong):
             return ArtifactError(f"token {wrong[0]} is not in the vocabulary of {upper}", f"row {row}")
         return None
+
+
+def _is_free(step: ort.InferenceSession) -> bool:
+    """Whether a graph takes any number of rows. On a device, steps of one number are recorded."""
+    return not isinstance(step.get_outputs()[0].shape[0], int) and device_of(step) == "cpu"
 
 
 def _token_list(row: int, tokens: Any) -> Array:

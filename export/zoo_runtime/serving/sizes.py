@@ -12,7 +12,7 @@ from zoo.errors import ArtifactError, UsageError
 from zoo_runtime.onnx_runtime.ort import ort
 from zoo_runtime.serving.names import CAPACITY, SIZES_KEY, read_sizes
 
-__all__ = ["check_shapes", "fit", "sizes_of_session"]
+__all__ = ["check_shapes", "fit", "possible_counts", "sizes_of_session"]
 
 
 def sizes_of_session(session: ort.InferenceSession) -> dict[str, int]:
@@ -27,15 +27,23 @@ def sizes_of_session(session: ort.InferenceSession) -> dict[str, int]:
 
 
 def check_shapes(session: ort.InferenceSession, graph: Graph, sizes: Mapping[str, int]) -> None:
-    """Raise :class:`ArtifactError` unless the inputs that a graph has are of these sizes."""
+    """Raise :class:`ArtifactError` unless the inputs that a graph has are of these sizes, or for any number of rows."""
     shapes = {item.name: tuple(item.shape) for item in session.get_inputs()}
     for tensor in graph.input_tensors():
         if tensor.name in shapes:
             for name in [name for dim in tensor.dims if dim not in sizes for name in dim_names(dim)]:
                 _check_known(name, sizes)
-            if shapes[tensor.name] != tensor.shape(sizes):
-                problem = f"{tensor.name} has the shape {shapes[tensor.name]}, not {tensor.shape(sizes)}"
+            first, *others = shapes[tensor.name] or (None,)
+            free = first == "batch" and tensor.dims[:1] == ("batch",)
+            wanted = tensor.shape(sizes)
+            if (wanted[0] if free else first, *others) != wanted:
+                problem = f"{tensor.name} has the shape {shapes[tensor.name]}, not {wanted}"
                 raise ArtifactError(problem, f"graph {graph.name}", "export again")
+
+
+def possible_counts(count: int) -> tuple[int, ...]:
+    """Return the numbers of rows that a step may have: the powers of two below the number of all rows, and that."""
+    return (*(1 << power for power in range((count - 1).bit_length())), count)
 
 
 def _check_known(name: str, sizes: Mapping[str, int]) -> None:

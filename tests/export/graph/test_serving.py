@@ -40,16 +40,37 @@ GROUPS = {"gpt-tiny": 2, "llama-tiny": 2, "gemma-tiny": 0, "phi-tiny": 2, "trans
 """Number of attentions that become the operator of ONNX Runtime: none with windows, biases or persistent memories."""
 
 
+def with_rows(model: onnx.ModelProto, rows: int) -> int:
+    """Give a graph a number of rows. Returns the number of inputs and outputs that had none."""
+    free = [
+        dim
+        for value in (*model.graph.input, *model.graph.output)
+        for dim in value.type.tensor_type.shape.dim
+        if dim.dim_param == "batch"
+    ]
+    for dim in free:
+        dim.dim_value = rows
+    return len(free)
+
+
 @pytest.mark.slow_after(1)
 @pytest.mark.parametrize("name", DECODERS)
 def test_sizes_are_fixed(exported_build: Exported, name: str) -> None:
-    """Every value has a fixed shape, and no operator computes with sizes or makes ones that depend on data."""
+    """Every value has a fixed shape once the number of rows is given, on which alone operators compute with sizes."""
     stored = ModelDirectory.open(exported_build(name))
     for graph, data in make_graphs(stored, SMALL).items():
-        model = onnx.shape_inference.infer_shapes(onnx.load_model_from_string(data), strict_mode=True, data_prop=True)
-        assert not {node.op_type for node in model.graph.node} & DYNAMIC, graph
+        given = onnx.load_model_from_string(data)
+        free = graph not in (PREFILL, "encoder")
+        assert free == (with_rows(given, 3) > 0)
+        model = onnx.shape_inference.infer_shapes(given, strict_mode=True, data_prop=True)
+        counts = {node.output[0] for node in model.graph.node if free and list(node.input) == [NEW_LENGTHS]}
+        assert not {node.op_type for node in model.graph.node if node.output[0] not in counts} & DYNAMIC, graph
         assert {node.domain for node in model.graph.node} == {""}
         constants = {node.output[0] for node in model.graph.node if node.op_type == "Constant"}
+        for node in model.graph.node:
+            if node.op_type == "Concat" and counts & set(node.input):
+                assert {*node.input} <= constants | counts
+                constants.add(node.output[0])
         for node in model.graph.node:
             if node.op_type in ("Reshape", "Expand", "Tile"):
                 assert node.input[1] in constants
@@ -72,9 +93,9 @@ def test_attention_of_own_tokens(exported_build: Exported, name: str) -> None:
             assert kinds["TensorScatter"] == 0
 
 
-@pytest.mark.parametrize(("graph", "rows", "length"), [("model", 3, 1), (PREFILL, 1, 5)])
-def test_inputs_and_outputs(exported_build: Exported, graph: str, rows: int, length: int) -> None:
-    """The lengths of rows replace the padding mask; one graph has the buffers of all rows, the other those of one."""
+@pytest.mark.parametrize(("graph", "rows", "length"), [("model", "batch", 1), (PREFILL, 1, 5)])
+def test_inputs_and_outputs(exported_build: Exported, graph: str, rows: int | str, length: int) -> None:
+    """The lengths of rows replace the padding mask; one graph has the buffers of any rows, the other those of one."""
     data = make_graphs(ModelDirectory.open(exported_build("gpt-tiny")), SMALL)[graph]
     model = onnx.load_model_from_string(data)
     contract = json.loads(next(item.value for item in model.metadata_props if item.key == "zoo.contract"))
@@ -101,7 +122,7 @@ def test_row_beyond_its_buffers_harms_nothing(small: Path, graph: str) -> None:
     others = (0, 2) if graph == "model" else ()
     generator = np.random.default_rng(0)
     feeds = {
-        item.name: generator.standard_normal(item.shape).astype(np.float32)
+        item.name: generator.standard_normal((1 + len(others), *item.shape[1:])).astype(np.float32)
         for item in session.get_inputs()
         if item.name.startswith("past_key_values")
     }
@@ -132,6 +153,7 @@ def test_export_is_verified(exported_build: Exported, zoo: Zoo, name: str) -> No
     positions = 32
     assert evidence["verified"]
     assert evidence["sizes"]["batch"] == 8
+    assert evidence["row_counts"] == [1, 2, 4, 8]  # the comparison has run at each
     assert evidence["sizes"]["capacity"] == positions
     assert {point["padding"] for point in evidence["grid"]["points"]} >= {"none", "left", "empty row"}
     assert evidence["greedy_decoding"]["all"]["passed"]

@@ -28,6 +28,11 @@ class ServingSubject(OnnxSubject):
 
     _can_close = False
 
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._row_counts: list[set[int]] = []
+        """Numbers of rows of the steps of each executor, which is not kept."""
+
     @property
     def capacity(self) -> int:
         return graph_sizes(self.files[PREFILL])[CAPACITY]
@@ -44,7 +49,10 @@ class ServingSubject(OnnxSubject):
         return []  # modules of packed rows have no counterpart in the model
 
     def facts(self) -> dict[str, Any]:
-        return {**super().facts(), "sizes": graph_sizes(self.files[PREFILL])}
+        counts = sorted(set[int]().union(*self._row_counts))
+        return {**super().facts(), "sizes": graph_sizes(self.files[PREFILL]), "row_counts": counts}
 
     def _executor(self, sessions: Mapping[str, ort.InferenceSession]) -> Executor:
-        return ServingExecutor(sessions, self.models.yardstick.dtype)
+        executor = ServingExecutor(sessions, self.models.yardstick.dtype)
+        self._row_counts.append(executor.row_counts)
+        return executor

@@ -2,6 +2,9 @@
 
 An answer is the same, to the bit, whoever shares the batch: a row's logits do not depend on other rows, and the graph
 that reads its tokens (:meth:`zoo_runtime.serving.rows.Rows.portion`) and its random numbers depend on that row alone.
+
+The texts lie in the first rows, and a step has as few rows as hold them, of the numbers of rows that have been found to
+change no bit (:mod:`zoo_runtime.serving.row_counts`). So a few texts do not wait for the rows that are empty.
 """
 
 from __future__ import annotations
@@ -21,8 +24,10 @@ from zoo_runtime.generation.text import GrowingText
 from zoo_runtime.running.opening import encode_rows, serving_sizes
 from zoo_runtime.running.runner import Runner
 from zoo_runtime.running.session import Session
+from zoo_runtime.server.engines.exact_batches import is_dependent
 from zoo_runtime.server.engines.prefixes import PrefixCache
 from zoo_runtime.server.engines.work import Event, ModelEngine, Work, as_error, last_event
+from zoo_runtime.serving.row_counts import use_exact_counts
 from zoo_runtime.tasks.generate.base import Generate
 from zoo_runtime.tasks.generate.scoring import describe_prompt
 from zoo_runtime.tasks.generate.tasks import Continue, Translate
@@ -79,9 +84,9 @@ class RowEngine(ModelEngine):
 
     Each step reads chunks of some prompts, one row at a time, and then one token of every other row in one call. There
     are as many chunks as rows with an unread prompt for each other row, but at least one for every 8 rows. So a burst
-    of prompts delays the other texts by few chunks per step. Since a step costs the same for any number of rows, few
-    rows should wait for their prompts: where texts have at least 8 new tokens for each chunk of their prompts, prompts
-    are read as fast as texts leave.
+    of prompts delays the other texts by few chunks per step. Since a step costs less for each of many rows, few rows
+    should wait for their prompts: where texts have at least 8 new tokens for each chunk of their prompts, prompts are
+    read as fast as texts leave.
 
     Args:
         session: an export for serving.
@@ -94,6 +99,8 @@ class RowEngine(ModelEngine):
         self.session = session
         self.sizes = serving_sizes(session)
         self.rows = session.open_rows()
+        if not is_dependent(session):
+            use_exact_counts(self.rows, session.export.evidence.get("row_counts"))
         self.rows.warm()
         self.prefixes = PrefixCache(self.rows, prefix_bytes) if prefix_bytes else None
         """Common beginnings of prompts, if they are kept."""
@@ -157,6 +164,7 @@ class RowEngine(ModelEngine):
             return
         self.session.check_weights()
         self.steps += 1
+        self._close_gaps()
         chunks = [place for place in self._texts if self._reads_chunk(place)]
         count = max(math.ceil(len(chunks) / max(1, len(self._texts) - len(chunks))), self.rows.count // _ROWS_PER_CHUNK)
         for place in chunks[:count]:
@@ -164,6 +172,18 @@ class RowEngine(ModelEngine):
             self._read([place])
         if places := [place for place in self._texts if not self._reads_chunk(place)]:
             self._read(places)
+
+    def _close_gaps(self) -> None:
+        """Move the last texts into gaps that others have left, if the step needs fewer rows then."""
+        fewest = self.rows.count_for(len(self._texts))
+        gaps = (place for place in range(fewest) if place not in self._texts)
+        moves = {place: next(gaps) for place in sorted(self._texts) if place >= fewest}
+        for source, target in moves.items():
+            self.rows.move(source, target)
+            if self.prefixes is not None:
+                self.prefixes.move(source, target)
+        if moves:  # in the same order, which decides whose prompt is read next
+            self._texts = {moves.get(place, place): text for place, text in self._texts.items()}
 
     def _reads_chunk(self, place: int) -> bool:
         return self.rows.reads_chunk(place, len(self._texts[place].unread))

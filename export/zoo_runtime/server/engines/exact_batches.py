@@ -21,7 +21,7 @@ from zoo_runtime.running.text_runner import Tokens
 from zoo_runtime.tasks.classification import TextClassification
 from zoo_runtime.tasks.encoders import Embed, FillMask
 
-__all__ = ["MOST", "Batches"]
+__all__ = ["MOST", "Batches", "is_dependent"]
 
 MOST = 8
 """Largest number of inputs in a batch. The others are powers of two, so that there are few sizes to compare."""
@@ -40,7 +40,7 @@ class Batches:
 
     def __init__(self, session: Session) -> None:
         plain = session.export.variant in ("", "cpu") and session.export.dtype == "float32"
-        self._possible = session.provider == "cpu" and plain and len(session.graphs) == 1 and not _is_dependent(session)
+        self._possible = session.provider == "cpu" and plain and len(session.graphs) == 1 and not is_dependent(session)
         self._same: dict[tuple[str, int, int], bool] = {}
         """Whether batches of a graph, a size and a length have the bits of single inputs."""
 
@@ -72,7 +72,7 @@ def _have_same_bits(runner: Embed | FillMask | TextClassification, items: Sequen
     return True
 
 
-def _is_dependent(session: Session) -> bool:
+def is_dependent(session: Session) -> bool:
     """Return whether a graph has an operator whose sizes or scales depend on numbers."""
     data = b"".join((session.path / name).read_bytes() for name in session.export.graph_files.values())
     # In the file, the name of an operator follows the tag of its field, 4, and its length.

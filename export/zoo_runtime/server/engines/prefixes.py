@@ -114,6 +114,12 @@ class PrefixCache:
             self.used -= self._chunks.popitem(last=False)[1].size
         self._ends[row] = key
 
+    def move(self, source: int, target: int) -> None:
+        """Note that the text of a row continues in another one: see :meth:`zoo_runtime.serving.rows.Rows.move`."""
+        self._ends.pop(target, None)
+        if source in self._ends:
+            self._ends[target] = self._ends.pop(source)
+
     def _known(self, prompt: Sequence[int]) -> Iterator[_Key]:
         """Yield the keys of the kept chunks with which a prompt begins."""
         size = self.rows.chunk
