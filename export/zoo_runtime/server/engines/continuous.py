@@ -125,7 +125,7 @@ class RowEngine(ModelEngine):
                     return
                 self._drop_cancelled()
                 free = [place for place in range(self.rows.count) if place not in self._texts]
-                joining = [(place, self._waiting.popleft()) for place in free[: len(self._waiting)]]
+                joining = [(place, self._waiting.pop()) for place in free[: len(self._waiting)]]
             for place, work in joining:
                 try:
                     self._join(place, work)

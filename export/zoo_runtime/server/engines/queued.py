@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
@@ -63,13 +62,13 @@ class QueueEngine(ModelEngine):
         """Remove the first of the works that wait, and those that are answered together with it."""
         if not self._waiting:
             return []
-        first = self._waiting[0]
+        first = self._waiting.pop()
         key = self._batches.key(first.runner, first.item)
         if key is None:
-            return [self._waiting.popleft()]
-        same = [work for work in self._waiting if self._batches.key(work.runner, work.item) == key]
+            return [first]
+        same = [first, *(work for work in self._waiting if self._batches.key(work.runner, work.item) == key)]
         works = same[: 1 << (min(len(same), MOST).bit_length() - 1)]
-        self._waiting = deque(work for work in self._waiting if work not in works)
+        self._waiting.remove(works)
         return works
 
     def _answer(self, works: Sequence[Work]) -> Sequence[Event | None]:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from zoo.errors import PluginError, ZooError
 from zoo_runtime.running.runner import Runner
+from zoo_runtime.server.engines.waiting import Waiting
 
 __all__ = ["Event", "FullError", "ModelEngine", "Work", "as_error", "last_event"]
 
@@ -80,7 +80,7 @@ class Work:
 
 
 class ModelEngine(ABC):
-    """Answers inputs in a thread of its own, in the order in which they came.
+    """Answers inputs in a thread of its own. Clients take turns, and so do the requests of each client.
 
     Args:
         name: name of the thread.
@@ -89,7 +89,7 @@ class ModelEngine(ABC):
 
     def __init__(self, name: str, limit: int) -> None:
         self.limit = limit
-        self._waiting: deque[Work] = deque()
+        self._waiting: Waiting[Work] = Waiting()
         self._changed = threading.Condition()
         self._closing = False
         self._seconds = 1.0
@@ -100,16 +100,21 @@ class ModelEngine(ABC):
         """Start the thread."""
         self._thread.start()
 
-    def submit(self, works: Sequence[Work]) -> None:
-        """Add inputs to the queue, all or none.
+    def submit(self, works: Sequence[Work], client: Hashable = None) -> None:
+        """Add the inputs of a request to the queue, all or none.
 
-        Raises :class:`FullError` if there is no room for them.
+        Args:
+            works: the inputs.
+            client: identifies who sent the request.
+
+        Raises:
+            FullError: there is no room for them.
         """
         with self._changed:
             self._drop_cancelled()
             if len(self._waiting) + len(works) > self.limit + max(0, self.capacity - self.running):
                 raise FullError(max(1.0, self._seconds))
-            self._waiting.extend(works)
+            self._waiting.add(works, client)
             self._changed.notify()
 
     def close(self) -> None:
@@ -157,8 +162,8 @@ class ModelEngine(ABC):
             work.deliver(event)
 
     def _drop_cancelled(self) -> None:
-        if any(work.cancelled for work in self._waiting):
-            self._waiting = deque(work for work in self._waiting if not work.cancelled)
+        if cancelled := {work for work in self._waiting if work.cancelled}:
+            self._waiting.remove(cancelled)
 
 
 def last_event(work: Work, text: str, result: dict[str, Any], delivered: int = 0) -> Event:

@@ -16,8 +16,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from zoo_runtime.server.models import Served
 
-__all__ = ["FACTS", "HELD", "LEFT", "JsonLines", "Metrics", "Observed", "log", "log_to"]
+__all__ = ["CLIENT", "FACTS", "HELD", "LEFT", "JsonLines", "Metrics", "Observed", "log", "log_to"]
 
+CLIENT = "zoo.client"
+"""The number of the key that a request has, if the server has keys."""
 FACTS = "zoo.facts"
 """Key of the scope of a request, for what its handler adds to the log."""
 HELD = "zoo.held"

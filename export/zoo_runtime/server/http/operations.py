@@ -17,7 +17,7 @@ from starlette.routing import Route
 from zoo.errors import ZooError
 from zoo_runtime.server.engines.work import FullError
 from zoo_runtime.server.http.bodies import Body
-from zoo_runtime.server.http.observe import FACTS, LEFT, log
+from zoo_runtime.server.http.observe import CLIENT, FACTS, LEFT, log
 from zoo_runtime.server.http.responses import LeftError
 from zoo_runtime.server.request_error import RequestError, as_request_error
 
@@ -59,7 +59,7 @@ def route(operation: Operation, failed: Failed, keys: Sequence[bytes]) -> Route:
     async def call(request: Request) -> Response:
         try:
             if not operation.public:
-                _check_key(request, keys)
+                request.scope[CLIENT] = _check_key(request, keys)
             return await operation.handler(request)
         except (LeftError, ClientDisconnect):
             request.scope[FACTS]["status"] = LEFT
@@ -97,9 +97,11 @@ def _lacks_files(error: BaseException | None) -> bool:
     return False
 
 
-def _check_key(request: Request, keys: Sequence[bytes]) -> None:
+def _check_key(request: Request, keys: Sequence[bytes]) -> int | None:
+    """Return the number of the key that a request has; None if the server has no keys."""
     scheme, _, credentials = request.headers.get("authorization", "").partition(" ")
     same = [secrets.compare_digest(credentials.encode("latin-1"), key) for key in keys]
     if keys and not (scheme.lower() == "bearer" and any(same)):
         headers = {"www-authenticate": "Bearer"}
         raise RequestError(401, "a valid API key is needed", "invalid_api_key", headers=headers)
+    return same.index(True) if keys else None

@@ -15,7 +15,7 @@ from zoo.errors import ZooError
 from zoo_runtime.running.runner import Runner
 from zoo_runtime.server.engines.work import Work
 from zoo_runtime.server.http.bodies import Body
-from zoo_runtime.server.http.observe import FACTS, HELD
+from zoo_runtime.server.http.observe import CLIENT, FACTS, HELD
 from zoo_runtime.server.http.responses import Events, Mailbox, while_connected
 from zoo_runtime.server.models import Served, ServedModels
 from zoo_runtime.server.request_error import RequestError, server_error
@@ -153,7 +153,7 @@ class Service:
         """Return the results of a task for inputs that its runner has read; ``failure`` makes its errors."""
         events = Events(self.mailbox)
         works = [Work(runner, item, events.deliver(place)) for place, item in enumerate(items)]
-        served.engine(runner).submit(works)
+        served.engine(runner).submit(works, request.scope.get(CLIENT))
         return await self.collect(request, works, events, failure)
 
     def check_count(self, served: Served, runner: Runner[Any], count: int, param: str) -> None:

@@ -16,7 +16,7 @@ from zoo.errors import ZooError
 from zoo_runtime.generation.choices import seed_of
 from zoo_runtime.server.engines.work import Event, Work
 from zoo_runtime.server.http.encoding import MOST_NUMBERS
-from zoo_runtime.server.http.observe import FACTS, LEFT
+from zoo_runtime.server.http.observe import CLIENT, FACTS, LEFT
 from zoo_runtime.server.http.openai.bodies import Chat, GenerationBody
 from zoo_runtime.server.http.openai.completions import Echo, best
 from zoo_runtime.server.http.openai.shapes import AnswerShapes
@@ -92,7 +92,7 @@ async def generate(
     facts["prompt_tokens"] = sum(len(work.item.ids) for work in works[:: body.drawn])
     answer.echoes = echoes
     service.note_texts(request, output=answer.texts)
-    served.engine(works[0].runner).submit(works)
+    served.engine(works[0].runner).submit(works, request.scope.get(CLIENT))
     if body.stream:
         stream = _Streamed(service, works, events, answer, begun, begun + service.limits.seconds, facts)
         async with service.while_running():
