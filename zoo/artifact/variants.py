@@ -30,8 +30,9 @@ Interface = Literal["declared", "attentions", "int8 cache", "rows", "loop", "ada
 """How the graphs of a variant are called.
 
 ``declared``: with the inputs and outputs that the architecture declares. ``attentions``: attention weights are outputs,
-too. ``int8 cache``: keys and values are int8. ``rows``: all sizes are fixed, and each row has a past of its own, which
-the graph ``prefill`` fills. ``loop``: one graph generates a text. ``adapters``: each row chooses an adapter.
+too. ``int8 cache``: keys and values are int8. ``rows``: all sizes are fixed, except the number of rows of a step, and
+each row has a past of its own, which the graph ``prefill`` fills. ``loop``: one graph generates a text. ``adapters``:
+each row chooses an adapter.
 """
 
 Profile = Literal["portable", "cpu", "cuda", "openvino", "serving", "web"]

@@ -1,4 +1,4 @@
-"""Sizes of the dimensions of an export for serving, which are all fixed."""
+"""Sizes of the dimensions of an export for serving, fixed except the number of rows of a step."""
 
 from __future__ import annotations
 
