@@ -29,6 +29,8 @@ _REMAINDER = -1
 def free_rows(model: ir.Model, make: Callable[[ir.Model, int], ir.Model], rows: int) -> ir.Model:
     """Return a graph for any number of rows, or for a fixed one if it depends on the number in another way.
 
+    The metadata of a fixed one says in which.
+
     Args:
         model: the graph to start from.
         make: makes the graph for a number of rows. It may change its argument.
@@ -38,8 +40,8 @@ def free_rows(model: ir.Model, make: Callable[[ir.Model, int], ir.Model], rows: 
     fixed = make(model, rows)
     try:
         return _Freed(fixed.clone(), other, rows).build()
-    except MisfitError as e:
-        print("MISFIT", e)
+    except MisfitError as misfit:
+        fixed.metadata_props["zoo.rows"] = f"fixed: {misfit}"
         return fixed
 
 
