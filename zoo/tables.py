@@ -20,6 +20,7 @@ __all__ = [
     "cell",
     "check_names",
     "has_bytes",
+    "is_renamed",
     "join_columns",
     "open_parquet",
     "read_numbered",
@@ -65,6 +66,11 @@ def join_columns(columns: Mapping[str, Any], result: Mapping[str, Any]) -> dict[
         taken.add(free)
         joined[free] = value
     return joined | dict(result)
+
+
+def is_renamed(name: str, column: str) -> bool:
+    """Return whether :func:`join_columns` may give a column this name."""
+    return name.endswith(column) and not name.removesuffix(column).replace(_PREFIX, "")
 
 
 def has_bytes(value: Any) -> bool:

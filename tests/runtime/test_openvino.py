@@ -13,15 +13,18 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx.parser
+import onnx_ir as ir
 import pytest
 
 from tests.exported import sign_export
 from zoo.artifact import OPENVINO, Export, ModelDirectory
+from zoo.contract import Graph, floats, token_ids
 from zoo.errors import ArtifactError, ParityError, StoppedError, UsageError
 from zoo_export import export_model
 from zoo_export.comparison import Comparison
 from zoo_export.parity.compare import compare
-from zoo_export.parity.openvino import OpenVinoSubject
+from zoo_export.parity.openvino import OpenVinoSubject, check_integers
 from zoo_export.trace.make import Options
 from zoo_runtime import Session, load_session
 
@@ -259,6 +262,41 @@ def test_graph_that_openvino_cannot_convert(exported: Path) -> None:
             declared=export.graphs,
             make_subject=OpenVinoSubject,
         )
+
+
+@pytest.mark.parametrize(
+    ("expression", "refused"),
+    [
+        ("m = Mul(input_ids, k)\n i = Mod(m, k)", "Mul"),
+        ("a = Add(input_ids, k)\n w = Where(c, a, k)\n i = BitwiseXor(w, k)", "BitwiseXor"),
+        ("i = Add(input_ids, k)", None),
+        ("e = Cast<to=7>(c)\n i = Mul(e, k)", None),
+        ("s = Shape(input_ids)\n i = Mul(s, k)", None),
+        ("f = Cast<to=1>(input_ids)\n h = Mul(f, f)\n i = Cast<to=7>(h)", None),
+    ],
+)
+def test_arithmetic_of_large_integers_is_refused(expression: str, refused: str | None) -> None:
+    """OpenVINO has too few bits for products of ids, which only some ids show."""
+    text = f"""<ir_version: 10, opset_import: ["" : 23]>
+    g (int64[batch, sequence] input_ids) => (int64[m, n] i) {{
+        k = Constant<value = int64[1] {{257}}>()
+        c = Less(input_ids, k)
+        {expression}
+    }}"""
+    graph = Graph(inputs=(token_ids("input_ids", 50_000),), outputs=(floats("i", "batch", "sequence"),))
+    model = ir.from_proto(onnx.parser.parse_model(text))
+    if refused is None:
+        check_integers(model, graph, Path("m"))
+        return
+    with pytest.raises(ParityError, match=f"openvino computes {refused} of integers in input_ids in too few bits"):
+        check_integers(model, graph, Path("m"))
+
+
+def test_integers_of_more_than_32_bits_are_refused(exported: Path) -> None:
+    with load_session(exported, provider=OPENVINO) as session:
+        request = session.compiled["model"].request()
+        with pytest.raises(ArtifactError, match="input_ids has an integer of more than 32 bits"):
+            request.run({"input_ids": np.array([[2**40]])})
 
 
 def test_engines_are_measured_side_by_side(exported: Path, zoo: Zoo) -> None:

@@ -363,7 +363,7 @@ def test_invalid_command_writes_nothing(
 
 
 OUTPUTS = {
-    "an unknown suffix": (("--output", "out.csv"), "out.csv: name it *.jsonl, *.ndjson, *.parquet"),
+    "an unknown suffix": (("--output", "out.txt"), "out.txt: name it *.jsonl, *.ndjson, *.csv, *.tsv, *.parquet"),
     "a directory": (("--output", "folder.jsonl"), "is a directory"),
     "one that exists": (("--output", "out.jsonl"), "already exists: out.jsonl: continue it with --resume"),
     "parquet that exists": (("--output", "out.parquet"), "already exists"),
@@ -457,6 +457,40 @@ def test_bad_row_is_reported_each_time(bert: Path, zoo: Zoo) -> None:
         assert result.status == 3
         assert "row 2" in result.err
     assert [row["id"] for row in lines("out.jsonl")] == [2]
+
+
+@pytest.mark.parametrize(
+    ("earlier", "now", "column"),
+    [
+        ([{"text": "a"}, {"text": "b"}], [{"text": "new"}, {"text": "a"}, {"text": "b"}], "text"),
+        ([{"text": "a", "n": [1, 0.5]}], [{"text": "a", "n": [1, 0.25]}, {"text": "b", "n": 2}], "n"),
+        ([{"text": "a", "tokens": "mine"}], [{"text": "a", "tokens": "other"}], "tokens"),
+        ([{"text": "a"}], [{"text": "a", "new": True}], "new"),
+    ],
+)
+def test_changed_inputs_are_not_resumed(bert: Path, zoo: Zoo, earlier: list[Any], now: list[Any], column: str) -> None:
+    """Otherwise rows would get the results of others, as their ids are their numbers."""
+    run = ("run", bert, "--input", "in.jsonl", *EMBED, "--output", "out.jsonl")
+    write_lines("in.jsonl", earlier)
+    assert zoo(*run).status == 0
+    done = Path("out.jsonl").read_bytes()
+    assert zoo(*run, "--resume").status == 0
+    write_lines("in.jsonl", now)
+    zoo(*run, "--resume").failed(
+        2, f"the result with the id 1 is of another input: column '{column}' differs: out.jsonl", "same input"
+    )
+    assert Path("out.jsonl").read_bytes() == done
+
+
+@pytest.mark.parametrize("text", ["a single line of notes", '{"text": 1}', '{"id"'])
+def test_only_the_beginning_of_a_result_is_removed(bert: Path, zoo: Zoo, text: str) -> None:
+    Path("out.jsonl").write_text(text)
+    result = zoo("run", bert, "x", *EMBED, "--output", "out.jsonl", "--resume")
+    if '{"id": '.startswith(text[:7]):
+        assert [row["id"] for row in lines("out.jsonl")] == [1]
+    else:
+        result.failed(3, "not a result of zoo run: out.jsonl")
+        assert Path("out.jsonl").read_text() == text
 
 
 @pytest.mark.parametrize("line", [b"text", b"[1]", b'{"tokens": 1}', b"\xff"])

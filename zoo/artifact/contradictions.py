@@ -64,7 +64,7 @@ def _beyond_limits(item: Measured, where: str) -> Iterator[str]:
     kinds = ("local_error", "local_limit") if "local_error" in errors else ()
     try:
         numbers = [float(errors[key]) for key in ("max_abs_error", "limit", *kinds)]
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, OverflowError, TypeError, ValueError) as error:
         raise ArtifactError("not the errors of outputs that an export writes", "parity.json: graphs") from error
     measured = list(zip(numbers[::2], numbers[1::2], strict=True))
     if any(number < 0 for number in numbers):

@@ -7,18 +7,53 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import onnx_ir as ir
+
 from zoo.artifact import OPENVINO
 from zoo.contract import Graph
 from zoo.errors import ArtifactError, ParityError, UnreadableError, storage_errors
 from zoo.probe.pipeline import Executor
 from zoo.storage import scratch_folder
+from zoo_export.graph.file import load
+from zoo_export.graph.inference import infer_types
 from zoo_export.graph.metadata import without_functions
 from zoo_export.parity.subject import OnnxSubject
 from zoo_runtime.onnx_runtime.providers import Memory
 from zoo_runtime.openvino.compiled import CompiledGraph
 from zoo_runtime.openvino.executor import OpenVinoExecutor
 
-__all__ = ["OpenVinoSubject"]
+__all__ = ["OpenVinoSubject", "check_integers"]
+
+
+_INEXACT = {"BitShift", "BitwiseAnd", "BitwiseNot", "BitwiseOr", "BitwiseXor", "Div", "Mod", "Mul", "Pow"}
+"""Operators whose results OpenVINO computes in int32 or float32 where the types are int64."""
+_TAKEN = {
+    "Abs", "Add", "Cast", "Clip", "Concat", "Expand", "Flatten", "Gather", "Identity", "Max", "Min", "Neg", "Pad",
+    "Reshape", "Slice", "Squeeze", "Sub", "Sum", "Tile", "Transpose", "Unsqueeze", "Where",
+}  # fmt: skip
+"""Operators whose integer results are as large as what they are computed from, or nearly so."""
+
+
+def check_integers(model: ir.Model, graph: Graph, where: Path) -> None:
+    """Raise :class:`ParityError` for products and quotients of integers that depend on those in an input.
+
+    They may need more bits than OpenVINO has, at ids that no compared input contains. Comparisons yield 0 and 1, and
+    sizes are small.
+    """
+    numbers = {tensor.name for tensor in graph.input_tensors() if tensor.dtype == "int64" and not tensor.is_mask}
+    large = {value for value in model.graph.inputs if value.name in numbers}
+    types = infer_types(model)
+    for node in model.graph:
+        read = {"Gather": node.inputs[:1], "Where": node.inputs[1:]}.get(node.op_type, node.inputs)
+        kinds = [types[str(value.name)][0] for value in node.outputs if value.name in types]
+        if any(np.dtype(kind).kind not in "iu" for kind in kinds) or not large.intersection(read):
+            continue
+        if node.op_type in _INEXACT:
+            problem = f"openvino computes {node.op_type} of integers in {', '.join(sorted(numbers))} in too few bits"
+            raise ParityError(f"cannot be verified: {problem}", where, "use another profile")
+        if node.op_type in _TAKEN:
+            large.update(node.outputs)
 
 
 class OpenVinoSubject(OnnxSubject):
@@ -29,6 +64,8 @@ class OpenVinoSubject(OnnxSubject):
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self.labels = {level: label for level, label in self.labels.items() if level != "off"}
+        for graph in self.graphs:
+            check_integers(load(self.files[graph.name]), graph, self.stored.path)
 
     def open(self) -> dict[str, Executor]:
         return {"all": self._open(self.files, True)}

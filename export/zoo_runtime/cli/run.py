@@ -224,11 +224,12 @@ def _run_inputs(
             print_stream(session, runner, inputs.texts[0], pieces)
             return
         report = AnswerCounts(quiet=len(values) == 1)
-        done = results.done if results is not None else set()
-        earlier = len(done)
+        earlier = 0 if results is None else len(results.done)
         written = 0
         with results.writing() if results is not None else contextlib.nullcontext():
-            left = (row for row in rows if row.error is not None or row.id not in done)
+            left = (
+                row for row in rows if row.error is not None or results is None or not results.has(row.id, row.columns)
+            )
             pending = check_columns(results, left, inputs)
             answers = report.watch(session.answer(runner, pending, task.batch_size))
             if figure is not None:

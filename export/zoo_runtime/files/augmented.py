@@ -31,9 +31,13 @@ class AugmentedRows(RowFile):
     ) -> None:
         super().__init__(path, force=force, types=types)
         self.column = column
-        self.done = set[str | int]()
+        self.done = dict[str | int, int]()
         self.empty = 0
         """Number of variants left out because they have no text."""
+
+    def has(self, id: Any, columns: Mapping[str, Any]) -> bool:
+        """Whether the file already has the rows of an input: it never has, as it is always new."""
+        return False
 
     def write(self, id: Any, result: Mapping[str, Any], columns: Mapping[str, Any]) -> None:
         """Add the row of an input and those of its variants."""

@@ -17,7 +17,7 @@ import numpy as np
 
 from zoo.errors import ArtifactError, StorageError, UsageError, storage_errors
 from zoo.storage import check_file_target, new_file
-from zoo.tables import LINES, PARQUET, TABLES, cell, has_bytes, join_columns, table_line
+from zoo.tables import LINES, PARQUET, TABLES, cell, has_bytes, is_renamed, join_columns, table_line
 from zoo_runtime.files.parquet_types import BATCH, find_schema, make_table
 from zoo_runtime.files.rows import RESUMES_BY_ID, UNIQUE_IDS, is_id, open_input, pyarrow_module
 
@@ -102,8 +102,8 @@ class Results:
             raise UsageError("already exists", path, "continue it with --resume, or replace it with --force")
         if force:
             check_file_target(path, force=True)
-        self.done: set[str | int] = set()
-        """Ids of the results already in the file."""
+        self.done: dict[str | int, int] = {}
+        """Where each result that is already in the file begins, by its id."""
         self._end = self._read_earlier() if resume and self._exists else 0
         self._resume = resume and self._exists
         self._writer: Any = None
@@ -127,6 +127,24 @@ class Results:
         found = plain(result) | {"id": 1 if numbers else ""}
         self._names |= dict.fromkeys(found)
         self._example = self._join(self._kept(dict.fromkeys(self.types), found), found)
+
+    def has(self, id: Any, columns: Mapping[str, Any]) -> bool:
+        """Whether the file already has the result of an input.
+
+        Raises :class:`UsageError` if the result is that of an input with other ``columns``: rows were added, removed or
+        changed.
+        """
+        if not is_id(id) or id not in self.done:
+            return False
+        with storage_errors(self.path), self.path.open("rb") as file:
+            file.seek(self.done[id])
+            earlier = json.loads(file.readline())
+        for name, value in self._kept(columns, {}).items():
+            kept = [earlier[key] for key in earlier if is_renamed(key, name)]
+            if not has_bytes(value) and json.loads(json.dumps(plain(value))) not in kept:
+                problem = f"the result with the id {id!r} is of another input: column {name!r} differs"
+                raise UsageError(problem, self.path, "resume with the same input, or start again with --force")
+        return True
 
     @contextmanager
     def writing(self) -> Iterator[Results]:
@@ -270,6 +288,16 @@ class Results:
                     raise ArtifactError(problem, f"{self.path}, line {number}", remedy) from error
                 if not is_id(id) or id in self.done:
                     raise UsageError(f"{RESUMES_BY_ID} (got {id!r})", f"{self.path}, line {number}", UNIQUE_IDS)
-                self.done.add(id)
+                self.done[id] = end
                 end += len(line)
+        if self.path.stat().st_size and not end and not _begins_result(self.path):
+            raise ArtifactError(problem, self.path, remedy)
         return end
+
+
+def _begins_result(path: Path) -> bool:
+    """Whether the first line of a file, which is incomplete, may be the beginning of a result."""
+    start = b'{"id": '
+    with path.open("rb") as file:
+        found = file.read(len(start))
+    return start.startswith(found)

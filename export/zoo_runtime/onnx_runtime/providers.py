@@ -231,8 +231,8 @@ if hasattr(os, "register_at_fork"):  # Windows does not fork
 
 def check_dtype(dtype: str, provider: str, where: object) -> None:
     """Raise :class:`UsageError` if a provider does not support the dtype of a model."""
-    if dtype == "bfloat16" and provider == OPENVINO:
-        raise UsageError("openvino cannot be given bfloat16 inputs", where, argument("provider", "cuda", "use {}"))
+    if dtype != "float32" and provider == OPENVINO:
+        raise UsageError(f"openvino needs a float32 model, this one is {dtype}", where, "use another provider")
     if dtype == "bfloat16" and provider == "cpu":
         raise UsageError(
             "onnxruntime has no bfloat16 kernels on the CPU", where, argument("provider", "cuda", "use {}")

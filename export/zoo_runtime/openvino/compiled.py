@@ -36,6 +36,7 @@ _PROPERTIES = {
     "PERFORMANCE_HINT": "LATENCY",
 }
 _REMEDY = "pip install attention-zoo[openvino]"
+_INT32 = np.iinfo(np.int32)
 _OPTION = Wording("provider_options", "--provider-option")
 
 
@@ -139,7 +140,11 @@ class Request:
         Raises:
             StoppedError: it was ended, or took longer than it may.
             RunError: OpenVINO raises an error.
+            ArtifactError: an integer has more than 32 bits, which OpenVINO would cut off.
         """
+        for name, array in feeds.items():
+            if array.dtype == np.int64 and array.size and not _INT32.min <= array.min() <= array.max() <= _INT32.max:
+                raise ArtifactError(f"{name} has an integer of more than 32 bits", self.compiled.where)
         request = self._request
         with _Running(request, self.compiled.where) as running:
             request.start_async(feeds, share_inputs=True)
