@@ -102,7 +102,9 @@ def task_option(setting: str, text: str = "{}") -> Wording:
 
 
 REPLACE = argument("force", True, "use {} to replace it")
-EXPORT_AGAIN = argument("force", True, "use {} to export again")
+EXPORT_AGAIN = Wording(
+    "use force=True to export again", "use --force to export again", "export again with zoo export --force"
+)
 OTHER_PLACE = "choose another place"
 
 

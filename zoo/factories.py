@@ -74,6 +74,9 @@ def check_code(reference: str | None, name: str) -> None:
         remedy = "zoo verify --recorded compares the graphs with what was recorded"
         raise UsageError(f"{name} was exported from a module object, which no code builds again", None, remedy)
     if reference and reference not in {*_allowed.get(), *os.environ.get(_VARIABLE, "").split(",")}:
-        option = f"add --factory {reference}, or set {_VARIABLE} to it where a command lacks that option"
-        consent = Wording(f'use zoo.allow_factories("{reference}")', option)
+        consent = Wording(
+            f'use zoo.allow_factories("{reference}")',
+            f"add --factory {reference}",
+            f"set {_VARIABLE} to {reference}",
+        )
         raise UsageError(f"{name} was made by {reference}, whose code runs on this machine", None, consent)

@@ -144,7 +144,9 @@ def test_graph_that_violates_the_standard(
     change_graph(model, GRAPHS[case])
     seal(model)
     for command in ("relink", "diff"):
-        zoo(command, model).failed(3, "not a valid ONNX graph (", "model/model.onnx: use --force to export again")
+        zoo(command, model).failed(
+            3, "not a valid ONNX graph (", "model/model.onnx: export again with zoo export --force"
+        )
 
 
 @pytest.mark.parametrize("case", ["not UTF-8", "dimension not UTF-8"])

@@ -1,4 +1,8 @@
-"""Sessions on OpenVINO, which keep the past of a decoder as state, beside those on ONNX Runtime."""
+"""Sessions on OpenVINO, which keep the past of a decoder as state, beside those on ONNX Runtime.
+
+They run where the extra ``openvino`` is installed: ``pip install -c constraints.txt openvino && pytest -n 0
+tests/runtime/test_openvino.py``.
+"""
 
 from __future__ import annotations
 
@@ -33,9 +37,7 @@ Zoo = Callable[..., Any]
 ON_OPENVINO = Options(profile=OPENVINO)
 TEXTS = ["the cat", "a longer text", "x"]
 
-pytestmark = pytest.mark.skipif(
-    not pytest.importorskip("openvino", reason="needs the extra openvino"), reason="needs the extra openvino"
-)
+pytest.importorskip("openvino", reason="needs the extra openvino")
 
 
 @pytest.fixture(scope="session")

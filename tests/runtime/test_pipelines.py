@@ -90,7 +90,8 @@ def test_texts_and_pairs_are_classified(tmp_path: Path, problem: str, labels: di
     with opened(theirs, tokenizer, tmp_path) as session:
         found = session.run([*TEXTS, *(Pair(*pair) for pair in PAIRS)])
     key = "values" if problem == "regression" else "probabilities"
-    keys = {"tokens", "classes", key} | ({"label"} if key == "probabilities" else set())
+    answer = {"regression": set(), "multi_label_classification": {"labels"}}.get(problem, {"label"})
+    keys = {"tokens", "classes", key} | answer
     assert all(result.keys() == keys for result in found)
     for result, ranked in zip(found, rows, strict=True):
         assert [row["label"] for row in result["classes"]] == [row["label"] for row in ranked]
@@ -98,8 +99,10 @@ def test_texts_and_pairs_are_classified(tmp_path: Path, problem: str, labels: di
         np.testing.assert_allclose(scores, [row["score"] for row in ranked], **COMPUTED)
     for result, scores in zip(found, wanted, strict=True):
         np.testing.assert_allclose(result[key], [scores[name] for name in labels.values()], **COMPUTED)
-        if key == "probabilities":
+        if "label" in answer:
             assert result["label"] == max(scores, key=scores.__getitem__)
+        if "labels" in answer:
+            assert set(result["labels"]) == {name for name, score in scores.items() if score > 0.5}
     assert np.ptp([result[key][0] for result in found]) > 0.01
 
 

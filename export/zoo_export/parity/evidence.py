@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from zoo.artifact import EVIDENCE_KEY, TOKENIZER, Export, ModelDirectory, evidence_digest, write_json
 from zoo.artifact.digests import digest_file
-from zoo.errors import EXPORT_AGAIN, ArtifactError, ParityError
+from zoo.errors import ArtifactError, ParityError
 from zoo.version import __version__
 from zoo_export.graph.file import parse, serialize
 from zoo_export.graph.metadata import TOKENIZER_KEY, WEIGHTS_KEY, annotate, metadata
@@ -130,7 +130,7 @@ def check_graphs(export: Export, graphs: Mapping[str, bytes]) -> None:
             problem = str(error)
         if problem is not None:
             path = export.stored.path / export.graph_files[name]
-            raise ArtifactError(f"not a valid ONNX graph ({problem})", path, EXPORT_AGAIN)
+            raise ArtifactError(f"not a valid ONNX graph ({problem})", path, "export again with zoo export --force")
 
 
 def stage_graphs(

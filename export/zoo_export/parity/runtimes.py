@@ -57,8 +57,8 @@ def check_runtime(export: Export, runtime: str) -> None:
     kind = "web" if runtime.startswith("web-") else runtime
     if kind != "onnxruntime" and kind not in export.traits.runtimes:
         engine = OPENVINO if export.traits.provider == OPENVINO else "onnxruntime"
-        problem = f"the variant {export.variant} runs on {engine} only, where it is compared by default"
-        raise UsageError(problem, argument("runtime", runtime), "leave the option out")
+        problem = f"the variant {export.variant} runs on {engine} only"
+        raise UsageError(problem, argument("runtime", runtime), "leave it out")
 
 
 def replay_elsewhere(export: Export, runtime: OtherRuntime) -> Replay:

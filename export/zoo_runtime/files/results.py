@@ -27,15 +27,19 @@ EMBEDDING = "embedding"
 """The vector in a result. Such results keep the columns of their input in parquet."""
 
 
-def plain(result: Any) -> Any:
-    """Convert a result to types that JSON supports; other types become strings, and non-finite numbers None."""
+def plain(result: Any, *, nulls: bool = True) -> Any:
+    """Convert a result to types that JSON supports; other types become strings.
+
+    With ``nulls``, numbers that are not finite, which JSON does not have, become None.
+    """
     if isinstance(result, np.ndarray | np.generic):
-        return plain(result.tolist()) if result.dtype == object else result.tolist()
+        is_plain = result.dtype != object and not (nulls and result.dtype.kind == "f" and not np.isfinite(result).all())
+        return result.tolist() if is_plain else plain(result.tolist(), nulls=nulls)
     if isinstance(result, Mapping):
-        return {str(key): plain(value) for key, value in result.items()}
+        return {str(key): plain(value, nulls=nulls) for key, value in result.items()}
     if isinstance(result, list | tuple):
-        return [plain(value) for value in result]
-    if isinstance(result, float) and not math.isfinite(result):
+        return [plain(value, nulls=nulls) for value in result]
+    if isinstance(result, float) and nulls and not math.isfinite(result):
         return None
     return result if result is None or isinstance(result, str | int | float) else str(result)
 

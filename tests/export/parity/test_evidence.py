@@ -239,6 +239,7 @@ def test_unlisted_export_is_not_read(exported_copy: Exported, zoo: Zoo, name: st
 def test_unlisted_tokenizer_is_not_read(exported_copy: Exported, zoo: Zoo) -> None:
     folder = exported_copy("bert-tiny")
     unlist(folder, "tokenizer.json")
-    zoo("run", folder, "text").failed(2, "token")
+    zoo("run", folder, "text").failed(4, "tokenizer.json is missing since verification")
+    zoo("run", folder, "text", "--unverified").failed(2, "token")
     zoo("tokenizer", "encode", folder, "text").failed(3, "tokenizer.json is not in the manifest")
     zoo("build", "bert-tiny", "-o", "other", "--tokenizer", folder).failed(3, "tokenizer.json is not in the manifest")

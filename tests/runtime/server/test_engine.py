@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -145,6 +146,9 @@ def test_cancelled_text_frees_its_row_within_one_step(session: Session) -> None:
             for number in range(ROWS)
         ]
         engine.submit(works)
+        ends = time.monotonic() + SECONDS
+        while engine.running < ROWS and time.monotonic() < ends:  # requests take turns
+            time.sleep(0.001)
         last = session.runner(None, max_new_tokens=1)
         engine.submit([Work(last, last.read("a", 1), end)])
         assert finished.wait(SECONDS)

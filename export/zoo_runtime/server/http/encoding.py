@@ -58,10 +58,10 @@ def _parts(value: Any) -> Iterator[str]:
         yield "]"
     elif isinstance(value, list | tuple) or (isinstance(value, np.ndarray) and value.ndim):
         for start in range(0, len(value), _AT_ONCE):
-            yield ("," if start else "[") + _dumped(plain(value[start : start + _AT_ONCE]))[1:-1]
+            yield ("," if start else "[") + _dumped(plain(value[start : start + _AT_ONCE], nulls=False))[1:-1]
         yield "]" if len(value) else "[]"
     else:
-        yield _dumped(plain(value))
+        yield _dumped(plain(value, nulls=False))
 
 
 def _has_parts(value: Any) -> bool:
