@@ -84,8 +84,8 @@ def test_every_option_in_a_message_exists() -> None:
     (Wording("python", "zoo export DIR --onnx, or use --opset 20"), "python"),
 ])  # fmt: skip
 def test_wording_follows_the_command(of_command: None, wording: Wording, expected: str) -> None:
-    error = UsageError("what", wording, "remedy at /tmp/stage")
-    error.rename("/tmp/stage", "DIR")
+    error = UsageError("what", wording, "remedy at STAGE")
+    error.rename("STAGE", "DIR")
     assert error.command_line == f"what: {expected}: remedy at DIR"
 
 

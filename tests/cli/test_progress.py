@@ -135,7 +135,7 @@ def tiny_run(name: str) -> list[str]:
 
 
 def test_training_shows_loss_and_rate(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """Of each step, with the number of steps; evaluations stay on lines of their own."""
+    """The bar shows the loss and the rate of each step; evaluations are printed on separate lines."""
     with terminal(monkeypatch, "stderr") as screen:
         monkeypatch.setenv("COLUMNS", "80")
         assert cli.main(tiny_run("m")) == 0

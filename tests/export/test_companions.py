@@ -88,7 +88,7 @@ def test_change_that_the_manifest_does_not_list_is_refused(exported_copy: Model,
 
 
 def test_evidence_of_earlier_versions_is_not_doubted(exported_copy: Model) -> None:
-    """It has no digests of these files."""
+    """Evidence without digests of the tokenizer and its companions verifies with any of these files."""
     folder = exported_copy("gpt-tiny")
     edit_json(folder, "parity.json", lambda data: data.pop("companions"))
     edit_tokenizer(folder)

@@ -48,7 +48,7 @@ def test_cells_are_shares_of_rows(tmp_path: Path) -> None:
 @pytest.mark.slow_after(1)
 @pytest.mark.parametrize("classes", [30, 1, 100])
 def test_many_classes(classes: int, tmp_path: Path) -> None:
-    """Of more than 20 classes there are no counts, of more than 40 no names."""
+    """Counts are drawn for up to 20 classes, and names for up to 40."""
     names = tuple(f"class-{number}" for number in range(classes))
     numbers = np.arange(classes).repeat(3)
     plot = confusion("model", names, {"torch": counted(numbers, numbers, names)})

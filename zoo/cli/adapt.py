@@ -7,8 +7,16 @@ from pathlib import Path
 import click
 
 from zoo.artifact import check_model_target
-from zoo.cli.completion import complete_directories, complete_settings, complete_tasks
-from zoo.cli.options import PATH, DocumentedCommand, json_option, quiet_option, seed_option, strict_option
+from zoo.cli.completion import complete_directories, complete_tasks
+from zoo.cli.options import (
+    PATH,
+    DocumentedCommand,
+    json_option,
+    quiet_option,
+    seed_option,
+    settings_option,
+    strict_option,
+)
 from zoo.cli.progress import show_progress
 from zoo.cli.report import emit_json, say, say_head
 from zoo.errors import UsageError
@@ -31,14 +39,7 @@ from zoo.models.count import parameter_count
     metavar="TASK",
     help="Keep the trunk, and give the model a head for this task.",
 )
-@click.option(
-    "--set",
-    "settings",
-    shell_complete=complete_settings,
-    metavar="KEY=VALUE",
-    multiple=True,
-    help="Change a configuration value.",
-)
+@settings_option
 @click.option("--merge", "adapter", type=PATH, metavar="ADAPTER", help="Merge low-rank adapters.")
 @click.option("-o", "--output", type=PATH, required=True, help="Directory to create.")
 @seed_option

@@ -8,9 +8,18 @@ import click
 
 from zoo.artifact import check_model_target
 from zoo.artifact.provenance import Origin
-from zoo.cli.completion import complete_presets, complete_settings
+from zoo.cli.completion import complete_presets
 from zoo.cli.model_argument import resolve_preset
-from zoo.cli.options import BYTES, DocumentedCommand, force_option, is_quiet, json_option, output_option, quiet_option
+from zoo.cli.options import (
+    BYTES,
+    DocumentedCommand,
+    force_option,
+    is_quiet,
+    json_option,
+    output_option,
+    quiet_option,
+    settings_option,
+)
 from zoo.cli.output import message
 from zoo.cli.progress import show_progress
 from zoo.cli.report import bytes_text, emit_json, say
@@ -55,14 +64,7 @@ def build(
     page="reference/model-directory.md",
 )
 @click.argument("name", shell_complete=complete_presets)
-@click.option(
-    "--set",
-    "settings",
-    shell_complete=complete_settings,
-    metavar="KEY=VALUE",
-    multiple=True,
-    help="Change a configuration value.",
-)
+@settings_option
 @click.option(
     "--seed",
     type=click.IntRange(0, 2**63 - 1),

@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from zoo.cli.completion import complete_settings
 from zoo.errors import UsageError, name_options, nearest
 from zoo.system import MAX_THREADS
 from zoo.version import DOCUMENTATION
@@ -34,6 +35,7 @@ __all__ = [
     "quiet_answers_option",
     "quiet_option",
     "seed_option",
+    "settings_option",
     "signed_by_option",
     "strict_option",
 ]
@@ -141,6 +143,16 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print the re
 
 def _remember_quiet(ctx: click.Context, _: click.Parameter, value: bool) -> None:
     ctx.meta[_QUIET] = value
+
+
+settings_option = click.option(
+    "--set",
+    "settings",
+    shell_complete=complete_settings,
+    metavar="KEY=VALUE",
+    multiple=True,
+    help="Change a configuration value.",
+)
 
 
 def _quiet_option(help: str) -> Callable[[Any], Any]:

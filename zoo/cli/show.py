@@ -9,10 +9,10 @@ import click
 
 from zoo.cli import attention as pages
 from zoo.cli import figures
-from zoo.cli.completion import complete_models, complete_settings, complete_variants
+from zoo.cli.completion import complete_models, complete_variants
 from zoo.cli.facts import describe, print_facts
 from zoo.cli.model_argument import find_model
-from zoo.cli.options import PATH, DocumentedCommand, json_option
+from zoo.cli.options import PATH, DocumentedCommand, json_option, settings_option
 from zoo.cli.report import emit_json
 from zoo.errors import UsageError
 
@@ -54,14 +54,7 @@ def _check_options(output: str | None, texts: tuple[str, ...], options: Mapping[
 )
 @click.argument("model", shell_complete=complete_models)
 @click.argument("texts", nargs=-1, metavar="[TEXT]...")
-@click.option(
-    "--set",
-    "settings",
-    shell_complete=complete_settings,
-    metavar="KEY=VALUE",
-    multiple=True,
-    help="Change a configuration value.",
-)
+@settings_option
 @click.option("--figure", type=PATH, metavar="FILE", help="Write a figure instead: .svg, or .png of a plot.")
 @click.option(
     "--of", "kind", type=click.Choice(list(figures.KINDS)), help=f"What the figure shows.  [default: {figures.MODULES}]"

@@ -7,9 +7,9 @@ from typing import Any
 
 import click
 
-from zoo.cli.completion import complete_models, complete_recipes, complete_settings
+from zoo.cli.completion import complete_models, complete_recipes
 from zoo.cli.model_argument import find_model, refuse_settings
-from zoo.cli.options import DocumentedCommand, json_option
+from zoo.cli.options import DocumentedCommand, json_option, settings_option
 from zoo.cli.report import columns, emit_json
 from zoo.errors import UsageError
 from zoo.registry import Assignment
@@ -26,14 +26,7 @@ from zoo.registry.resolution import DEFAULT
     page="howto/presets.md",
 )
 @click.argument("model", shell_complete=complete_models, required=False)
-@click.option(
-    "--set",
-    "settings",
-    shell_complete=complete_settings,
-    metavar="KEY=VALUE",
-    multiple=True,
-    help="Change a configuration value.",
-)
+@settings_option
 @click.option(
     "--recipe",
     shell_complete=complete_recipes,

@@ -161,16 +161,11 @@ def _measure(entrants: Sequence[_Entrant], batch: int, length: int, seconds: flo
             if number:  # the first turn allocates memory
                 entrant.prompts.append(prompt)
                 entrant.steps += [] if step is None else [step]
-    facts = sorted(entrants, key=_Entrant.rank)
-    fastest: dict[str, dict[str, Any]] = {}
-    for entrant in facts:
-        fastest.setdefault(_precision(entrant.session.export), entrant.facts())
-    result = {
-        "batch": batch,
-        "length": length,
-        "exports": [entrant.facts() for entrant in facts],
-        "fastest": {precision: item["variant"] for precision, item in fastest.items()},
-    }
+    exports = [entrant.facts() for entrant in sorted(entrants, key=_Entrant.rank)]
+    fastest: dict[str, str] = {}
+    for item in exports:
+        fastest.setdefault(item["precision"], item["variant"])
+    result = {"batch": batch, "length": length, "exports": exports, "fastest": fastest}
     for entrant in entrants:
         entrant.prompts, entrant.steps = [], []
     return result

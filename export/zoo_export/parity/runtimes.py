@@ -24,6 +24,7 @@ from zoo_export.graph.inline import inline
 from zoo_export.graph.links import external_tensors, place_of
 from zoo_export.parity.evidence import check_evidence
 from zoo_export.parity.running import running
+from zoo_runtime.openvino.compiled import engine_version, load_openvino, reason_of
 from zoo_runtime.recorded.replay import Replay, replay
 
 __all__ = ["OpenRuntime", "OtherRuntime", "Run", "RunExecutor", "check_runtime", "opener", "replay_elsewhere"]
@@ -97,15 +98,9 @@ def opener(runtime: OtherRuntime, stored: ModelDirectory, graphs: Mapping[str, b
         try:
             return {graph: open_graph(model) for graph, model in models.items()}
         except Exception as error:  # of a class of the runtime
-            raise ParityError(f"{name} cannot open the graphs ({_reason(error)})", stored.path) from error
+            raise ParityError(f"{name} cannot open the graphs ({reason_of(error)})", stored.path) from error
 
     return name, open_all
-
-
-def _reason(error: Exception) -> str:
-    """The last line of an error, or the last item of a list of failures, as OpenVINO gives them."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
-    return ([line.removeprefix("-- ") for line in lines if line.startswith("-- ")] or lines)[-1]
 
 
 def _with_weights(stored: ModelDirectory, graph: bytes, weights: Mapping[str, Array] | None) -> onnx.ModelProto:
@@ -126,11 +121,7 @@ _Open = Callable[[onnx.ModelProto], Run]
 
 
 def _openvino() -> tuple[str, _Open]:
-    try:
-        import openvino
-    except ImportError as error:
-        where = argument("runtime", "openvino")
-        raise UsageError("openvino is not installed", where, "pip install attention-zoo[openvino]") from error
+    openvino = load_openvino(argument("runtime", OPENVINO))
 
     def open_graph(model: onnx.ModelProto) -> Run:
         flat = ir.from_proto(model)
@@ -143,7 +134,7 @@ def _openvino() -> tuple[str, _Open]:
             compiled = openvino.compile_model(path, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
         return lambda feeds: _named(model, compiled(feeds).values())
 
-    return f"openvino {version('openvino')}", open_graph
+    return engine_version(), open_graph
 
 
 def _reference() -> tuple[str, _Open]:

@@ -63,7 +63,7 @@ class ClassReport:
     confusions: Sequence[Confusion] | None = None
     """By label and answer, those that occur; None for answers of several classes."""
     kind: str = "inputs"
-    """What has a label, in the plural."""
+    """Name of the labelled items in tables, in the plural: ``inputs``, ``words`` or ``entities``."""
 
     def f1(self, average: Literal["macro", "micro"], *, absent: bool = False) -> float:
         """Return the F1 of all classes: the mean of theirs (macro), or that of their sums (micro).

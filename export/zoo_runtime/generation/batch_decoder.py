@@ -1,4 +1,4 @@
-"""What steppers on all engines have in common: the tokens, masks and lengths of a batch.
+"""Base class of steppers: the tokens, the mask and the length of a batch, on any engine.
 
 B rows, T new tokens, V vocabulary, H width of an embedding.
 """
@@ -6,6 +6,7 @@ B rows, T new tokens, V vocabulary, H width of an embedding.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterable
 from typing import Any, Self
 
 import numpy as np
@@ -118,6 +119,22 @@ class BatchDecoder(ABC):
         if not every:
             logits = logits[:, -1]
         return logits if logits.dtype == np.float32 else logits.astype(np.float32)
+
+    def constant_names(self, inputs: Iterable[str], known: Collection[str], given: Collection[str]) -> set[str]:
+        """Return the inputs that stay the same between steps.
+
+        Args:
+            inputs: all inputs of the graph that runs.
+            known: those of them that the engine fills.
+            given: names of the values that do not change.
+
+        Raises:
+            UsageError: an input is none of these.
+        """
+        names = {*inputs} - {self.input_name, self.mask_name, self.blocks_name, *known}
+        if unknown := sorted(names - {*given}):
+            raise UsageError(f"unsupported graph inputs {', '.join(unknown)}", self.where)
+        return names
 
     def close(self) -> None:
         """Refuse further steps."""

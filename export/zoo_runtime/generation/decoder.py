@@ -17,7 +17,6 @@ import numpy as np
 
 from zoo.arrays import Array
 from zoo.contract import Graph
-from zoo.errors import UsageError
 from zoo.probe.inputs import empty_past
 from zoo.probe.pipeline import Arrays
 from zoo_runtime.generation.batch_decoder import ROOM, BatchDecoder
@@ -80,11 +79,8 @@ class Decoder(BatchDecoder):
         self.device = device_of(session)
         inputs = {item.name for item in session.get_inputs()}
         empty = empty_past(graph, rows, dtype)
-        handled = {self.input_name, self.mask_name, self.blocks_name, PAST_LENGTH, LOGITS_TO_KEEP, *empty}
-        self.constants = {name: constants[name] for name in inputs - handled if name in constants}
-        unknown = sorted(inputs - handled - set(self.constants))
-        if unknown:
-            raise UsageError(f"unsupported graph inputs {', '.join(unknown)}", f"graph {graph.name}")
+        names = self.constant_names(inputs, {PAST_LENGTH, LOGITS_TO_KEEP, *empty}, constants)
+        self.constants = {name: constants[name] for name in names}
         self.in_place = PAST_LENGTH in inputs
         self.cuts_logits = LOGITS_TO_KEEP in inputs
         self.binding = session.io_binding()

@@ -16,7 +16,7 @@ from typing import Any, Self
 import numpy as np
 
 from zoo.arrays import Array
-from zoo.artifact import EVIDENCE_KEY, OPENVINO
+from zoo.artifact import EVIDENCE_KEY, OPENVINO, Export
 from zoo.contract import Graph
 from zoo.errors import ArtifactError, UsageError, Wording, ZooError, argument, nearest
 from zoo.probe.inputs import empty_past
@@ -25,7 +25,8 @@ from zoo_runtime.onnx_runtime.providers import allowed_cores
 from zoo_runtime.onnx_runtime.run_errors import OutOfMemoryError, RunError
 from zoo_runtime.onnx_runtime.stopping import Stoppable
 
-__all__ = ["ROWS", "CompiledGraph", "Request", "core_of", "engine_version", "loading_problem"]
+__all__ = ["ROWS", "CompiledGraph", "Request", "compile_graphs", "engine_version", "load_openvino",
+           "loading_problem", "reason_of"]  # fmt: skip
 
 ROWS = "beam_idx"
 """Input: the row of the past that each row continues, (B,), int32."""
@@ -36,20 +37,25 @@ _PROPERTIES = {
     "PERFORMANCE_HINT": "LATENCY",
 }
 _REMEDY = "pip install attention-zoo[openvino]"
+_REASON = 200
+"""Maximum number of characters of an error of OpenVINO in a message."""
 _INT32 = np.iinfo(np.int32)
+_WHERE = argument("provider", OPENVINO)
 _OPTION = Wording("provider_options", "--provider-option")
 
 
-def core_of() -> Any:
-    """Return OpenVINO's module. Raises :class:`UsageError` if it is not installed, or does not load."""
+def load_openvino(where: Wording = _WHERE) -> Any:
+    """Return OpenVINO's module. Raises :class:`UsageError`, which names ``where``, if it is not installed or loaded."""
     try:
         import openvino
         import openvino.opset13
         import openvino.passes
     except ImportError as error:
         missing = isinstance(error, ModuleNotFoundError) and error.name == OPENVINO
-        problem = "openvino is not installed" if missing else f"openvino does not load ({one_line(str(error), 200)})"
-        raise UsageError(problem, argument("provider", OPENVINO), _REMEDY) from error
+        problem = (
+            "openvino is not installed" if missing else f"openvino does not load ({one_line(str(error), _REASON)})"
+        )
+        raise UsageError(problem, where, _REMEDY) from error
     return openvino
 
 
@@ -61,7 +67,7 @@ def engine_version() -> str:
 def loading_problem() -> str | None:
     """Return why OpenVINO cannot be used, or None."""
     try:
-        core_of()
+        load_openvino()
     except UsageError as error:
         return error.what
     return None
@@ -90,7 +96,7 @@ class CompiledGraph:
         threads: int | None = None,
         properties: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        openvino = core_of()
+        openvino = load_openvino()
         _check_process(path)
         self.graph = graph
         self.where = path
@@ -120,6 +126,18 @@ class CompiledGraph:
         """Number of operations of the compiled graph, without constants."""
         operations = self._compiled.get_runtime_model().get_ops()
         return sum(item.get_rt_info()["layerType"].astype(str) != "Const" for item in operations)
+
+
+def compile_graphs(
+    export: Export, *, threads: int | None = None, properties: Mapping[str, str] = MappingProxyType({})
+) -> dict[str, CompiledGraph]:
+    """Compile the graphs of an export, by name. Takes arguments of, and raises as, :class:`CompiledGraph`."""
+    return {
+        graph.name: CompiledGraph(
+            export.stored.path / export.graph_files[graph.name], graph, threads=threads, properties=properties
+        )
+        for graph in export.graphs
+    }
 
 
 class Request:
@@ -158,7 +176,7 @@ class Request:
 
     def write_past(self, past: Mapping[str, Array]) -> None:
         """Replace the past."""
-        openvino = core_of()
+        openvino = load_openvino()
         self._request.reset_state()
         for name, state in self._states.items():
             if past[name].size:
@@ -245,14 +263,18 @@ def _loading_error(error: Exception, properties: Mapping[str, str], path: Path) 
         return OutOfMemoryError("openvino ran out of memory", path)
     refused = [name for name in properties if name in str(error)]
     if refused:
-        return UsageError(f"openvino refuses {refused[0]}={properties[refused[0]]} ({reason_of(error)})", _OPTION)
-    return ArtifactError(f"openvino cannot open the graph ({reason_of(error)})", path)
+        return UsageError(f"openvino refuses {refused[0]}={properties[refused[0]]} ({_short(error)})", _OPTION)
+    return ArtifactError(f"openvino cannot open the graph ({_short(error)})", path)
+
+
+def _short(error: Exception) -> str:
+    return one_line(reason_of(error), _REASON)
 
 
 def reason_of(error: Exception) -> str:
     """Return the last line of an error, or the last item of a list of failures, as OpenVINO gives them."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
-    return one_line(([line.removeprefix("-- ") for line in lines if line.startswith("-- ")] or lines)[-1], 200)
+    return ([line.removeprefix("-- ") for line in lines if line.startswith("-- ")] or lines)[-1]
 
 
 def _is_lack(error: BaseException) -> bool:
@@ -292,4 +314,4 @@ class _Running(Stoppable):
         if isinstance(error, Exception) and not isinstance(error, ZooError):
             if _is_lack(error):
                 raise OutOfMemoryError("the graph ran out of memory", self.where) from error
-            raise RunError(f"openvino cannot run the graph ({reason_of(error)})", self.where) from error
+            raise RunError(f"openvino cannot run the graph ({_short(error)})", self.where) from error

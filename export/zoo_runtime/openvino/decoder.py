@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 
 from zoo.arrays import Array
-from zoo.errors import UsageError
 from zoo.probe.pipeline import Arrays
 from zoo_runtime.generation.batch_decoder import BatchDecoder
 from zoo_runtime.generation.stepper import check_roll_back, check_rows, check_saved
@@ -61,12 +60,8 @@ class OpenVinoDecoder(BatchDecoder):
         graph = compiled.graph
         blocks = next((tensor.name for tensor in graph.input_tensors() if tensor.is_blocks), None)
         super().__init__(graph, rows, dtype, positions, constants.get(blocks) if blocks else None)
-        handled = {self.input_name, self.mask_name, self.blocks_name, LOGITS_TO_KEEP, ROWS}
-        names = compiled.inputs - handled
-        self.constants = {name: np.ascontiguousarray(constants[name]) for name in names if name in constants}
-        unknown = sorted(names - self.constants.keys())
-        if unknown:
-            raise UsageError(f"unsupported graph inputs {', '.join(unknown)}", self.where)
+        names = self.constant_names(compiled.inputs, {LOGITS_TO_KEEP, ROWS}, constants)
+        self.constants = {name: np.ascontiguousarray(constants[name]) for name in names}
         self.cuts_logits = LOGITS_TO_KEEP in compiled.inputs
         self.request = compiled.request()
         self.request.forget()

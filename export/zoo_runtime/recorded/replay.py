@@ -24,7 +24,7 @@ from zoo_runtime.onnx_runtime.placement import placement
 from zoo_runtime.onnx_runtime.providers import check_dtype, open_session
 from zoo_runtime.onnx_runtime.run_errors import OutOfMemoryError, RunError
 from zoo_runtime.onnx_runtime.stopping import named
-from zoo_runtime.openvino.compiled import CompiledGraph, engine_version
+from zoo_runtime.openvino.compiled import CompiledGraph, compile_graphs, engine_version
 from zoo_runtime.openvino.executor import OpenVinoExecutor
 from zoo_runtime.recorded.sample import RecordedCall, RecordedOutput, Sample, digest_of, parse
 from zoo_runtime.serving.executor import ServingExecutor
@@ -237,10 +237,7 @@ def replay_on(export: Export, provider: str = "cpu") -> Replay:
     """
     check_dtype(export.dtype, provider, export.stored.path)
     if provider == OPENVINO:
-        compiled = {
-            graph.name: CompiledGraph(export.stored.path / export.graph_files[graph.name], graph)
-            for graph in export.graphs
-        }
+        compiled = compile_graphs(export)
         result = replay_compiled(export, compiled)
         result.placement = {name: {OPENVINO: graph.operations} for name, graph in compiled.items()}
         return result

@@ -27,7 +27,7 @@ from zoo_runtime.onnx_runtime.mapped_weights import MappedWeights
 from zoo_runtime.onnx_runtime.ort import ort
 from zoo_runtime.onnx_runtime.providers import Memory, Provider, open_session
 from zoo_runtime.onnx_runtime.stopping import Call
-from zoo_runtime.openvino.compiled import CompiledGraph
+from zoo_runtime.openvino.compiled import CompiledGraph, compile_graphs
 from zoo_runtime.openvino.executor import OpenVinoExecutor
 from zoo_runtime.serving.capture import open_for_capture
 from zoo_runtime.serving.executor import ServingExecutor
@@ -94,15 +94,7 @@ class OpenExport:
             self.check_open()
             if not self._compiled and self.provider == OPENVINO:
                 self._map_weights()
-                self._compiled = {
-                    graph.name: CompiledGraph(
-                        self.path / self.export.graph_files[graph.name],
-                        graph,
-                        threads=self.threads,
-                        properties=self.provider_options,
-                    )
-                    for graph in self.export.graphs
-                }
+                self._compiled = compile_graphs(self.export, threads=self.threads, properties=self.provider_options)
             return self._compiled
 
     def _map_weights(self) -> None:

@@ -23,7 +23,7 @@ from zoo_runtime.serving.rows import Rows
 __all__ = ["use_exact_counts"]
 
 _PLACES = (0, 1, 0.5)
-"""Which rows are compared, on other contents each: the first, the last, and those in the middle."""
+"""Positions of the compared rows, from the first possible one (0) to the last (1), each compared on other contents."""
 _LENGTH = 32
 """Largest length of most rows of them."""
 _MAGNITUDES = (-2.0, 1.5)
