@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import click
 import pytest
 
-from tests.conftest import ROOT
+from tests.conftest import ROOT, Result
 from zoo.cli.entry import cli
 from zoo.errors import UsageError, Wording, argument, name_options, task_option
 
@@ -25,6 +25,11 @@ def of_command() -> Iterator[None]:
     name_options({"--force", "--provider"})
     yield
     name_options(None)
+
+
+def test_messages_in_python_after_a_command_name_all_options(zoo: Callable[..., Result]) -> None:
+    assert zoo("list", "--json").status == 0
+    assert UsageError("exists", None, argument("force", True)).command_line == "exists: --force"
 
 
 def commands(group: click.Group) -> Iterator[click.Command]:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import Result
-from tests.export.report.reading import edit_json, relist
+from tests.export.report.reading import edit_evidence, edit_json, relist
 from zoo.artifact import Export, ModelDirectory
 
 Zoo = Callable[..., Result]
@@ -90,6 +90,6 @@ def test_change_that_the_manifest_does_not_list_is_refused(exported_copy: Model,
 def test_evidence_of_earlier_versions_is_not_doubted(exported_copy: Model) -> None:
     """Evidence without digests of the tokenizer and its companions verifies with any of these files."""
     folder = exported_copy("gpt-tiny")
-    edit_json(folder, "parity.json", lambda data: data.pop("companions"))
+    edit_evidence(folder, lambda data: data.pop("companions"))
     edit_tokenizer(folder)
     assert Export(ModelDirectory.open(folder)).is_verified()

@@ -47,6 +47,16 @@ def test_contradicting_evidence_verifies_nothing(exported_copy: Model, case: str
     assert Export(stored).doubt() == doubt
 
 
+def test_evidence_that_was_edited_consistently_verifies_nothing(exported_copy: Model, zoo: Zoo) -> None:
+    folder = exported_copy("gpt-tiny")
+    edit_json(folder, "parity.json", lambda data: data["answers"]["score"].update(texts=1000))
+    stored = ModelDirectory.open(folder)
+    (record,) = find_records(stored)
+    assert record.doubt() == Export(stored).doubt() == "parity.json was changed after model.onnx had been written"
+    zoo("run", folder, "a").failed(4, "parity.json was changed after", f"zoo export {folder} --onnx --force")
+    assert "NOT VERIFIED (parity.json was changed after" in zoo("show", folder).out
+
+
 @pytest.mark.slow_after(3)
 @pytest.mark.parametrize("name", COMMANDS)
 def test_commands_refuse_it_with_the_status_of_an_unverified_export(contradicting: Path, zoo: Zoo, name: str) -> None:

@@ -109,20 +109,33 @@ class Record:
     def doubt(self) -> str | None:
         """Return why the export is not verified, or None if these files were verified with the current weights.
 
-        Evidence whose numbers contradict its verdict, or which is not what an export writes, verifies nothing. Answers
-        to texts are compared with the tokenizer that is there, so that another one is not verified either.
+        Evidence whose numbers contradict its verdict, which is not what an export writes, or which was changed after
+        the graphs had been written, verifies nothing. Answers to texts are compared with the tokenizer that is there,
+        so that another one is not verified either.
         """
         return (
             doubt_about(self.evidence, self.evidence_file)
             or self.change()
             or changed_companion(self.evidence, self.stored.companion_digests())
             or self._contradiction
+            or self._other_evidence()
         )
 
     @cached_property
     def _contradiction(self) -> str | None:
         """What contradicts the verdict of the evidence, or None."""
         return contradiction_in(self.evidence, self.evidence_file)
+
+    def _other_evidence(self) -> str | None:
+        """Return which graph has another digest of evidence in its metadata than that of this evidence, or None."""
+        if not self.evidence_file.startswith("parity."):
+            return None
+        digest = evidence_digest(self.evidence).encode()
+        for name in self.files:
+            path = self.stored.file(name)
+            if path.suffix == ".onnx" and path.exists() and digest not in path.read_bytes():
+                return f"{self.evidence_file} was changed after {name} had been written"
+        return None
 
     def change(self) -> str | None:
         """Return what has changed since the export was compared, or None."""
@@ -226,6 +239,8 @@ class Export(Record):
         reason = self.doubt()
         if reason is not None:
             verify = f"zoo verify {self.stored.path}"
+            if reason == self._other_evidence():
+                verify = f"{self.traits.command(self.stored.path)} --force"
             remedy = Wording(
                 f"{verify}, or open it with unverified=True", f"{verify}, or run it with --unverified", otherwise=verify
             )

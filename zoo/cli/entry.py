@@ -281,7 +281,6 @@ def _keep_compiled_files() -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status. Every failure is printed as one line on stderr."""
     arguments = sys.argv[1:] if arguments is None else list(arguments)
-    name_options(None)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         warnings.simplefilter("always", plugins.ZooWarning)
@@ -316,6 +315,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 return _fail(missing, str(missing), missing.exit_code, arguments)
             what = f"internal error: {type(error).__name__}: {error}: run again with --debug and report it"
             return _fail(error, what, 1, arguments)
+        finally:
+            name_options(None)
 
 
 def _explained(error: click.ClickException) -> str:

@@ -19,7 +19,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from tests.conftest import ROOT, Result
-from tests.export.report.reading import CONTRADICTIONS, Page, edit_json, read_page, relist
+from tests.export.report.reading import CONTRADICTIONS, Page, edit_evidence, edit_json, read_page, relist
 from zoo.artifact import Export, ModelDirectory
 from zoo_export.report import sections
 from zoo_export.report.markup import MAX_ROWS
@@ -242,7 +242,7 @@ def test_evidence_of_which_a_part_failed_is_doubted(exported_copy: Model, report
 def test_precisions_that_were_not_chosen_may_have_failed(exported_copy: Model, report: Any, plain: None) -> None:
     """As quantize --max-kl records them."""
     folder = exported_copy("gpt-tiny")
-    edit_json(folder, "parity.json", lambda data: data.update(tried=[{"precision": "int4", "passed": False}]))
+    edit_evidence(folder, lambda data: data.update(tried=[{"precision": "int4", "passed": False}]))
     assert report(folder)[0].status == 0
 
 
@@ -343,7 +343,7 @@ def test_malformed_evidence_has_a_page(exported_copy: Model, plain: None) -> Non
 
 def test_malformed_part_is_named_in_the_first_lines(exported_copy: Model, report: Any, plain: None) -> None:
     folder = exported_copy("gpt-tiny")
-    edit_json(folder, "parity.json", lambda data: data["grid"].update(points=[{"batch": "two"}]))
+    edit_evidence(folder, lambda data: data["grid"].update(points=[{"batch": "two"}]))
     result, page = report(folder)
     assert result.status == 4
     assert "parity.json: not what an export writes: inputs" in head_of(page)
@@ -352,7 +352,7 @@ def test_malformed_part_is_named_in_the_first_lines(exported_copy: Model, report
 
 def test_tables_are_limited(exported_copy: Model, report: Any, plain: None) -> None:
     folder = exported_copy("gpt-tiny")
-    edit_json(folder, "parity.json", lambda data: data.update(laws={f"law {n}": "passed" for n in range(MAX_ROWS + 5)}))
+    edit_evidence(folder, lambda data: data.update(laws={f"law {n}": "passed" for n in range(MAX_ROWS + 5)}))
     _, page = report(folder)
     assert len(page.tables["Laws of plain"]) == MAX_ROWS + 1
     assert "and 5 more rows" in page.text
