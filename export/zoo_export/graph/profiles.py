@@ -2,9 +2,10 @@
 
 A traced decoder concatenates the past and the new tokens in new memory at every step, and computes logits for every
 token of a prompt although only the last are used. The rewritten graph writes new keys and values into the caller's
-buffers, and takes the number of logits to compute as an input. Both rewrites use only the declared past and the graph's
-nodes, work for any architecture, and produce standard operators. If a graph does not match a rewrite's pattern, it is
-left as traced, and its metadata says why.
+buffers, and takes the number of logits to compute as an input. For the CPU, it also scales queries before attention.
+The rewrites use only the declared past and the graph's nodes, work for any architecture, and produce standard
+operators. If a graph does not match the pattern of one of the first two, it is left as traced, and its metadata says
+why.
 """
 
 from __future__ import annotations
@@ -54,6 +55,8 @@ def specialise(model: ir.Model, declared: Graph, profile: str) -> ir.Model:
             else:
                 model = changed
     flatten(model)
+    if declared.pasts and profile == "cpu":
+        _scale_queries(model)
     ir.passes.Sequential(passes.CommonSubexpressionEliminationPass(), passes.RemoveUnusedNodesPass())(model)
     model.metadata_props.update({"zoo.profile": profile, "zoo.contract": contract(model), **notes})
     return model
@@ -169,6 +172,26 @@ def _keep_logits(model: ir.Model, declared: Graph) -> None:
         if _reached(node) <= {logits}:
             node.replace_input_with(place, last)
     logits.shape = ir.Shape(("batch", KEPT, *spec.dims[2:]))
+
+
+def _scale_queries(model: ir.Model) -> None:
+    """Let attention multiply queries by keys without a factor, by scaling the queries before it.
+
+    ONNX Runtime multiplies a single query by the keys where they lie if the factor is 1. Otherwise it first copies the
+    keys to another layout, which takes longer than the product.
+    """
+    types = infer_types(model)
+    for node in [node for node in model.graph if node.op_type == "Attention"]:
+        query = node.inputs[0]
+        assert query is not None
+        kind, shape = types.get(str(query.name), (None, ()))
+        if kind != np.float32 or len(shape) != 4 or not isinstance(shape[3], int):
+            continue
+        scale = node.attributes.get_float("scale", shape[3] ** -0.5)
+        if scale != 1:
+            tape = Tape(node, after=False)
+            node.replace_input_with(0, tape.op("Mul", query, tape.constant(np.array(scale, kind))))
+            node.attributes["scale"] = ir.AttrFloat32("scale", 1.0)
 
 
 def _head_input(logits: ir.Value) -> ir.Value:

@@ -112,6 +112,40 @@ def test_layers_add_no_shape_arithmetic(exported_build: Exported, name: str, fil
     assert added["Reshape"] == (6 if file == "decoder" else 4)
 
 
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("gpt-tiny", ("num_heads=3", "head_dim=10")),
+        pytest.param("llama-tiny", ("num_heads=4", "num_kv_heads=2", "head_dim=10"), marks=pytest.mark.slow),
+    ],
+)
+def test_queries_are_scaled_before_attention(exported_build: Exported, name: str, changes: tuple[str, ...]) -> None:
+    """The results are those of a factor inside of attention, for which ONNX Runtime would copy the keys."""
+    stored = ModelDirectory.open(exported_build(name, *changes, noise=True, gain=4.0))
+    (graph,) = stored.spec.graphs
+    scaled = onnx.load_model_from_string(make_graphs(stored, CPU)[graph.name])
+    makers = {output: node for node in scaled.graph.node for output in node.output}
+    inside = onnx.ModelProto()
+    inside.CopyFrom(scaled)
+    attentions = [node for node in inside.graph.node if node.op_type == "Attention"]
+    assert attentions
+    for node in attentions:
+        (scale,) = (attribute for attribute in node.attribute if attribute.name == "scale")
+        product = makers[node.input[0]]
+        assert (scale.f, product.op_type) == (1, "Mul")
+        node.input[0], scale.f = product.input[0], 10**-0.5
+    rng = np.random.default_rng(0)
+    sizes = {"batch": 2, str(graph.past_length): 8}
+    feeds = {spec.name: rng.standard_normal(spec.shape(sizes), np.float32) for spec in graph.past_tensors()}
+    feeds |= {"input_ids": rng.integers(0, 260, (2, 1)), "attention_mask": np.ones((2, 6), np.int64)}
+    feeds |= {PAST_LENGTH: np.array(5), LOGITS_TO_KEEP: np.array(0)}
+    before, after = (
+        open_session(model.SerializeToString(), weights=stored.path, spin=False).run(["logits"], feeds)[0]
+        for model in (inside, scaled)
+    )
+    np.testing.assert_allclose(after, before, rtol=0, atol=1e-4)
+
+
 @pytest.mark.slow
 def test_encoder_has_no_further_inputs(exported_cpu: Exported) -> None:
     folder = exported_cpu("bert-tiny")
