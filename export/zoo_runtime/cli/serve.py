@@ -49,7 +49,7 @@ _PACKAGES = ("jiter", "prometheus_client", "pydantic", "starlette", "uvicorn")
 @click.option("--drain-seconds", type=click.IntRange(min=0), default=30, show_default=True,
               help="Seconds after SIGTERM in which requests may finish.")  # fmt: skip
 @click.option("--prefix-cache-bytes", type=click.IntRange(min=0), default=0, show_default=True,
-              help="Memory of each model for common beginnings of prompts, which are read once.")  # fmt: skip
+              help="Memory of each model for beginnings of prompts, or encoders' inputs, that come again.")  # fmt: skip
 @click.option("--verify-recorded", is_flag=True,
               help="Do not start unless the recorded comparison of each export holds on this machine.")  # fmt: skip
 @click.option("--signed-by", type=click.Path(readable=False), metavar="FILE",

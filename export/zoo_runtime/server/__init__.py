@@ -4,7 +4,8 @@
 ``request_error.py`` the errors of requests.
 
 ``engines/`` compute: ``work.py`` is what an engine is given, ``continuous.py`` and ``queued.py`` are the engines,
-``exact_batches.py`` the inputs that are answered together, and ``prefixes.py`` the cache of prompts' beginnings.
+``exact_batches.py`` the inputs that are answered together, ``prefixes.py`` the cache of prompts' beginnings, and
+``sources.py`` that of encoded inputs.
 
 ``http/`` talks to clients: ``operations.py`` declares routes and ``bodies.py`` bodies, of which ``openapi.py`` makes a
 document. ``responses.py`` has answers, of which ``encoding.py`` encodes the long ones. ``service.py`` is what all

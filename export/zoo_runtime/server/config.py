@@ -71,7 +71,7 @@ class ServeConfig(Settings):
     drain_seconds: int = 30
     """Seconds after SIGTERM in which requests may finish."""
     prefix_cache_bytes: int = 0
-    """Memory of each model for the pasts of common beginnings of prompts; 0 for none."""
+    """Memory of each model for the pasts of common beginnings of prompts, or for encoded inputs; 0 for none."""
     verify_recorded: bool = False
     """Refuse to serve a model unless the recorded comparison of its export holds on this machine."""
     signed_by: str | None = None

@@ -24,6 +24,7 @@ from zoo_runtime.running.session import Session
 from zoo_runtime.server.engines.continuous import RowEngine, batches_rows
 from zoo_runtime.server.engines.prefixes import PrefixCache
 from zoo_runtime.server.engines.queued import QueueEngine
+from zoo_runtime.server.engines.sources import SourceCache
 from zoo_runtime.server.engines.work import ModelEngine
 from zoo_runtime.server.request_error import RequestError, as_request_error
 from zoo_runtime.tasks.generate.base import Generate
@@ -235,6 +236,11 @@ class Served:
     def prefixes(self) -> PrefixCache | None:
         """Common beginnings of prompts, if they are kept."""
         return self._rows.prefixes if self._rows is not None else None
+
+    @property
+    def sources(self) -> SourceCache | None:
+        """Encoded inputs, if they are kept."""
+        return self._rows.sources if self._rows is not None else None
 
     def close(self) -> None:
         """End the engines, and close the session."""

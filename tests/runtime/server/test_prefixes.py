@@ -86,6 +86,28 @@ def test_answers_of_other_models_do_not_depend_on_the_cache(exported_build: Expo
         check_law(session, 150, 32)
 
 
+def test_equal_inputs_are_encoded_once(exported_build: Exported) -> None:
+    """With room for all encoded inputs, for one, and for none."""
+    folder = exported_build("t5-tiny", **LIVELY.get("t5-tiny", {"noise": True, "gain": 3.0}))
+    export_graphs_only(folder, options=Options(profile="serving", fix={"batch": 4, "sequence": 5}))
+    texts = ["abc", "abc", "abd", "abc", "abcd", "abd", "abc"]
+    asked: list[tuple[str, dict[str, Any]]] = [(text, {"max_new_tokens": 1 + n % 5}) for n, text in enumerate(texts)]
+    with load_session(folder, variant="serving", unverified=True) as session:
+        wanted = [session.run(text, **options) for text, options in asked]
+        with running(session, 2**30) as engine:
+            assert engine.prefixes is None
+            assert engine.sources is not None
+            assert answers(session, engine, asked, 3) == wanted
+            assert engine.sources.reused == len(texts) - len({*texts})
+            of_one = engine.sources.used // len({*texts})
+        for limit, reused in ((of_one, 1), (of_one - 1, 0)):
+            with running(session, limit) as engine:
+                assert engine.sources is not None
+                assert answers(session, engine, asked, 3) == wanted
+                assert engine.sources.reused == reused
+                assert engine.sources.used <= limit
+
+
 def read(session: Session, prefixes: PrefixCache, row: int, prompt: list[int]) -> tuple[int, Any]:
     """Read a prompt in a row as the engine does; return the number of tokens reused, and the row's contents."""
     rows = prefixes.rows

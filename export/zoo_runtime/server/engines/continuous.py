@@ -10,7 +10,7 @@ change no bit (:mod:`zoo_runtime.serving.row_counts`). So a few texts do not wai
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,6 +26,7 @@ from zoo_runtime.running.runner import Runner
 from zoo_runtime.running.session import Session
 from zoo_runtime.server.engines.exact_batches import is_dependent
 from zoo_runtime.server.engines.prefixes import PrefixCache
+from zoo_runtime.server.engines.sources import SourceCache
 from zoo_runtime.server.engines.work import Event, ModelEngine, Work, as_error, last_event
 from zoo_runtime.serving.row_counts import use_exact_counts
 from zoo_runtime.tasks.generate.base import Generate
@@ -91,7 +92,7 @@ class RowEngine(ModelEngine):
     Args:
         session: an export for serving.
         limit: maximum number of inputs that wait.
-        prefix_bytes: memory for common beginnings of prompts; 0 for none.
+        prefix_bytes: memory for common beginnings of prompts, or for encoded inputs if there is an encoder; 0 for none.
     """
 
     def __init__(self, session: Session, limit: int, prefix_bytes: int = 0) -> None:
@@ -102,8 +103,11 @@ class RowEngine(ModelEngine):
         if not is_dependent(session):
             use_exact_counts(self.rows, session.export.evidence.get("row_counts"))
         self.rows.warm()
-        self.prefixes = PrefixCache(self.rows, prefix_bytes) if prefix_bytes else None
+        has_encoder = bool(self.rows.constants)
+        self.prefixes = PrefixCache(self.rows, prefix_bytes) if prefix_bytes and not has_encoder else None
         """Common beginnings of prompts, if they are kept."""
+        self.sources = SourceCache(prefix_bytes) if prefix_bytes and has_encoder else None
+        """Encoded inputs, if they are kept."""
         self._texts: dict[int, _RowText] = {}
         self.steps = 0
         """Number of steps so far."""
@@ -146,16 +150,21 @@ class RowEngine(ModelEngine):
         row = runner.open_row(work.item, growing)
         if work.seed is not None:
             row.seed = (work.seed, row.number)
-        constants: dict[str, Array] = {}
-        if self.rows.constants:
-            encoded = encode_rows(self.session, runner.feed([work.item]), self.sizes)
-            constants = {name: encoded[name][0] for name in self.rows.constants}
-        self.rows.start(place, constants)
+        self.rows.start(place, self._encode(runner.feed([work.item])) if self.rows.constants else None)
         prompt = list(runner.prompt(work.item))
         cached = 0
         if self.prefixes is not None:
             cached = self.prefixes.start(place, prompt, reuse=not work.scores_prompt)
         self._texts[place] = _RowText(work, runner, row, growing, prompt[cached:], prompt)
+
+    def _encode(self, source: Mapping[str, Array]) -> Mapping[str, Array]:
+        """Return the constants of a row for an input of the encoder, (1, ...)."""
+
+        def encoder() -> dict[str, Array]:
+            encoded = encode_rows(self.session, source, self.sizes)
+            return {name: encoded[name][0] for name in self.rows.constants}
+
+        return encoder() if self.sources is None else self.sources.encode(source, encoder)
 
     def _step(self) -> None:
         for place in [place for place, text in self._texts.items() if text.work.cancelled]:

@@ -45,7 +45,7 @@ class PrefixCache:
         limit: memory for the arrays, in bytes.
 
     Raises:
-        UsageError: the rows are not in the memory of the CPU.
+        UsageError: the rows are not in the memory of the CPU, or have other inputs, on which a past depends, too.
     """
 
     def __init__(self, rows: Rows, limit: int) -> None:
@@ -53,6 +53,8 @@ class PrefixCache:
             raise UsageError(
                 f"prefixes cannot be kept for rows on {rows.device}", None, "leave out --prefix-cache-bytes"
             )
+        if rows.constants:
+            raise UsageError("prefixes cannot be kept for rows with other inputs", ", ".join(sorted(rows.constants)))
         self.rows = rows
         self.limit = limit
         self.used = 0
@@ -77,8 +79,6 @@ class PrefixCache:
             Its number of tokens. At least one token is left to be read, for its logits.
         """
         self._ends.pop(row, None)
-        if self.rows.constants:  # a past depends on them, too
-            return 0
         self._ends[row] = None
         matches = list(self._known(prompt)) if reuse else []
         if matches:

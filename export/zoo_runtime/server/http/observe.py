@@ -107,15 +107,20 @@ class _Queues(Collector):
     def collect(self) -> Iterator[Metric]:
         waiting = GaugeMetricFamily("zoo_waiting", "Inputs that wait.", labels=("model",))
         running = GaugeMetricFamily("zoo_running", "Inputs that are being answered.", labels=("model",))
-        size = GaugeMetricFamily("zoo_prefix_bytes", "Memory of kept beginnings of prompts.", labels=("model",))
+        about = "Memory of kept beginnings of prompts, or of encoded inputs."
+        size = GaugeMetricFamily("zoo_prefix_bytes", about, labels=("model",))
         reused = CounterMetricFamily("zoo_prefix_tokens", "Tokens of prompts not read anew.", labels=("model",))
+        sources = CounterMetricFamily("zoo_reused_sources", "Inputs not encoded anew.", labels=("model",))
         for name, served in self.models.items():
             waiting.add_metric((name,), sum(engine.waiting for engine in served.engines))
             running.add_metric((name,), sum(engine.running for engine in served.engines))
             if served.prefixes is not None:
                 size.add_metric((name,), served.prefixes.used)
                 reused.add_metric((name,), served.prefixes.reused)
-        yield from (waiting, running, size, reused)
+            if served.sources is not None:
+                size.add_metric((name,), served.sources.used)
+                sources.add_metric((name,), served.sources.reused)
+        yield from (waiting, running, size, reused, sources)
 
 
 class Observed:
