@@ -42,7 +42,7 @@ class Judging:
         return Findings(
             subject.graphs,
             subject.labels,
-            subject.models.epsilon,
+            {level: subject.epsilon(level) for level in subject.labels},
             subject.coarse,
             discontinuous=bool(subject.stored.spec.architecture.discontinuous),
         )

@@ -41,7 +41,7 @@ class Findings:
     Args:
         graphs: the declared graphs.
         labels: a phrase for error messages for each level.
-        epsilon: the rounding unit of the dtype in which the graphs compute.
+        epsilon: the rounding unit of the dtype in which the graphs compute, or that of each level.
         coarse: levels at which the graphs differ from PyTorch by more than rounding: only maxima are judged.
         discontinuous: whether the architecture is declared discontinuous.
     """
@@ -50,22 +50,27 @@ class Findings:
         self,
         graphs: Sequence[Graph],
         labels: Mapping[str, str],
-        epsilon: float,
+        epsilon: float | Mapping[str, float],
         coarse: Collection[str] = (),
         *,
         discontinuous: bool = False,
     ) -> None:
         self.graphs, self.labels = graphs, labels
+        units = epsilon if isinstance(epsilon, Mapping) else dict.fromkeys(labels, epsilon)
         self.errors = {
             (level, graph.name, tensor.name): (
-                JumpErrors(epsilon) if discontinuous and level not in coarse else Errors(epsilon, level not in coarse)
+                JumpErrors(units[level])
+                if discontinuous and level not in coarse
+                else Errors(units[level], level not in coarse)
             )
             for level in labels
             for graph in graphs
             for tensor in graph.output_tensors()
         }
         self.distributions = {
-            key: TokenDivergence(epsilon, judged=key[0] not in coarse) for key in self.errors if key[2] == "logits"
+            key: TokenDivergence(units[key[0]], judged=key[0] not in coarse)
+            for key in self.errors
+            if key[2] == "logits"
         }
         self.greedy: dict[str, dict[str, Any]] = {}
         """Agreement of greedily decoded text, by level."""

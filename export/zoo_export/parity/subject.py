@@ -110,6 +110,10 @@ class Subject(ABC):
         """Return the conditions of the graphs whose outcomes the compared points should cover."""
         return ()
 
+    def epsilon(self, level: str) -> float:
+        """The rounding unit of the dtype in which a level computes."""
+        return self.models.epsilon
+
     def yardstick(self, level: str) -> TorchExecutor:
         """The torch model whose error bounds this level."""
         return self.models.yardstick
