@@ -21,6 +21,7 @@ __all__ = [
     "Interface",
     "Profile",
     "Variant",
+    "precision_variant",
     "precisions",
     "profiles",
     "variant_of",
@@ -66,8 +67,10 @@ class Variant:
     interface: Interface = "declared"
     dtype: str | None = None
     """The dtype of floating-point inputs and outputs, if it is not that of the model."""
-    precision: bool = False
-    """Whether it has the model's weights in another precision."""
+    precision: str | None = None
+    """The precision of its weights or, without weights of its own, of its arithmetic, if it is not the model's."""
+    own_weights: bool = False
+    """Whether it has a weights file of its own."""
     provider: Literal["cpu", "cuda", "openvino"] | None = None
     """The execution provider, or OpenVINO, that it is optimised for, and verified on."""
     base: str | None = None
@@ -96,8 +99,7 @@ class Variant:
     @property
     def weights_file(self) -> str | None:
         """The file of the weights that only this variant reads."""
-        owns = self.precision or self.interface == "adapters"
-        return f"model.{self.name}.safetensors" if owns else None
+        return f"model.{self.name}.safetensors" if self.own_weights else None
 
     def command(self, model: object) -> str:
         """Return the command that makes the variant of a model directory."""
@@ -117,9 +119,21 @@ def _reduced(name: str, dtype: str | None = None) -> Variant:
         name=name,
         arguments=f"--dtype {name}",
         dtype=dtype,
-        precision=True,
+        precision=name,
+        own_weights=True,
         follows_weights=False,
         runtimes=_WEB,
+    )
+
+
+def _on_openvino(precision: str, *, own_weights: bool = True) -> Variant:
+    return Variant(
+        name=f"{OPENVINO}-{precision}",
+        arguments=f"--dtype {precision} --provider {OPENVINO}",
+        precision=precision,
+        own_weights=own_weights,
+        provider=OPENVINO,
+        follows_weights=False,
     )
 
 
@@ -139,7 +153,9 @@ VARIANTS: Mapping[str, Variant] = MappingProxyType(
         for variant in (
             Variant(name="", traced=True, runtimes=frozenset({"openvino", "reference", "web"})),
             Variant(name=LOOP, arguments="--generate", interface="loop", base=""),
-            Variant(name=ADAPTERS, arguments="--adapter DIR", interface="adapters", follows_weights=False),
+            Variant(
+                name=ADAPTERS, arguments="--adapter DIR", interface="adapters", own_weights=True, follows_weights=False
+            ),
             Variant(name=ATTENTIONS, arguments="--attentions", interface="attentions", traced=True, runtimes=_WEB),
             Variant(name="cpu", arguments="--profile cpu", provider="cpu", traced=True, runtimes=_WEB),
             Variant(name="cuda", arguments="--profile cuda", provider="cuda", traced=True),
@@ -150,6 +166,9 @@ VARIANTS: Mapping[str, Variant] = MappingProxyType(
             _reduced("bfloat16", dtype="bfloat16"),
             _reduced("int8"),
             _reduced("int4"),
+            _on_openvino("bfloat16", own_weights=False),
+            _on_openvino("int8"),
+            _on_openvino("int4"),
             _int8_cache(""),
             _int8_cache("cpu", " --profile cpu"),
             _int8_cache("int8", " --dtype int8"),
@@ -165,15 +184,25 @@ def variant_of(name: str) -> Variant:
     return VARIANTS.get(name, Variant(name=name))
 
 
-PROFILES = tuple(name for name, variant in VARIANTS.items() if variant.provider is not None)
-"""The variants that are optimised for one execution provider."""
+PROFILES = tuple(name for name, variant in VARIANTS.items() if variant.provider and variant.is_profile)
+"""The profiles that are optimised for one execution provider."""
 WEB = "web"
 """The variant in operators that onnxruntime-web has WebGPU kernels for."""
 
 
-def precisions() -> tuple[str, ...]:
-    """Return the names of the variants in another precision, the largest first."""
-    return tuple(name for name, variant in VARIANTS.items() if variant.precision)
+def precisions(provider: str | None = None) -> tuple[str, ...]:
+    """Return the precisions of variants, the largest first: those for OpenVINO if that is the provider."""
+    return tuple(variant.precision for variant in _with_precision(provider) if variant.precision)
+
+
+def precision_variant(precision: str, provider: str | None = None) -> str | None:
+    """Return the name of the variant in a precision that runs on a provider, or None if there is none."""
+    return next((variant.name for variant in _with_precision(provider) if variant.precision == precision), None)
+
+
+def _with_precision(provider: str | None) -> list[Variant]:
+    place = OPENVINO if provider == OPENVINO else None
+    return [variant for variant in VARIANTS.values() if variant.precision and variant.provider == place]
 
 
 def profiles() -> tuple[str, ...]:

@@ -137,8 +137,7 @@ def _candidates(stored: ModelDirectory) -> Iterator[tuple[Export, Provider]]:
 
 
 def _precision(export: Export) -> str:
-    precision = export.variant if export.traits.precision else export.traits.base
-    return precision or export.stored.dtype
+    return export.traits.precision or export.traits.base or export.stored.dtype
 
 
 def _sizes(session: Session, batches: Sequence[int], lengths: Sequence[int] | None) -> list[tuple[int, int]]:

@@ -20,6 +20,7 @@ from zoo.factories import allow_factories
 
 __all__ = [
     "VERIFICATION",
+    "any_provider_option",
     "factory_option",
     "format_option",
     "grid_option",
@@ -36,6 +37,10 @@ VERIFICATION = "Verification"
 provider_option = option(
     "--provider", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True, section=VERIFICATION,
     help="Execution provider to verify on.",
+)  # fmt: skip
+any_provider_option = option(
+    "--provider", type=click.Choice(["cpu", "cuda", "openvino"]), default="cpu", show_default=True,
+    section=VERIFICATION, help="Execution provider to verify on, or OpenVINO, which has variants of its own.",
 )  # fmt: skip
 grid_option = option(
     "--grid", type=click.Choice(["standard", "full"]), default="standard", show_default=True, section=VERIFICATION,

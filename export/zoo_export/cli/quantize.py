@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from zoo.artifact import VARIANTS, precisions
+from zoo.artifact import OPENVINO, VARIANTS, precision_variant, precisions, variant_of
 from zoo.cli.completion import complete_models
 from zoo.cli.options import (
     PATH,
@@ -23,12 +23,19 @@ from zoo.cli.options import (
 )
 from zoo.cli.report import bytes_text, emit_json, say
 from zoo.errors import UsageError
-from zoo_export.cli.options import factory_option, grid_option, model_directory, provider_option, sleep_when_idle
+from zoo_export.cli.options import (
+    any_provider_option,
+    factory_option,
+    grid_option,
+    model_directory,
+    sleep_when_idle,
+)
 from zoo_export.cli.results import comparing, say_report, summary
 from zoo_export.comparison import Comparison
 
 if TYPE_CHECKING:
     from zoo_export.parity.report import Report
+    from zoo_export.variants.reduced.recipe import Reduced
 
 _PRECISION = "Precision"
 
@@ -70,7 +77,7 @@ _PRECISION = "Precision"
     section=_PRECISION,
     help="Text to measure the divergence on; a built-in sample by default.",
 )
-@provider_option
+@any_provider_option
 @factory_option
 @grid_option
 @figure_option("Plot the error of weights and blocks by layer.")
@@ -100,6 +107,9 @@ def command(
     comparison = Comparison(provider=provider, full_grid=grid == "full")  # type: ignore[arg-type]
     measured = {"max_kl": max_kl, "text": text}
     if cache is not None:
+        if provider == OPENVINO:
+            problem = f"keys and values in int8 are for onnxruntime; {OPENVINO} keeps its own"
+            raise UsageError(problem, f"--provider {OPENVINO}", "leave out --cache")
         if figure is not None:
             raise UsageError("no figure shows the error of keys and values", "--figure", "leave it out")
         _quantize_cache(model, _cache_variant(dtype, profile), measured, comparison, force=force, as_json=as_json)
@@ -107,7 +117,8 @@ def command(
     if dtype is None and max_kl is None:
         raise UsageError("no precision", "zoo quantize", "add --dtype NAME, --cache int8 or --max-kl X")
     check_figure_option(figure, force=force, forces_more=True)
-    directory, report, precision = _quantize_weights(model, dtype, measured, comparison, force=force)
+    variant = None if dtype is None else _variant_of(dtype, provider)
+    directory, report, precision = _quantize_weights(model, variant, measured, comparison, force=force)
     if report is None:
         if as_json:
             emit_json("quantize", {"directory": str(directory), "precision": precision, "files": []})
@@ -121,8 +132,22 @@ def command(
     _say_weights(directory, report, precision, as_json=as_json)
 
 
+def _variant_of(dtype: str, provider: str) -> str:
+    """Return the variant in a precision for a provider. Raises :class:`UsageError` if there is none."""
+    variant = precision_variant(dtype, provider)
+    if variant is None:
+        raise UsageError(f"no {dtype} on {provider}", "--dtype", f"choose {', '.join(precisions(provider))}")
+    return variant
+
+
+def _smaller(provider: str) -> list[str]:
+    """Return the variants for a provider whose weights are smaller than those of the model."""
+    variants = [precision_variant(precision, provider) for precision in precisions(provider)]
+    return [name for name in variants if name is not None and variant_of(name).own_weights]
+
+
 def _quantize_weights(
-    model: str, dtype: str | None, measured: Mapping[str, Any], comparison: Comparison, *, force: bool
+    model: str, variant: str | None, measured: Mapping[str, Any], comparison: Comparison, *, force: bool
 ) -> tuple[Path, Report | None, str]:
     """Export a precision, or the smallest within the bound.
 
@@ -132,7 +157,14 @@ def _quantize_weights(
     from zoo_export.export import export_variant
     from zoo_export.variants.reduced.smallest import NoPrecisionError, SmallestPrecision, precision_recipe
 
-    recipe = SmallestPrecision(**measured) if dtype is None else precision_recipe(dtype, **measured)
+    if comparison.provider == OPENVINO:
+        from zoo_runtime.openvino.compiled import load_openvino
+
+        load_openvino()  # which the smallest precision would take for one that cannot be had
+    if variant is not None:
+        recipe: SmallestPrecision | Reduced = precision_recipe(variant, **measured)
+    else:
+        recipe = SmallestPrecision(**measured, candidates=_smaller(comparison.provider))
     with (
         model_directory(model, force=force and not Path(model).is_dir()) as (place, directory),
         comparing() as progress,
@@ -153,6 +185,8 @@ def _say_weights(directory: Path, report: Report, precision: str, *, as_json: bo
         return
     say_report(report, directory, precision)
     sizes = f"{bytes_text(certificate['bytes'])} of weights instead of {bytes_text(certificate['float32_bytes'])}"
+    if not variant_of(precision).own_weights:
+        sizes = f"computes in {certificate['precision']}, on the model's own weights"
     say(f"{precision}: {sizes}, measured on {_measured_on(certificate)}")
     names_by_reason: dict[str, list[str]] = {}
     for name, reason in certificate["kept_float32"].items():

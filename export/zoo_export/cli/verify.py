@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from zoo.artifact import OPENVINO
+from zoo.artifact import OPENVINO, variant_of
 from zoo.cli.completion import complete_directories
 from zoo.cli.options import (
     PATH,
@@ -127,8 +127,8 @@ def command(
     if recorded:
         _verify_recorded(directory, variant, runtime, provider, as_json)
         return
-    if provider not in ("cpu", "cuda") and (provider, variant) != (OPENVINO, OPENVINO):
-        remedy = f"use cpu, cuda or --runtime, or --recorded; the variant {OPENVINO} is compared where it runs"
+    if provider not in ("cpu", "cuda") and not provider == variant_of(variant).provider == OPENVINO:
+        remedy = f"use cpu, cuda or --runtime, or --recorded; variants for {OPENVINO} are compared where they run"
         raise UsageError(f"cannot compare with PyTorch on {provider!r}", "--provider", remedy)
     if retrace:
         refuse_options("is not for --retrace", {"figure", "force"})

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,7 @@ from zoo_runtime.onnx_runtime.providers import Memory
 from zoo_runtime.openvino.compiled import CompiledGraph
 from zoo_runtime.openvino.executor import OpenVinoExecutor
 
-__all__ = ["OpenVinoSubject", "check_integers"]
-
+__all__ = ["OpenVinoSubject", "check_integers", "compile_files", "folder_of_links"]
 
 _INEXACT = {"BitShift", "BitwiseAnd", "BitwiseNot", "BitwiseOr", "BitwiseXor", "Div", "Mod", "Mul", "Pow"}
 """Operators whose results OpenVINO computes in int32 or float32 where the types are int64."""
@@ -54,6 +54,50 @@ def check_integers(model: ir.Model, graph: Graph, where: Path) -> None:
             raise ParityError(f"cannot be verified: {problem}", where, "use another profile")
         if node.op_type in _TAKEN:
             large.update(node.outputs)
+
+
+@contextmanager
+def folder_of_links(files: Iterable[Path]) -> Iterator[Path]:
+    """Yield a new folder with these files: OpenVINO reads weights from beside a graph, not through symbolic links."""
+    with scratch_folder() as folder:
+        with storage_errors(folder):
+            for file in files:
+                source = file.resolve()
+                try:
+                    (folder / file.name).hardlink_to(source)
+                except OSError:  # on another file system
+                    shutil.copyfile(source, folder / file.name)
+        yield folder
+
+
+def compile_files(
+    files: Mapping[str, bytes], graphs: Iterable[Graph], folder: Path, where: Path, precision: str | None = None
+) -> dict[str, CompiledGraph]:
+    """Compile serialised graphs, by name, whose weights are in a folder.
+
+    Args:
+        files: the graphs.
+        graphs: their declarations.
+        folder: where the weights are, and the graphs are written.
+        where: the model, for errors.
+        precision: see :class:`CompiledGraph`.
+
+    Raises:
+        ParityError: OpenVINO cannot convert or compile a graph.
+    """
+    compiled = {}
+    declared = {graph.name: graph for graph in graphs}
+    for name, file in files.items():
+        path = folder / f"{name}.onnx"
+        with storage_errors(folder):
+            path.write_bytes(file)
+        try:
+            compiled[name] = CompiledGraph(path, declared[name], precision=precision)
+        except UnreadableError:
+            raise
+        except ArtifactError as error:
+            raise ParityError(f"cannot be verified: {error.what}", where) from error
+    return compiled
 
 
 class OpenVinoSubject(OnnxSubject):
@@ -89,29 +133,13 @@ class OpenVinoSubject(OnnxSubject):
         pool: bool = True,
     ) -> Executor:
         """Compile all graphs on the current weights of the models. OpenVINO has no such options."""
-        folder = self._scratch or self._linked_weights()
-        compiled = {}
-        graphs = {graph.name: graph for graph in self.graphs}
-        for name, file in files.items():
-            path = folder / f"{name}.onnx"
-            with storage_errors(folder):
-                path.write_bytes(file)
-            try:
-                compiled[name] = CompiledGraph(path, graphs[name])
-            except UnreadableError:
-                raise
-            except ArtifactError as error:
-                raise ParityError(f"cannot be verified: {error.what}", self.stored.path) from error
+        return self._compile(files)
+
+    def _compile(self, files: Mapping[str, bytes], precision: str | None = None) -> OpenVinoExecutor:
+        folder = self._scratch or self._opened.enter_context(folder_of_links(self._weights_files()))
+        compiled = compile_files(files, self.graphs, folder, self.stored.path, precision)
         return OpenVinoExecutor(compiled, self.models.yardstick.dtype)
 
-    def _linked_weights(self) -> Path:
-        """Return a new folder with the weights: OpenVINO reads them from beside a graph, not through symbolic links."""
-        folder = self._opened.enter_context(scratch_folder())
-        with storage_errors(folder):
-            for file in {place.file for place in self.stored.layout.values()}:
-                source = (self.stored.path / file).resolve()
-                try:
-                    (folder / file).hardlink_to(source)
-                except OSError:  # on another file system
-                    shutil.copyfile(source, folder / file)
-        return folder
+    def _weights_files(self) -> Sequence[Path]:
+        """Paths of the files that the graphs read."""
+        return sorted({self.stored.path / place.file for place in self.stored.layout.values()})

@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from typing import Any
 from xml.etree.ElementTree import Element
 
-from zoo.artifact import LEVEL_NAMES, Measured, loss_of, measured_outputs
+from zoo.artifact import LEVEL_NAMES, OPENVINO, Measured, loss_of, measured_outputs
 from zoo.cli.report import bytes_text
 from zoo.errors import ArtifactError, UsageError
 from zoo.probe.errors import FACTOR, FLOOR_ULPS, LOCAL_FACTOR, LOCAL_FLOOR_ULPS
@@ -33,7 +33,7 @@ MALFORMED = (
 )
 """Exceptions for evidence that is not what an export writes."""
 _FACTS = (
-    "reference", "yardstick", "provider", "dtype", "precision", "discontinuous", "weights_in_memory",
+    "reference", "yardstick", "provider", "dtype", "precision", "properties", "discontinuous", "weights_in_memory",
     "unused_tensors", "not_perturbed", "options", "sizes", "versions",
 )  # fmt: skip
 """The fields of an export that are shown as they are."""
@@ -132,7 +132,12 @@ def _outputs(name: str, evidence: Mapping[str, Any]) -> Iterator[Element]:
         f"""{total} outputs, each at several levels, ways to run its graph. For each level, the table has the output
         that is nearest to one of its limits."""
     )
-    if "precision" in evidence:
+    if evidence.get("provider") == OPENVINO and evidence.get("precision") == "bfloat16":
+        yield paragraph(
+            """In bfloat16, PyTorch's error and the limit are those of the precision: errors near half of the limit are
+            expected. The same graphs computed in float32 have limits of float32, and could fail."""
+        )
+    elif "precision" in evidence and evidence.get("provider") != OPENVINO:
         yield paragraph(
             """Where the products are integers, PyTorch rounds activations as the graph does, so its error and the
             limit are those of the precision: errors near half of the limit are expected. The levels with products

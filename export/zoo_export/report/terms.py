@@ -11,6 +11,7 @@ FIELDS = {
     "provider": "execution provider of ONNX Runtime",
     "dtype": "dtype of the model",
     "precision": "precision of the variant",
+    "properties": "properties of OpenVINO with which a variant in another precision is compared and run",
     "discontinuous": "why the architecture is declared discontinuous, if it is",
     "weights_in_memory": (
         "how ONNX Runtime holds the weights: fast if it repacks them for its kernels, mapped if it reads large ones "
@@ -69,7 +70,9 @@ LEVELS = {
         "the same with noise on every weight, which shows weights that the graph has as constants or does not read"
     ),
     "faint": "the same with weights scaled by 1/8, which makes small constants matter, such as the epsilon of a norm",
-    "exact": "of a quantised graph, products in float32 instead of integers",
+    "exact": (
+        "of a quantised graph, products in float32 instead of integers; of one in bfloat16 on OpenVINO, all in float32"
+    ),
     "perturbed_exact": "the same with noise on the weights that are not quantised",
 }
 """The meaning of levels, ways to run a graph."""

@@ -15,6 +15,7 @@ __all__ = ["RECIPES", "recipe_of"]
 _TRACED = "zoo_export.variants.traced:Traced"
 _HALF = "zoo_export.variants.halves:Half"
 _QUANTIZED = "zoo_export.variants.quantized.recipe:Quantized"
+_ON_OPENVINO = "zoo_export.variants.openvino.recipe:QuantizedOnOpenVino"
 _INT8_CACHE = "zoo_export.variants.int8_cache.recipe:Int8Cache"
 
 RECIPES: Mapping[str, str] = MappingProxyType(
@@ -31,6 +32,9 @@ RECIPES: Mapping[str, str] = MappingProxyType(
         "bfloat16": _HALF,
         "int8": _QUANTIZED,
         "int4": _QUANTIZED,
+        "openvino-bfloat16": "zoo_export.variants.openvino.recipe:Bfloat16OnOpenVino",
+        "openvino-int8": _ON_OPENVINO,
+        "openvino-int4": _ON_OPENVINO,
         "int8-cache": _INT8_CACHE,
         "cpu-int8-cache": _INT8_CACHE,
         "int8-int8-cache": _INT8_CACHE,

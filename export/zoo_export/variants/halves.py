@@ -32,7 +32,7 @@ class Half(Reduced):
     """The model in float16 or bfloat16."""
 
     def reduce(self, stored: ModelDirectory, folder: Path) -> ReducedModel:
-        return _to_half(stored, empty_model(self.precision, folder))
+        return _to_half(stored, empty_model(self.variant, folder))
 
     def executor(self, stored: ModelDirectory, reduced: ReducedModel) -> TorchExecutor:
         return TorchExecutor(persist.load_directory(as_model(stored, reduced)))
@@ -68,7 +68,7 @@ def as_model(stored: ModelDirectory, reduced: ReducedModel) -> ModelDirectory:
     """Return a model in another dtype as a model directory of its own."""
     entry = entry_of(reduced.path)
     description = {**stored.description, "dtype": reduced.precision}
-    model = ModelDirectory(reduced.directory, {reduced.file: entry}, description)
+    model = ModelDirectory(reduced.directory, {reduced.path.name: entry}, description)
     vars(model)["layout"] = read_header(reduced.path)
     return model
 

@@ -25,17 +25,14 @@ from zoo_runtime.onnx_runtime.providers import allowed_cores
 from zoo_runtime.onnx_runtime.run_errors import OutOfMemoryError, RunError
 from zoo_runtime.onnx_runtime.stopping import Stoppable
 
-__all__ = ["ROWS", "CompiledGraph", "Request", "compile_graphs", "engine_version", "load_openvino",
-           "loading_problem", "reason_of"]  # fmt: skip
+__all__ = ["ROWS", "CompiledGraph", "Request", "check_arithmetic", "compile_graphs", "engine_version", "load_openvino",
+           "loading_problem", "properties_for", "reason_of"]  # fmt: skip
 
 ROWS = "beam_idx"
 """Input: the row of the past that each row continues, (B,), int32."""
-_PROPERTIES = {
-    # By default, processors with instructions for it compute in bfloat16, and keep keys and values in 8 bits.
-    "INFERENCE_PRECISION_HINT": "f32",
-    "KV_CACHE_PRECISION": "f32",
-    "PERFORMANCE_HINT": "LATENCY",
-}
+_HINT = "INFERENCE_PRECISION_HINT"
+_TYPES = {"bfloat16": "bf16"}
+"""OpenVINO's name of the type in which graphs of a precision are computed, if it is not float32."""
 _REMEDY = "pip install attention-zoo[openvino]"
 _REASON = 200
 """Maximum number of characters of an error of OpenVINO in a message."""
@@ -59,6 +56,49 @@ def load_openvino(where: Wording = _WHERE) -> Any:
     return openvino
 
 
+def properties_for(precision: str | None = None) -> dict[str, str]:
+    """Return the properties with which graphs of a precision, by default the model's, are compared and run.
+
+    By default, OpenVINO computes in bfloat16 on processors with instructions for it, keeps keys and values in 8 bits,
+    and on some processors rounds activations to 8 bits where they meet quantised weights.
+    """
+    dtype = _TYPES.get(precision or "", "f32")
+    return {
+        _HINT: dtype,
+        "KV_CACHE_PRECISION": dtype,
+        "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0",
+        "PERFORMANCE_HINT": "LATENCY",
+    }
+
+
+def check_arithmetic(precision: str | None, where: object = None) -> None:
+    """Raise :class:`UsageError` unless OpenVINO is installed, and computes in a precision on this processor."""
+    openvino = load_openvino()
+    _check_hint(openvino.Core(), properties_for(precision), where)
+
+
+def _check_hint(core: Any, properties: Mapping[str, str], where: object) -> None:
+    if _type_of(properties[_HINT]) == "bf16" and "BF16" not in capabilities(core):
+        raise UsageError("this processor does not compute in bfloat16", where, "use float32")
+
+
+def _type_of(name: str) -> str:
+    """Return OpenVINO's name of a type."""
+    return {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}.get(name.lower(), name.lower())
+
+
+def capabilities(core: Any) -> list[str]:
+    """Return what OpenVINO says that the processor computes in, such as ``BF16``."""
+    return [str(item) for item in core.get_property("CPU", "OPTIMIZATION_CAPABILITIES")]
+
+
+def _check_used(compiled: Any, asked: str, where: object) -> None:
+    """Raise :class:`UsageError` if a graph computes in another type than asked: OpenVINO says nothing."""
+    used = compiled.get_property(_HINT).to_string()
+    if _type_of(asked) not in ("dynamic", "undefined", used):
+        raise UsageError(f"openvino computes in {used} on this processor, not in {asked}", where, "use float32")
+
+
 def engine_version() -> str:
     """Return the name of OpenVINO, and its version."""
     return f"{OPENVINO} {version(OPENVINO)}"
@@ -80,11 +120,13 @@ class CompiledGraph:
         path: an ONNX file without functions, beside the weights that it refers to.
         graph: its declaration.
         threads: number of threads; the number of cores by default.
-        properties: properties of OpenVINO by name, such as ``INFERENCE_PRECISION_HINT``. By default graphs compute in
-            float32, and keep keys and values in float32.
+        precision: that of the variant: graphs in ``bfloat16`` compute in it and keep keys and values in it, all others
+            in float32.
+        properties: properties of OpenVINO by name, such as ``KV_CACHE_PRECISION``, instead of those for the precision.
 
     Raises:
-        UsageError: OpenVINO is not installed, or refuses a property, or the process is forked from one that used it.
+        UsageError: OpenVINO is not installed, or refuses a property, or does not compute in this precision on this
+            processor; or the process is forked from one that used it.
         ArtifactError: OpenVINO cannot convert or compile the graph.
     """
 
@@ -94,6 +136,7 @@ class CompiledGraph:
         graph: Graph,
         *,
         threads: int | None = None,
+        precision: str | None = None,
         properties: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         openvino = load_openvino()
@@ -102,7 +145,9 @@ class CompiledGraph:
         self.where = path
         core = openvino.Core()
         _check_properties(core, properties)
-        known = {"INFERENCE_NUM_THREADS": threads or allowed_cores(), **_PROPERTIES, **properties}
+        chosen = {**properties_for(precision), **properties}
+        known = {"INFERENCE_NUM_THREADS": threads or allowed_cores(), **chosen}
+        _check_hint(core, chosen, path)
         try:
             model = core.read_model(path)
             self.evidence_digest = _evidence_digest(model)
@@ -112,6 +157,7 @@ class CompiledGraph:
             self._compiled = core.compile_model(model, "CPU", known)
         except Exception as error:  # of a class of OpenVINO
             raise _loading_error(error, properties, path) from error
+        _check_used(self._compiled, chosen[_HINT], path)
         self.inputs = frozenset(item.any_name for item in self._compiled.inputs)
         """The names of the inputs, without the past."""
         self.outputs = [item.any_name for item in self._compiled.outputs]
@@ -134,7 +180,11 @@ def compile_graphs(
     """Compile the graphs of an export, by name. Takes arguments of, and raises as, :class:`CompiledGraph`."""
     return {
         graph.name: CompiledGraph(
-            export.stored.path / export.graph_files[graph.name], graph, threads=threads, properties=properties
+            export.stored.path / export.graph_files[graph.name],
+            graph,
+            threads=threads,
+            precision=export.traits.precision,
+            properties=properties,
         )
         for graph in export.graphs
     }

@@ -9,7 +9,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from zoo import plugins
-from zoo.artifact import OPENVINO, VARIANTS, Export, ModelDirectory, declared_graphs, find_exports, precisions
+from zoo.artifact import (
+    OPENVINO,
+    VARIANTS,
+    Export,
+    ModelDirectory,
+    declared_graphs,
+    find_exports,
+    precision_variant,
+    precisions,
+    variant_of,
+)
 from zoo.artifact.weights import dtype_name
 from zoo.errors import ArtifactError, PluginError, UnknownKeyError, UsageError, argument, close_to, nearest
 from zoo.plugins import Plugin, ZooWarning
@@ -68,11 +78,13 @@ def _choose_export(stored: ModelDirectory, provider: Provider, dtype: str | None
         declared_graphs(stored.spec, variant)  # raises if the model does not support the variant
         return Export(stored, variant)
     model_dtype = stored.dtype
-    if dtype not in (None, model_dtype):
-        if dtype not in precisions():
-            dtypes = [model_dtype, *precisions()]
-            raise UsageError(f"this model is not available in {dtype!r}", stored.path, nearest(str(dtype), dtypes))
-        return Export(stored, dtype)
+    if dtype is not None and dtype != model_dtype:
+        precise = precision_variant(dtype, provider)
+        if precise is None:
+            dtypes = [model_dtype, *precisions(provider)]
+            on = f" on {OPENVINO}" if provider == OPENVINO else ""
+            raise UsageError(f"this model is not available in {dtype!r}{on}", stored.path, nearest(dtype, dtypes))
+        return Export(stored, precise)
     variants = (OPENVINO,) if provider == OPENVINO else (provider, "")
     exports = [export for export in (Export(stored, name) for name in variants) if export.exists]
     verified = [export for export in exports if export.is_verified()]
@@ -84,7 +96,8 @@ def check_export(export: Export, provider: Provider, *, unverified: bool = False
     if (export.traits.provider == OPENVINO) != (provider == OPENVINO):
         given = argument("provider", provider)
         if provider == OPENVINO:
-            command = f"zoo export {export.stored.path} --onnx --profile {OPENVINO}"
+            own = precision_variant(export.traits.precision or "", OPENVINO) or OPENVINO
+            command = variant_of(own).command(export.stored.path)
             raise UsageError(f"the variant {export.variant or 'portable'} runs on onnxruntime only", given, command)
         raise UsageError(f"the variant {export.variant} runs on {OPENVINO} only", given, argument("provider", OPENVINO))
     export.check()

@@ -145,7 +145,7 @@ class Int8Cache(Recipe[CacheCandidate]):
         reduced: ReducedModel | None,
     ) -> CacheCandidate:
         # The evidence is tied to the weights that the graphs read, although another variant owns their file.
-        tied = {} if reduced is None else {reduced.file: stored.files[reduced.file]["sha256"]}
+        tied = {} if reduced is None else {reduced.path.name: stored.files[reduced.path.name]["sha256"]}
         return CacheCandidate(
             stored=stored,
             variant=self.variant,

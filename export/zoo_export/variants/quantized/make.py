@@ -1,6 +1,7 @@
 """Models with quantised weights, which are read, quantised and written one at a time.
 
-``int8`` and ``int4`` are the float32 graphs of the profile ``cpu`` with quantised operators:
+``int8`` and ``int4`` are the float32 graphs of the profile ``cpu`` with quantised operators, ``openvino-int8`` and
+``openvino-int4`` those of the profile ``openvino``:
 
 - Every Linear becomes ``MatMulNBits``, with blockwise 8- or 4-bit weights. This suits decoding, which reads every
   weight for each token and is bound by memory.
@@ -8,7 +9,7 @@
   bits in either precision, since lookups are cheap and only its size matters.
 - In ``int8`` graphs without a past, which use each weight for many tokens, Linears become ``MatMulIntegerToFloat`` with
   one scale per output, and their inputs pass through a ``DynamicQuantizeLinear``. This is two to three times as fast as
-  ``MatMulNBits`` there, but less accurate.
+  ``MatMulNBits`` there, but less accurate. OpenVINO's graphs have ``MatMulNBits`` throughout.
 - A stack of matrices, such as the weights of experts, has 8 bits in either precision. It is dequantised when the graph
   runs; where matrices are chosen by index, only those are.
 
@@ -26,7 +27,7 @@ from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 
-from zoo.artifact import ModelDirectory
+from zoo.artifact import OPENVINO, ModelDirectory, variant_of
 from zoo_export.trace.make import Options, link_models, make_graphs
 from zoo_export.variants.quantized.calibrate import input_moments
 from zoo_export.variants.quantized.packing import packings, write_packed
@@ -38,18 +39,21 @@ from zoo_export.variants.reduced.tensors import read_tensor
 __all__ = ["portable_model", "quantize"]
 
 
-def quantize(stored: ModelDirectory, precision: str, folder: Path) -> ReducedModel:
+def quantize(stored: ModelDirectory, variant: str, folder: Path) -> ReducedModel:
     """Create the graphs of a float32 model with quantised weights, and write these to ``folder``.
 
     Raises:
         UsageError: the model has no weights to quantise.
         PluginError: the model cannot be traced.
     """
-    empty = empty_model(precision, folder)
+    empty = empty_model(variant, folder)
+    scheme, profile = SCHEMES[empty.precision], variant_of(variant).provider or "cpu"
+    if profile == OPENVINO:
+        scheme = replace(scheme, dynamic=False)  # it multiplies float32 activations by weights that it expands
     # Packed weights replace initialisers one by one, so none may span several tensors.
-    linked = link_models(stored.spec, stored.dtype, stored.layout, Options(profile="cpu"), joined=False)
+    linked = link_models(stored.spec, stored.dtype, stored.layout, Options(profile=profile), joined=False)
     graphs = {name: empty.resolve(model, stored) for name, model in linked.items()}
-    plan, reasons = plan_packing(stored, graphs, SCHEMES[precision])
+    plan, reasons = plan_packing(stored, graphs, scheme)
     decoders = [graphs[graph.name].graph for graph in stored.spec.graphs if graph.pasts]
     measured = {
         name: packing.columns

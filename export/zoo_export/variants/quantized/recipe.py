@@ -25,7 +25,7 @@ class Quantized(Reduced):
     """The model with quantised weights."""
 
     def reduce(self, stored: ModelDirectory, folder: Path) -> ReducedModel:
-        return quantize(stored, self.precision, folder)
+        return quantize(stored, self.variant, folder)
 
     def executor(self, stored: ModelDirectory, reduced: ReducedModel) -> TorchExecutor:
         return EmulatedExecutor(dequantized_model(stored, reduced), packings(reduced.path))

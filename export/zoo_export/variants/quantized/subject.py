@@ -13,7 +13,7 @@ wrong scale or a wrong order of blocks cannot pass as quantisation error. Two co
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -40,7 +40,7 @@ from zoo_export.variants.reduced.model import Place, ReducedModel, open_reduced
 from zoo_export.variants.reduced.tensors import read_tensor
 from zoo_runtime.onnx_runtime.providers import Provider
 
-__all__ = ["EmulatedExecutor", "QuantizedSubject", "dequantized_model"]
+__all__ = ["EmulatedExecutor", "QuantizedSubject", "dequantized_model", "perturb_others"]
 
 _NOISE = 0.02
 EXACT, OFF, ALL, PERTURBED_EXACT, PERTURBED = "exact", "off", "all", "perturbed_exact", "perturbed"
@@ -68,6 +68,19 @@ def dequantized_model(stored: ModelDirectory, reduced: ReducedModel) -> nn.Modul
 
     persist.fill(model, tensors())
     return model
+
+
+def perturb_others(models: Models, packed: Iterable[str]) -> None:
+    """Put noise on the weights of the models that are not quantised."""
+    generator = torch.Generator().manual_seed(SEED)
+    ids = {id(models.yardstick.model.get_parameter(name)) for name in packed}
+    upper = declared_tensors(models.yardstick.model).upper
+
+    def change(weight: torch.Tensor) -> None:
+        if id(weight) not in ids:
+            add_noise(weight, generator, _NOISE, upper=upper.get(id(weight)))
+
+    models.change(change)
 
 
 class EmulatedExecutor(TorchExecutor):
@@ -144,15 +157,7 @@ class QuantizedSubject(Subject):
 
     def open_perturbed(self) -> Iterator[dict[str, Executor]]:
         """Put noise on weights that are not quantised: a graph may ignore initial biases, which are 0."""
-        generator = torch.Generator().manual_seed(SEED)
-        packed = {id(self.models.yardstick.model.get_parameter(name)) for name in self._packings}
-        upper = declared_tensors(self.models.yardstick.model).upper
-
-        def change(weight: torch.Tensor) -> None:
-            if id(weight) not in packed:
-                add_noise(weight, generator, _NOISE, upper=upper.get(id(weight)))
-
-        self.models.change(change)
+        perturb_others(self.models, self._packings)
         values = self._values()
         yield {
             PERTURBED_EXACT: self._open(self._exact, optimize=True, values=self._expanded | values),

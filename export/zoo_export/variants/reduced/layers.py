@@ -35,7 +35,7 @@ _CELLS = 16
 class LayerErrors:
     """Relative errors of a precision."""
 
-    precision: str
+    variant: str
     weights: Mapping[str, float]
     """The error of each weight that is stored in this precision, by name."""
     blocks: Mapping[str, float]
@@ -51,7 +51,7 @@ def plot_layers(
 
     Args:
         directory: a model directory with a verified export of the precision.
-        precision: the precision.
+        precision: the precision, or the name of the variant.
         text: text to measure the blocks on; a built-in sample by default.
 
     Raises:
@@ -70,10 +70,10 @@ def plot_layers(
 def layer_errors(stored: ModelDirectory, reduced: ReducedModel, tokens: Sample) -> LayerErrors:
     """Measure the errors of a model in another precision, on the first window of a sample.
 
-    The outputs are those of the PyTorch module, with the weights of that precision and activations quantised as ONNX
-    Runtime does.
+    The outputs are those of the PyTorch module, with the weights of that precision and activations rounded as the
+    variant's graphs do.
     """
-    other = precision_recipe(reduced.precision).executor(stored, reduced)
+    other = precision_recipe(reduced.variant).executor(stored, reduced)
     reference = TorchExecutor(persist.load_directory(stored))
     graphs, window = stored.spec.graphs, tokens.windows[0]
     point = Point(1, len(window), 0, "none")
@@ -85,12 +85,12 @@ def layer_errors(stored: ModelDirectory, reduced: ReducedModel, tokens: Sample) 
             if path.rpartition(".")[2].isdecimal() and path in rounded:
                 blocks[path if len(graphs) == 1 else f"{graph.name} {path}"] = _relative(rounded[path], values)
     read = 0 if tokens.to_dict()["tokens"] == 0 else len(window)
-    return LayerErrors(reduced.precision, dict(_weight_errors(stored, reduced)), blocks, read)
+    return LayerErrors(reduced.variant, dict(_weight_errors(stored, reduced)), blocks, read)
 
 
 def _weight_errors(stored: ModelDirectory, reduced: ReducedModel) -> Iterator[tuple[str, float]]:
     """Yield the name and the error of each weight of two or more dimensions that is stored in the precision."""
-    for name, weight in precision_recipe(reduced.precision).weights(reduced):
+    for name, weight in precision_recipe(reduced.variant).weights(reduced):
         place = stored.layout[name]
         if len(place.shape) > 1 and place.dtype == "F32":
             with safe_open(stored.file(place.file), framework="numpy") as reader:
@@ -109,7 +109,7 @@ def draw_layers(name: str, errors: LayerErrors) -> Plot:
     """Plot errors that were measured. ``name`` is that of the model."""
     kinds, table = _table(errors.weights)
     on = f" (outputs on {errors.tokens} tokens)" if errors.tokens else ""
-    title = f"{name}: relative error of {errors.precision} by layer{on}"
+    title = f"{name}: relative error of {errors.variant} by layer{on}"
     figure = new_figure(title, max(3.0, 1.2 + 0.2 * len(kinds)))
     left, right = figure.subplots(1, 2, width_ratios=(3, 2))
     _draw_weights(left, kinds, table)

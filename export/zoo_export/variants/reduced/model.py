@@ -48,24 +48,37 @@ ONNX_DTYPES = {
 class ReducedModel:
     """A model's graphs in another precision, and the additional weights file."""
 
-    precision: str
+    variant: str
+    """The name of the variant."""
     directory: Path
     """Current directory of the file. Graphs refer to it as if it were beside the model's own file."""
-    file: str
+    file: str | None
+    """Name of the additional weights file, if there is one."""
     graphs: Mapping[str, ir.Model]
     """Graphs by declared name."""
     kept: Mapping[str, str] = field(default_factory=dict)
     """Weights of two or more dimensions that stay float32, each with the reason."""
 
     @property
+    def precision(self) -> str:
+        """The precision of the weights, or of the arithmetic."""
+        return variant_of(self.variant).precision or self.variant
+
+    @property
     def dtype(self) -> str:
         """The dtype of floating-point inputs and outputs."""
-        return variant_of(self.precision).dtype or "float32"
+        return variant_of(self.variant).dtype or "float32"
 
     @property
     def path(self) -> Path:
-        """Path of the additional weights file."""
+        """Path of the additional weights file. There must be one."""
+        assert self.file is not None
         return self.directory / self.file
+
+    def weights_files(self, stored: ModelDirectory) -> list[Path]:
+        """Return the paths of all weights files, of which ``stored`` has those of the original."""
+        own = [] if self.file is None else [self.path]
+        return [*sorted({stored.path / place.file for place in stored.layout.values()}), *own]
 
     def files(self) -> dict[str, bytes]:
         """Serialise the graphs, by declared name."""
@@ -93,21 +106,22 @@ class ReducedModel:
         return sum(length or 0 for length in places.values())
 
 
-def empty_model(precision: str, folder: Path) -> ReducedModel:
+def empty_model(variant: str, folder: Path) -> ReducedModel:
     """Return a model without graphs, whose weights are, or will be, in a folder."""
-    return ReducedModel(precision, folder, str(variant_of(precision).weights_file), {})
+    return ReducedModel(variant, folder, variant_of(variant).weights_file, {})
 
 
-def read_reduced(stored: ModelDirectory, precision: str) -> ReducedModel:
+def read_reduced(stored: ModelDirectory, variant: str) -> ReducedModel:
     """Read a model in another precision from the directory of its original.
 
     Raises:
         ArtifactError: its graphs or weights are not listed in the manifest.
     """
-    export = Export(stored, precision)
+    export = Export(stored, variant)
     export.check()
-    empty = empty_model(precision, stored.path)
-    stored.file(empty.file)  # raises if it is not listed
+    empty = empty_model(variant, stored.path)
+    if empty.file is not None:
+        stored.file(empty.file)  # raises if it is not listed
     return replace(empty, graphs={name: empty.parse(data, stored) for name, data in export.read().items()})
 
 

@@ -9,17 +9,21 @@ from pathlib import Path
 from typing import Any
 
 from zoo.arrays import Array
-from zoo.artifact import Export, ModelDirectory, variant_of
+from zoo.artifact import OPENVINO, Export, ModelDirectory, variant_of
 from zoo.errors import UsageError
 from zoo.models import persist
+from zoo.probe.dtypes import numpy_dtype
 from zoo.probe.module import TorchExecutor
+from zoo.probe.pipeline import Executor
 from zoo_export.certificate import Bound, Certificate, Sample, check_max_kl, measure, sample
 from zoo_export.comparison import Comparison
+from zoo_export.parity.openvino import compile_files, folder_of_links
 from zoo_export.variants.base import Candidate, Recipe
 from zoo_export.variants.reduced.model import ReducedModel, open_reduced, read_reduced
 from zoo_runtime.onnx_runtime.providers import Provider, check_dtype
+from zoo_runtime.openvino.executor import OpenVinoExecutor
 
-__all__ = ["BOUNDS", "Reduced", "ReducedCandidate", "certify"]
+__all__ = ["BOUNDS", "Reduced", "ReducedCandidate", "certify", "open_model"]
 
 BOUNDS: dict[str, Bound] = {
     "float16": Bound(kl=0.001, cosine=0.9999),
@@ -41,16 +45,16 @@ class Reduced(Recipe[ReducedCandidate]):
     """A variant with the model's weights in another precision, and a certificate of what that costs.
 
     Args:
-        precision: the precision, and the name of the variant.
+        variant: the name of the variant.
         max_kl: maximum mean divergence from float32, in nats, instead of the bound of the precision.
         text: text to measure on; the built-in sample by default.
     """
 
     kept = ("certificate", "tried")
 
-    def __init__(self, precision: str, *, max_kl: float | None = None, text: Path | None = None) -> None:
-        super().__init__(precision)
-        self.precision = precision
+    def __init__(self, variant: str, *, max_kl: float | None = None, text: Path | None = None) -> None:
+        super().__init__(variant)
+        self.precision = variant_of(variant).precision or variant
         self.max_kl = max_kl
         self.text = text
         self._sample: Sample | None = None
@@ -88,7 +92,7 @@ class Reduced(Recipe[ReducedCandidate]):
         return self.candidate(stored, self.reduce(stored, folder), facts={"tried": []})
 
     def read(self, export: Export) -> ReducedCandidate:
-        return self.candidate(export.stored, read_reduced(export.stored, self.precision))
+        return self.candidate(export.stored, read_reduced(export.stored, self.variant))
 
     def candidate(
         self, stored: ModelDirectory, reduced: ReducedModel, facts: dict[str, Any] | None = None
@@ -108,6 +112,15 @@ class Reduced(Recipe[ReducedCandidate]):
         return certify(candidate.stored, candidate.reduced, tokens, max_kl=self.max_kl, provider=comparison.provider)
 
 
+def open_model(stored: ModelDirectory, reduced: ReducedModel, provider: Provider = "cpu") -> Executor:
+    """Open a model in another precision where its variant runs: on OpenVINO, or on an execution provider."""
+    if variant_of(reduced.variant).provider == OPENVINO:
+        with folder_of_links(reduced.weights_files(stored)) as folder:
+            compiled = compile_files(reduced.files(), stored.spec.graphs, folder, stored.path, reduced.precision)
+        return OpenVinoExecutor(compiled, numpy_dtype(reduced.dtype))
+    return open_reduced(reduced, provider=provider)
+
+
 def certify(
     stored: ModelDirectory,
     reduced: ReducedModel,
@@ -123,13 +136,14 @@ def certify(
         reduced: the same model in another precision.
         tokens: inputs to compare on, see :func:`zoo_export.certificate.sample`.
         max_kl: maximum mean divergence, overriding the precision's default bound.
-        provider: execution provider for the graphs.
+        provider: execution provider for the graphs, unless they are for OpenVINO.
 
     Raises:
-        UsageError: ``max_kl`` is given, but the model has no logits.
+        UsageError: ``max_kl`` is given, but the model has no logits; or OpenVINO is not installed, or this processor
+            does not compute in the precision.
     """
     check_max_kl(stored, max_kl)
-    runtime = open_reduced(reduced, provider=provider)
+    runtime = open_model(stored, reduced, provider)
     reference = TorchExecutor(persist.load_directory(stored))
     certificate = measure(stored.spec.graphs, tokens, reference, runtime, BOUNDS[reduced.precision].at(max_kl))
     facts = {

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from zoo.artifact import Export, ModelDirectory, precisions
+from zoo.artifact import Export, ModelDirectory, precisions, variant_of
 from zoo.errors import ParityError, UsageError, nearest
 from zoo_export.certificate import Sample, check_max_kl, sample
 from zoo_export.comparison import Comparison
@@ -22,14 +22,14 @@ class NoPrecisionError(ParityError):
     """No precision smaller than float32 is within its bounds."""
 
 
-def precision_recipe(precision: str, *, max_kl: float | None = None, text: Path | None = None) -> Reduced:
-    """Return the recipe of a precision. The arguments are those of :class:`Reduced`.
+def precision_recipe(variant: str, *, max_kl: float | None = None, text: Path | None = None) -> Reduced:
+    """Return the recipe of a variant in another precision. The arguments are those of :class:`Reduced`.
 
     Raises :class:`UsageError` for an unknown precision.
     """
-    if precision not in precisions():
-        raise UsageError(f"unknown precision {precision!r}", None, nearest(precision, precisions()))
-    recipe = recipe_of(precision, max_kl=max_kl, text=text)
+    if variant_of(variant).precision is None:
+        raise UsageError(f"unknown precision {variant!r}", None, nearest(variant, precisions()))
+    recipe = recipe_of(variant, max_kl=max_kl, text=text)
     assert isinstance(recipe, Reduced)
     return recipe
 
@@ -40,7 +40,8 @@ class SmallestPrecision(Recipe[ReducedCandidate]):
     Args:
         max_kl: maximum mean divergence from float32, in nats.
         text: text to measure on; the built-in sample by default.
-        candidates: precisions to try; those that the model or the provider does not support are skipped.
+        candidates: variants with weights of their own to try; those that the model or the provider does not support
+            are skipped.
     """
 
     variant_is_known = False
@@ -49,7 +50,7 @@ class SmallestPrecision(Recipe[ReducedCandidate]):
         super().__init__("")
         self.max_kl = max_kl
         self.text = text
-        self.recipes = [precision_recipe(precision, max_kl=max_kl, text=text) for precision in candidates]
+        self.recipes = [precision_recipe(variant, max_kl=max_kl, text=text) for variant in candidates]
         self.tried: list[dict[str, Any]] = []
         """The evidence for each precision that was tried."""
         self._report: Report | None = None

@@ -58,7 +58,7 @@ class Drafting:
     def steps(self, item: Tokens, reader: Reader, row: Continuation, counts: Counts) -> Iterator[Continuation]:
         """Generate the text of an opened item; yield it after each of its tokens."""
         export = internals(self.task.session).export
-        tolerance = TOLERANCES.get(export.variant, TOLERANCES[export.dtype])
+        tolerance = TOLERANCES[export.traits.precision or export.dtype]
         with reader.stepper:
             yield from speculate(reader, row, self.task.choose, self._drafts(item), tolerance, counts)
 

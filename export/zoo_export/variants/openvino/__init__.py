@@ -1,0 +1,1 @@
+"""Models in another precision on OpenVINO: with quantised weights, or computed in bfloat16."""
