@@ -225,6 +225,7 @@ def _of_equal_shape(products: list[ir.Node]) -> tuple[ir.Node, ir.Node]:
     raise AssertionError
 
 
+@pytest.mark.slow
 def test_dropped_bias_is_found(packed: Path, few_points: None) -> None:
     stored = ModelDirectory.open(packed)
     reduced = read_reduced(stored, "openvino-int4")

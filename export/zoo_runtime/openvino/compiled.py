@@ -25,8 +25,8 @@ from zoo_runtime.onnx_runtime.providers import allowed_cores
 from zoo_runtime.onnx_runtime.run_errors import OutOfMemoryError, RunError
 from zoo_runtime.onnx_runtime.stopping import Stoppable
 
-__all__ = ["ROWS", "CompiledGraph", "Request", "check_arithmetic", "compile_graphs", "engine_version", "load_openvino",
-           "loading_problem", "properties_for", "reason_of"]  # fmt: skip
+__all__ = ["ROWS", "CompiledGraph", "Request", "capabilities", "check_arithmetic", "compile_graphs", "engine_version",
+           "load_openvino", "loading_problem", "properties_for", "reason_of"]  # fmt: skip
 
 ROWS = "beam_idx"
 """Input: the row of the past that each row continues, (B,), int32."""
