@@ -15,7 +15,7 @@ from zoo.artifact.weights import StoredTensor
 from zoo.contract import Graph, Size, rows_of, sizes_of, standard_fields
 from zoo.errors import UsageError, argument, nearest
 from zoo.registry import ModelSpec
-from zoo.system import computing_apart
+from zoo.system import computing_apart, native_threads
 from zoo_export.graph.file import dump, load, parse, serialize
 from zoo_export.graph.join import join
 from zoo_export.graph.links import link
@@ -86,7 +86,8 @@ def tracing_apart(stored: ModelDirectory, options: Options = Options()) -> Itera
     """Trace in a process of its own while the block runs. Yields a function that is :func:`make_graphs`.
 
     What PyTorch's exporter imports and leaves behind takes as much memory as PyTorch itself. This process traces where
-    PyTorch is imported already, whose threads a forked process lacks, or if the other fails.
+    PyTorch was imported before, whose threads a forked process would lack, or if the other fails. What both processes
+    need is imported once, before the fork.
     """
 
     def trace() -> bytes:
@@ -94,7 +95,7 @@ def tracing_apart(stored: ModelDirectory, options: Options = Options()) -> Itera
         texts = {name: base64.b64encode(graph).decode() for name, graph in graphs.items()}
         return json.dumps({"graphs": texts, "helped": cache.was_helped()}).encode()
 
-    if _imported():
+    if _imported() or _starts_threads(_import_shared):
         yield lambda: make_graphs(stored, options)
         return
     with computing_apart(trace) as result:
@@ -114,6 +115,22 @@ def tracing_apart(stored: ModelDirectory, options: Options = Options()) -> Itera
 def _imported() -> bool:
     """Whether this process has imported PyTorch."""
     return "torch" in sys.modules
+
+
+def _import_shared() -> None:
+    """Import what both a trace and a comparison need: PyTorch, and libraries for ONNX graphs."""
+    import torch  # noqa: F401
+
+    import zoo_export.graph.rewriting  # noqa: F401
+
+
+def _starts_threads(function: Callable[[], None]) -> bool:
+    """Call a function, and return whether it has started threads, native ones included."""
+    import numpy as np  # noqa: F401  # its threads end before a fork
+
+    before = native_threads()
+    function()
+    return native_threads() > before
 
 
 def link_graphs(

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import _thread
 import subprocess
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -17,21 +21,23 @@ from zoo_export.trace.make import make_graphs, tracing_apart
 
 Zoo = Callable[..., Result]
 EXPORT = """
-import sys
+import os, sys
 from zoo.cli import main
+forks = []
+os.register_at_fork(before=lambda: forks.append("torch" in sys.modules))
 status = main(["export", "model", "--onnx", "--json"])
-print("torch" in sys.modules, "torch._dynamo" in sys.modules)
+print(forks, "torch._dynamo" in sys.modules)
 sys.exit(status)
 """
 
 
 @pytest.mark.slow
 def test_graphs_of_another_process(zoo: Zoo, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A command traces apart, so that its own process never imports PyTorch's compiler; the graphs are the same."""
+    """A command imports PyTorch once and traces apart, so that it never imports its compiler; the graphs are equal."""
     monkeypatch.setenv("ZOO_CACHE", "off")
     assert zoo("build", "gpt-tiny", "-o", "model").status == 0
     done = subprocess.run([sys.executable, "-c", EXPORT], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines()[-1] == "True False"
+    assert done.stdout.splitlines()[-1] == "[True] False"
     exported = Path("model/model.onnx").read_bytes()
     made = make_graphs(ModelDirectory.open(Path("model")))["model"]
     assert EVIDENCE_KEY in metadata(exported)
@@ -44,6 +50,33 @@ def _graph(data: bytes) -> bytes:
     model = onnx.load_model_from_string(data)
     del model.metadata_props[:]
     return model.SerializeToString(deterministic=True)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="forks")
+@pytest.mark.parametrize("starts", [True, False])
+def test_libraries_with_threads(starts: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process in which the imports of a trace have started a thread is not forked: the other would lack it."""
+    ends, forks = threading.Event(), []
+
+    def import_shared() -> None:
+        if starts:
+            _thread.start_new_thread(ends.wait, ())  # one that threading does not count
+
+    @contextmanager
+    def computing_apart(_: Callable[[], bytes]) -> Iterator[Callable[[], None]]:
+        forks.append(True)
+        yield lambda: None
+
+    monkeypatch.setattr("zoo_export.trace.make._imported", lambda: False)
+    monkeypatch.setattr("zoo_export.trace.make._import_shared", import_shared)
+    monkeypatch.setattr("zoo_export.trace.make.computing_apart", computing_apart)
+    monkeypatch.setattr("zoo_export.trace.make.make_graphs", lambda *_: {"model": b"here"})
+    try:
+        with tracing_apart(Mock()) as graphs:
+            assert graphs() == {"model": b"here"}
+    finally:
+        ends.set()
+    assert forks == [True] * (not starts)
 
 
 @pytest.mark.slow
