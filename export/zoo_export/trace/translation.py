@@ -12,6 +12,7 @@ from typing import Any
 import onnx_ir as ir
 import torch
 from onnxscript import opset23 as op
+from onnxscript.values import TracedOnnxFunction
 from torch.onnx._internal.exporter._registration import ONNXRegistry
 
 from zoo_export.graph.metadata import EXACT_KEY
@@ -50,10 +51,26 @@ def _registry(opset_version: int) -> ONNXRegistry:
 
 @cache
 def _torchlib(opset_version: int) -> ONNXRegistry:
-    return _FROM_TORCHLIB(opset_version=opset_version)
+    setattr(TracedOnnxFunction, "function_ir", property(_Parsed))  # noqa: B010
+    try:
+        return _FROM_TORCHLIB(opset_version=opset_version)
+    finally:
+        setattr(TracedOnnxFunction, "function_ir", _FUNCTION_IR)  # noqa: B010
+
+
+class _Parsed:
+    """A translation's ``function_ir``, of which the registry reads the domain alone: its source is parsed for more."""
+
+    def __init__(self, function: TracedOnnxFunction) -> None:
+        self._function = function
+        self.domain = function.opset.domain
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(_FUNCTION_IR.__get__(self._function), name)
 
 
 _FROM_TORCHLIB = ONNXRegistry.from_torchlib
+_FUNCTION_IR = TracedOnnxFunction.function_ir
 
 
 def _floor_negative(graph: torch.fx.Graph) -> None:
