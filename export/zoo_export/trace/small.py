@@ -8,14 +8,14 @@ code is run again with this size, and the decisions on the others are examined a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
 import sympy
 import torch
 from torch._dispatch.python import enable_python_dispatcher
-from torch._dynamo.source import LocalSource
+from torch._dynamo.source import LocalSource, TensorProperty, TensorPropertySource
 from torch._export.non_strict_utils import _NonStrictTorchFunctionHandler, _override_builtin_ops
 from torch._export.utils import _compiling_state_context
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -23,7 +23,7 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, Stateles
 from torch.utils._sympy.numbers import int_oo
 from torch.utils._sympy.value_ranges import ValueRanges
 
-from zoo.contract import Graph, Size, dim_names
+from zoo.contract import Dim, Graph, Size, TensorSpec, dim_names
 from zoo.errors import PluginError, ZooError
 from zoo.models import create, persist
 from zoo.models.tensors import tensor_groups
@@ -70,15 +70,30 @@ def check_small_sizes(spec: ModelSpec, graph: Graph, dtype: str, allowed: Mappin
 
 
 class _FreeSizes(ShapeEnv):
-    """Symbolic sizes of which nothing is assumed: torch's are positive, so that ``past > 0`` is no condition."""
+    """Symbolic sizes of which nothing is assumed: torch's are positive, so that ``past > 0`` is no condition.
 
-    def __init__(self) -> None:
+    Sizes of the same declared dimension are one symbol, so that their equality is no condition either: the past of a
+    layer has a symbol less, and expressions recur from layer to layer.
+
+    Args:
+        tensors: the inputs.
+    """
+
+    def __init__(self, tensors: Sequence[TensorSpec]) -> None:
         super().__init__(specialize_zero_one=False, duck_shape=False)
+        self._dims = {tensor.name: tensor.dims for tensor in tensors}
+        self._symbols: dict[Dim, sympy.Expr] = {}
 
-    def create_symbol(self, *arguments: Any, **options: Any) -> sympy.Expr:
-        symbol = super().create_symbol(*arguments, **{**options, "positive": None})
+    def create_symbol(self, val: Any, source: Any, *arguments: Any, **options: Any) -> sympy.Expr:
+        is_size = isinstance(source, TensorPropertySource) and source.prop is TensorProperty.SIZE
+        dim = self._dims[source.base.local_name][source.idx] if is_size else None
+        if dim in self._symbols:
+            return self._symbols[dim]
+        symbol = super().create_symbol(val, source, *arguments, **{**options, "positive": None})
         if symbol.is_Symbol:
             self.var_to_range[symbol] = ValueRanges(0, int_oo)
+            if dim is not None:
+                self._symbols[dim] = symbol
         return symbol
 
 
@@ -90,7 +105,7 @@ def _run(spec: ModelSpec, graph: Graph, dtype: str, fixed: Mapping[str, int], br
     if fixed:
         sizes = {name: size for name, size in sizes.items() if name not in limited_lengths(graph)}
     with without_fake_cache():
-        fake = FakeTensorMode(allow_non_fake_inputs=True, shape_env=_FreeSizes())
+        fake = FakeTensorMode(allow_non_fake_inputs=True, shape_env=_FreeSizes(tensors))
     with quiet(), torch.no_grad(), fake:
         groups = tensor_groups(model)
         persist.fill(model, ((name, torch.empty_like(tensor, device="cpu")) for name, (tensor, _) in groups.items()))
