@@ -307,7 +307,7 @@ def test_certificate_is_of_the_weights_that_were_measured(
     (folder / "manifest.json").write_text(json.dumps(manifest))
     shutil.copyfile(other / "model.safetensors", folder / "model.safetensors")
     zoo("run", folder, "x", "--dtype", "bfloat16", "--provider", OPENVINO).failed(4, "not verified")
-    zoo("verify", folder, "--variant", BFLOAT16).failed(3, "was made from other weights")
+    zoo("verify", folder, "--variant", BFLOAT16).failed(3, "was made from other weights", f"zoo quantize {folder}")
 
 
 def test_refusals(exported_build: Builder, packed: Path, zoo: Zoo, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from zoo.artifact import Export, ModelDirectory, variant_of
-from zoo.errors import EXPORT_AGAIN, ArtifactError
+from zoo.errors import ArtifactError
 from zoo_export.comparison import Comparison
 
 if TYPE_CHECKING:
@@ -95,4 +95,5 @@ class Recipe(ABC, Generic[C]):
         """Return an error if the export is of other weights than the model has now, and cannot follow them."""
         if variant_of(export.variant).follows_weights or export.change() is None:
             return None
-        return ArtifactError(f"{export.variant} was made from other weights", export.stored.path, EXPORT_AGAIN)
+        again = f"{export.traits.command(export.stored.path)} --force"
+        return ArtifactError(f"{export.variant} was made from other weights", export.stored.path, again)

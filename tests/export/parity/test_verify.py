@@ -14,7 +14,7 @@ from typing import Any
 import onnx
 import pytest
 
-from tests.exported import inlined
+from tests.exported import inlined, vouch
 from zoo.artifact import coverage_summary
 from zoo_export.verify import verify_model
 from zoo_runtime.onnx_runtime.providers import loading_problem
@@ -33,18 +33,6 @@ def flip(path: Path, where: float) -> None:
 
 def digest(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
-
-
-def vouch(folder: Path) -> None:
-    """Update the digests in evidence and graph, as an export does."""
-    evidence = json.loads((folder / "parity.json").read_text())
-    del evidence["files"]
-    model = onnx.load(folder / "model.onnx", load_external_data=False)
-    (entry,) = (item for item in model.metadata_props if item.key == "zoo.evidence_sha256")
-    entry.value = hashlib.sha256(json.dumps(evidence).encode()).hexdigest()
-    (folder / "model.onnx").write_bytes(model.SerializeToString())
-    evidence["files"] = {"model.onnx": digest(folder / "model.onnx")}
-    (folder / "parity.json").write_text(json.dumps(evidence))
 
 
 @pytest.mark.slow_after(1)

@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from tests.conftest import full, nth_call
+from tests.exported import vouch
 from tests.runtime.batch.conftest import files, kill_some, manifest, start
 from zoo import system
 from zoo.errors import ArtifactError
@@ -255,6 +256,7 @@ def test_other_model_does_not_resume(exported_copy: Exported, zoo: Zoo, corpus: 
     assert zoo(*base).status == 0
     evidence = json.loads((copy / "parity.json").read_text())
     (copy / "parity.json").write_text(json.dumps(evidence | {"note": "compared again"}))
+    vouch(copy)
     seal(copy)
     zoo(*base, "--resume").failed(2, "another model")
 
