@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.exported import vouch
 from tests.plots.reading import artists, check_files, labels, values
 from zoo import plots
 from zoo.errors import ArtifactError, ParityError, UsageError
@@ -123,6 +124,7 @@ def test_evidence_that_does_not_hold_is_refused(exported_copy: Exported, zoo: An
     seal(folder)
     zoo(*show, "parity").failed(4, "not the errors of outputs that an export writes", "verify")
     (folder / "parity.json").write_text(json.dumps(evidence | {"grid": {"points": [{}]}}))
+    vouch(folder)
     seal(folder)
     zoo(*show, "coverage").failed(3, "the evidence has no grid of compared inputs")
     (folder / "parity.json").unlink()
