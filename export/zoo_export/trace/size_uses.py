@@ -35,6 +35,8 @@ __all__ = ["NUMBER_REMEDY", "Branch", "SizeUses"]
 _TORCH = f"{Path(torch.__file__).parent}/"
 _SYMBOLIC = (torch.__file__, f"{_TORCH}fx/experimental/", __file__)
 """Files of torch that implement symbolic sizes, and so stand between a decision and the code that asks for it."""
+_COUNT = "promote"
+"""Function of torch that turns a condition into the number 0 or 1, for arithmetic."""
 _MODES = (__file__, experts.__file__, recurrent.__file__)
 """Files whose modes stand between the model and every torch function."""
 _STANDARD = f"{sysconfig.get_path('stdlib')}/"
@@ -253,10 +255,12 @@ def _place_of_decision() -> str | None:
     """Describe the line of the model's code that asked for a decision; None if torch itself asked.
 
     Python asks for the truth of a condition by a method of ``torch.SymBool``, and torch's own code by other ways, too.
+    Sums and products of conditions ask for it where they make numbers of them.
     """
-    frame, asked = sys._getframe(2), False
+    frame, asked, counts = sys._getframe(2), False, False
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_SYMBOLIC):
-        asked = frame.f_code.co_filename == torch.__file__
+        counts = counts or frame.f_code.co_name == _COUNT
+        asked = counts or frame.f_code.co_filename == torch.__file__
         frame = frame.f_back
     while frame.f_back is not None and _is_between(frame, ()):
         frame = frame.f_back

@@ -177,7 +177,7 @@ class WebQuantizedSubject(_InBrowser, QuantizedSubject):
         graphs = {}
         for name, file in reduced.files().items():
             if values is None:
-                graphs[name] = with_files(file, self.stored.path, {reduced.file: reduced.path})
+                graphs[name] = with_files(file, self.stored.path, {reduced.path.name: reduced.path})
             else:
                 graphs[name] = _with_values(file, weights_of_graph(reduced, reduced.graphs[name], values))
         return self._open_graphs(graphs, numpy_dtype(reduced.dtype), optimize=optimize)

@@ -53,6 +53,9 @@ def refusal(install: Install, branch: str) -> str:
     ("branch", "sizes"),
     [
         ("if total - length > 20: x = 2 * x", "past_sequence"),
+        ("if sum(total > limit for limit in (44, 50)) == 1: x = 2 * x", "sequence"),
+        pytest.param("if (total == 45) * 1 == 1: x = 2 * x", "sequence", marks=pytest.mark.slow),
+        pytest.param("if 2 - (total > 44) == 1: x = 2 * x", "sequence", marks=pytest.mark.slow),
         pytest.param("if batch > 5: x = 2 * x", "batch 2", marks=pytest.mark.slow),
         pytest.param("if 20 < total < 60: x = 2 * x", "sequence 2, past_sequence 2", marks=pytest.mark.slow),
         pytest.param("if 100 < batch * length < 120: x = 2 * x", "batch", marks=pytest.mark.slow),
