@@ -1,6 +1,6 @@
 """Text generation and sentence embedding, compared with other runtimes on the same weights, and other architectures.
 
-    python benchmarks/runtime.py generation [--peers ENV] [--genai ENV]
+    python benchmarks/runtime.py generation [--peers ENV] [--genai ENV] [--folder DIR]
     python benchmarks/runtime.py embedding --sentences FILE [--peers ENV]
     python benchmarks/runtime.py architectures [--only PRESET]
     python benchmarks/runtime.py memory [--only PRESET]
@@ -33,6 +33,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -268,27 +270,31 @@ def take_turns(workers: Sequence[Worker], job: Any, rounds: int) -> dict[str, li
 
 def generation(folder: Path, peers: Path | None, genai: Path | None, rounds: int, only: Sequence[str]) -> None:
     """Benchmark greedy generation."""
-    zoo(folder, "build", "gpt-small")
-    zoo(folder, "export", "gpt-small", "--onnx", "--profile", "cpu")
-    for precision in ("int8", "int4"):
-        zoo(folder, "quantize", "gpt-small", "--dtype", precision)
-    write_twin(folder / "gpt-small", folder / "checkpoint")
+    engines = ("", "openvino") if find_spec("openvino") else ("",)
+    if not (folder / "checkpoint").exists():
+        zoo(folder, "build", "gpt-small")
+        for engine in engines:
+            zoo(folder, "export", "gpt-small", "--onnx", "--profile", engine or "cpu")
+            for precision in ("int8", "int4"):
+                provider = ("--provider", engine) if engine else ()
+                zoo(folder, "quantize", "gpt-small", "--dtype", precision, *provider)
+        write_twin(folder / "gpt-small", folder / "checkpoint")
     here = Path(sys.executable)
-    setups = [("zoo", here, GENERATION["zoo"].format(options=""))]
-    setups += [("zoo, mapped", here, GENERATION["zoo"].format(options="memory='mapped'"))]
-    setups += [(f"zoo, {kind}", here, GENERATION["zoo"].format(options=f"dtype='{kind}'"))
-               for kind in ("int8", "int4")]  # fmt: skip
+    options = {"zoo": "", "zoo, mapped": "memory='mapped'"}
+    for engine in engines:
+        label, provider = (f"zoo on {engine}", f"provider='{engine}', ") if engine else ("zoo", "")
+        options |= {label: provider, **{f"{label}, {kind}": f"{provider}dtype='{kind}'" for kind in ("int8", "int4")}}
+    setups = [(label, here, GENERATION["zoo"].format(options=text)) for label, text in options.items()]
     setups += [("transformers, eager", here, GENERATION["transformers, eager"])]
     if peers is not None:
         there = peers.absolute() / "bin/python"
         setups += [("optimum", there, GENERATION["optimum"])]
         setups += [(f"CTranslate2, {kind}", there, GENERATION["CTranslate2"].format(kind=kind, threads=os.cpu_count()))
                    for kind in ("float32", "int8")]  # fmt: skip
-    for name, (bits, properties) in GENAI.items() if genai is not None else ():
-        quantization = (
-            None if bits is None else {"bits": bits, "sym": bits == 4, "group_size": 128 if bits == 4 else -1}
+    for name, (quantization, properties) in GENAI.items() if genai is not None else ():
+        code = GENERATION["OpenVINO GenAI"].format(
+            place=f"genai-{(quantization or {}).get('bits', 32)}", quantization=quantization, properties=properties
         )
-        code = GENERATION["OpenVINO GenAI"].format(bits=bits or 32, quantization=quantization, properties=properties)
         setups += [(f"OpenVINO GenAI, {name}", genai.absolute() / "bin/python", code)]
     workers = [Worker(*setup, folder) for setup in setups if not only or setup[0] in only]
     rng = np.random.default_rng(0)
@@ -396,8 +402,10 @@ def main() -> None:
     parser.add_argument("--sentences", type=Path, help="file of texts to embed, one per line")
     parser.add_argument("--only", action="append", default=[], help="run only this row of the table")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--folder", type=Path, help="where the models of generation are, or are written to")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as name:
+    with nullcontext(options.folder) if options.folder else tempfile.TemporaryDirectory() as name:
+        Path(name).mkdir(exist_ok=True)
         if options.what == "generation":
             generation(Path(name), options.peers, options.genai, options.rounds, options.only)
         elif options.what in ("architectures", "memory"):

@@ -20,7 +20,7 @@ import pytest
 
 from tests.conftest import full, nth_call
 from zoo import ArtifactError, StorageError, UsageError, storage
-from zoo.errors import ZooWarning
+from zoo.errors import UnreadableError, ZooWarning
 from zoo.storage import add_to_directory, new_directory, new_file, recover
 
 
@@ -668,16 +668,28 @@ def test_file_that_appears_meanwhile_is_kept() -> None:
     assert Path("notes.json").read_text() == "theirs"
 
 
+def place_in(kind: str) -> contextlib.AbstractContextManager[Path]:
+    """Begin to write TARGET."""
+    if kind == "addition":
+        write(TARGET, OLD)
+        return add_to_directory(TARGET)
+    return new_file(TARGET, force=False) if kind == "file" else new_directory(TARGET, force=False, owned=owned)
+
+
 @pytest.mark.parametrize("kind", ["directory", "addition", "file"])
 def test_errors_name_the_target(kind: str) -> None:
     """Errors name the directory that the user gave, not the stage beside it."""
-    if kind == "addition":
-        write(TARGET, OLD)
-    managers = {
-        "directory": lambda: new_directory(TARGET, force=False, owned=owned),
-        "addition": lambda: add_to_directory(TARGET),
-        "file": lambda: new_file(TARGET, force=False),
-    }
-    with pytest.raises(ArtifactError) as caught, managers[kind]() as place:
+    with pytest.raises(ArtifactError) as caught, place_in(kind) as place:
         raise ArtifactError("is wrong", place, f"correct {place}")
     assert str(caught.value) == "is wrong: target: correct target"
+
+
+@pytest.mark.parametrize("kind", ["directory", "addition", "file"])
+def test_staged_file_that_cannot_be_read_again_is_a_storage_error(kind: str) -> None:
+    with pytest.raises(StorageError, match=r"^cannot read \(Permission denied\): target$"), place_in(kind) as place:
+        raise UnreadableError("cannot read (Permission denied)", place)
+
+
+def test_other_file_that_cannot_be_read_is_no_storage_error() -> None:
+    with pytest.raises(UnreadableError, match=r"^cannot read \(Permission denied\): other$"), place_in("directory"):
+        raise UnreadableError("cannot read (Permission denied)", "other")

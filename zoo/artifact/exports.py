@@ -51,13 +51,13 @@ def of_the_directory(key: str) -> bool:
 
 
 def evidence_digest(evidence: Mapping[str, Any]) -> str:
-    """Return the SHA-256 of evidence without its file digests, as the graph files contain this digest.
+    """Return the SHA-256 of evidence without the digests of graphs, as the graph files contain this digest.
 
-    It is the same for evidence beside published graphs, whose fields for the model directory begin with ``source_``.
+    It covers the digests of the files beside the graphs, such as quantised weights.
     """
-    names = {f"{SOURCE_PREFIX}{key}": key for key in _OF_THE_DIRECTORY}
-    rest = {names.get(key, key): value for key, value in evidence.items() if names.get(key, key) != "files"}
-    return hashlib.sha256(json.dumps(rest).encode()).hexdigest()
+    beside = {name: digest for name, digest in digests_of(evidence).items() if not name.endswith(".onnx")}
+    rest = {key: value for key, value in evidence.items() if key != "files"}
+    return hashlib.sha256(json.dumps([rest, dict(sorted(beside.items()))]).encode()).hexdigest()
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,9 @@ def doubt_about(evidence: Mapping[str, Any], name: str) -> str | None:
     """Return why the evidence in the file ``name`` does not say that an export is verified, or None."""
     if evidence.get("schema") != SCHEMA:
         return f"{name} has an unknown schema"
+    stem, _, variant = name.removesuffix(".json").partition(".")
+    if stem == "parity" and evidence.get("variant", variant) != variant:
+        return f"{name} is the evidence of another variant"
     if evidence.get("verified") is not True:
         return str(evidence.get("reason", "it was not compared"))
     return None

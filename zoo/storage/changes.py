@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from zoo import signals, system
-from zoo.errors import REPLACE, UsageError, ZooWarning, renamed, storage_errors
+from zoo.errors import REPLACE, StorageError, UnreadableError, UsageError, ZooWarning, renamed, storage_errors
 from zoo.storage.recovery import COMMIT, aside_of, move_committed, recover, restore, settled
 from zoo.storage.stages import STAGE, locked, make_durable, staged
 from zoo.storage.targets import Owned, check_file_target, check_target
@@ -32,7 +32,7 @@ def new_directory(target: Path, *, force: bool, owned: Owned, kind: str = "a mod
         target.parent.mkdir(parents=True, exist_ok=True)
         with (
             staged(target.parent, f".{target.name}{STAGE}", partial(restore, target)) as stage,
-            renamed(stage, original),
+            _known_as(stage, original),
         ):
             yield stage
             make_durable(stage)
@@ -53,7 +53,7 @@ def new_file(target: Path, *, force: bool) -> Iterator[Path]:
         target = Path(os.path.abspath(target))  # noqa: PTH100
         check_file_target(target, force=force)
         target.parent.mkdir(parents=True, exist_ok=True)
-        with staged(target.parent, f".{target.name}{STAGE}") as stage, renamed(stage / target.name, original):
+        with staged(target.parent, f".{target.name}{STAGE}") as stage, _known_as(stage / target.name, original):
             yield stage / target.name
             make_durable(stage)
             check_file_target(target, force=force)
@@ -70,7 +70,7 @@ def add_to_directory(directory: Path, finish: Callable[[Path], Collection[str]] 
     into account what other writers have added meanwhile. It returns the names of files to remove.
     """
     recover(directory)
-    with storage_errors(directory), staged(directory, STAGE) as stage, renamed(stage, directory):
+    with storage_errors(directory), staged(directory, STAGE) as stage, _known_as(stage, directory):
         yield stage
         make_durable(stage)  # before locking, so that other writers wait less
         with settled(directory):
@@ -83,6 +83,18 @@ def add_to_directory(directory: Path, finish: Callable[[Path], Collection[str]] 
                 for name in removed:
                     with _warns(f"{directory / name} is no longer used, but cannot be removed"):
                         (directory / name).unlink(missing_ok=True)
+
+
+@contextmanager
+def _known_as(staged_path: Path, target: Path) -> Iterator[None]:
+    """Name the target in errors about a staged file, of which one that cannot be read again is a ``StorageError``."""
+    with renamed(staged_path, target):
+        try:
+            yield
+        except UnreadableError as error:
+            if str(staged_path) not in str(error):
+                raise
+            raise StorageError(str(error)) from error
 
 
 @contextmanager

@@ -152,6 +152,7 @@ def stage_graphs(
         if problem is not None:
             raise ParityError(f"{name} is not a valid ONNX graph ({problem})", None, "nothing was written")
     files = dict(evidence.get("files", {}))
+    evidence = {**evidence, "variant": evidence_file.removesuffix(".json").partition(".")[2]}
     for name, model in models.items():
         annotate(model, {**entries, EVIDENCE_KEY: evidence_digest(evidence)})
         (stage / name).write_bytes(serialize(model))

@@ -16,8 +16,8 @@ __all__ = ["write_evidence"]
 def write_evidence(folder: Path, name: str, evidence: Mapping[str, Any], files: Iterable[str]) -> None:
     """Write the evidence for published graphs.
 
-    Digests of files of the model directory are kept with ``source_`` before the name of the field. The digest of the
-    evidence in the metadata of the graphs still holds: :func:`zoo.artifact.evidence_digest`.
+    Digests of files of the model directory are kept with ``source_`` before the name of the field. With these fields in
+    their former places, :func:`zoo.artifact.evidence_digest` is that in the metadata of the graphs.
 
     Args:
         folder: the folder of the evidence.

@@ -158,6 +158,36 @@ def test_evidence_without_digests_is_invalid(exported_copy: Exported, seal: Seal
     zoo("relink", folder).failed(4, "model.onnx is not the file that parity.json describes", "export again")
 
 
+def list_again(folder: Path, name: str, variant: str = "") -> None:
+    """Write the present digest of a file into the evidence of a variant."""
+    path = folder / (f"parity.{variant}.json" if variant else "parity.json")
+    evidence = json.loads(path.read_text())
+    evidence["files"][name] = sha256(folder / name)
+    path.write_text(json.dumps(evidence))
+
+
+def test_other_sample_in_edited_evidence_is_rejected(exported_copy: Exported, seal: Seal, zoo: Zoo) -> None:
+    folder = exported_copy("gpt-tiny")
+    (folder / "recorded.safetensors.gz").write_bytes(b"another")
+    list_again(folder, "recorded.safetensors.gz")
+    seal(folder)
+    zoo("run", folder, "text").failed(4, "parity.json was changed after model.onnx had been written")
+
+
+def test_renamed_evidence_is_not_that_of_another_variant(exported_copy: Exported, seal: Seal, zoo: Zoo) -> None:
+    folder = exported_copy("gpt-tiny")
+    for name in ("model.onnx", "parity.json", "recorded.safetensors.gz"):
+        stem, _, suffix = name.partition(".")
+        (folder / name).rename(folder / f"{stem}.cpu.{suffix}")
+    evidence = json.loads((folder / "parity.cpu.json").read_text())
+    evidence["files"] = {}
+    (folder / "parity.cpu.json").write_text(json.dumps(evidence))
+    for name in ("model.cpu.onnx", "recorded.cpu.safetensors.gz"):
+        list_again(folder, name, "cpu")
+    seal(folder)
+    zoo("run", folder, "text").failed(4, "parity.cpu.json is the evidence of another variant")
+
+
 @pytest.fixture(scope="session")
 def quantized(exported_build: Exported) -> Path:
     """Build a model with a quantised variant."""
@@ -194,6 +224,12 @@ def test_replaced_variant_weights_are_rejected(quantized: Path, seal: Seal, zoo:
         (folder / "manifest.json").write_text(json.dumps(manifest))
     zoo("run", folder, "1,2", "--dtype", "int8").failed(4, "model.int8.safetensors is not the file that was compared")
     zoo("verify", folder, "--variant", "int8").failed(4, "model.int8.safetensors is not the file")
+    if listed:
+        list_again(folder, path.name, "int8")
+        seal(folder)
+        changed = "parity.int8.json was changed after model.int8.onnx had been written"
+        zoo("run", folder, "1,2", "--dtype", "int8").failed(4, changed)
+        zoo("verify", folder, "--variant", "int8").failed(3, "parity.int8.json is not the evidence for this graph")
 
 
 def test_verify_reads_cached_weights_again(exported_copy: Exported, zoo: Zoo, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -865,16 +865,17 @@ def test_evidence(exported_model: Exported, name: str) -> None:
 
 @pytest.mark.parametrize("name", [GPT, BERT, pytest.param(SEQ2SEQ, marks=pytest.mark.slow)])
 def test_graphs_and_evidence_contain_each_others_digests(exported_model: Exported, name: str) -> None:
-    """A graph contains the digest of its evidence, which contains the digest of the graph's file."""
-    folder = exported_model(name)
+    """A graph contains the digest of its evidence, which contains the digests of the graph's file and of the sample."""
+    folder, sample = exported_model(name), "recorded.safetensors.gz"
     evidence = json.loads((folder / "parity.json").read_text())
     files = evidence.pop("files")
     graphs = [f"{graph}.onnx" for graph in evidence["graphs"]]
-    assert files == {name: sha256(folder / name) for name in (*graphs, "recorded.safetensors.gz")}
+    assert files == {name: sha256(folder / name) for name in (*graphs, sample)}
+    covered = json.dumps([evidence, {sample: files[sample]}]).encode()
     for file in graphs:
         model = onnx.load(folder / file, load_external_data=False)
         entries = {item.key: item.value for item in model.metadata_props}
-        assert entries["zoo.evidence_sha256"] == hashlib.sha256(json.dumps(evidence).encode()).hexdigest()
+        assert entries["zoo.evidence_sha256"] == hashlib.sha256(covered).hexdigest()
         assert entries["zoo.weights_sha256"] == sha256(folder / "model.safetensors")
         assert entries["zoo.tokenizer_sha256"] == sha256(folder / "tokenizer.json")
 

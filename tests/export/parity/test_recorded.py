@@ -17,6 +17,7 @@ import onnxruntime
 import pytest
 
 import zoo as library
+from tests import exported
 from tests.runtime.server.conftest import serving
 from zoo.artifact import Export, ModelDirectory
 from zoo.contract import TensorSpec
@@ -63,6 +64,7 @@ def put(folder: Path, content: bytes, seal: Seal) -> None:
     evidence = json.loads((folder / "parity.json").read_text())
     evidence["files"][FILE] = hashlib.sha256(content).hexdigest()
     (folder / "parity.json").write_text(json.dumps(evidence))
+    exported.vouch(folder)
     seal(folder)
 
 
@@ -241,6 +243,7 @@ def test_export_of_earlier_versions_has_none(exported_copy: Exported, zoo: Zoo, 
     evidence = json.loads((folder / "parity.json").read_text())
     del evidence["files"][FILE]
     (folder / "parity.json").write_text(json.dumps(evidence))
+    exported.vouch(folder)
     seal(folder)
     zoo("verify", folder, "--recorded").failed(3, "the export has no recorded comparison", f"{folder} --onnx --force")
     assert zoo("verify", folder).status == 0

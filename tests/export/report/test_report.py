@@ -252,7 +252,7 @@ def test_comparison_that_cannot_be_repeated_fails_the_check(exported_copy: Model
     del listed["files"]["recorded.safetensors.gz"]
     (folder / "manifest.json").write_text(json.dumps(listed))
     (folder / "recorded.safetensors.gz").unlink()
-    edit_json(folder, "parity.json", lambda data: data["files"].pop("recorded.safetensors.gz", None))
+    edit_evidence(folder, lambda data: data["files"].pop("recorded.safetensors.gz", None))
     assert report(folder)[0].status == 0
     result, page = report(folder, "--check", "--force")
     assert result.status == 4
@@ -381,7 +381,7 @@ def test_recorded_comparison_is_repeated(exported_copy: Model, report: Any, plai
     path.write_bytes(dump(sample))
     relist(folder, path.name)
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
-    edit_json(folder, "parity.json", lambda data: data["files"].update({path.name: digest}))
+    edit_evidence(folder, lambda data: data["files"].update({path.name: digest}))
     assert report(folder)[0].status == 0
     result, page = report(folder, "--check")
     assert result.status == 4
