@@ -1,6 +1,7 @@
 """Speed of exported graphs on the CPU, compared with other exporters' graphs and with CTranslate2.
 
-    python benchmarks/sessions.py [--optimum ENV] [--mobius ENV] [--ctranslate2 ENV] [--quantized]
+    python benchmarks/sessions.py [--optimum ENV] [--mobius ENV] [--ctranslate2 ENV] [--quantized] \\
+        [--folder DIR]
 
 ENV is a virtual environment with the other tool: see benchmarks/export.py, and
 
@@ -23,6 +24,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -185,8 +187,64 @@ def packages(environment: Path) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
 
+def compare(folder: Path, options: argparse.Namespace) -> None:
+    """Make the models in a folder, unless it has them, and print the tables."""
+    optimum, mobius, other = (
+        path and path.absolute() for path in (options.optimum, options.mobius, options.ctranslate2)
+    )
+    is_kept = any(folder.iterdir())
+    make = (lambda *arguments: None) if is_kept else measure
+    python = "" if is_kept else str(make_checkpoint(folder, optimum, mobius))
+    zoo = lambda *words: make([ZOO, *words], folder)  # noqa: E731
+    for preset in ("gpt-small", "bert-base"):
+        zoo("build", preset)
+        zoo("export", preset, "--onnx", "--graph-only")
+        zoo("export", preset, "--onnx", "--graph-only", "--profile", "cpu", "--force")
+    zoo("export", "gpt-small", "--onnx", "--graph-only", "--option", "functions=false", "-o", "flat")
+    ours = folder / "gpt-small"
+    decoders = {
+        "zoo": ours / "model.onnx",
+        "zoo, inlined": folder / "flat/model.onnx",
+        "zoo, profile cpu": ours / "model.cpu.onnx",
+    }
+    encoders = {"zoo": folder / "bert-base/model.onnx", "zoo, profile cpu": folder / "bert-base/model.cpu.onnx"}
+    for precision in ("int8", "int4") if options.quantized else ():
+        for preset, models in (("gpt-small", decoders), ("bert-base", encoders)):
+            zoo("quantize", preset, "--dtype", precision)
+            models[f"zoo, {precision}"] = folder / preset / f"model.{precision}.onnx"
+    if mobius is not None:
+        build = [str(mobius / "bin/mobius"), "build", "--config", "checkpoint", "--ep", "cpu"]
+        make([*build, "mobius"], folder)
+        decoders["mobius"] = folder / "mobius/model.onnx"
+    generators: dict[str, Any] = {}
+    if optimum is not None:
+        make([python, "-c", MAKE_BERT], folder)
+        cli = [str(optimum / "bin/optimum-cli"), "export", "onnx", "--model"]
+        make([*cli, "checkpoint", "--task", "text-generation-with-past", "optimum"], folder)
+        make([*cli, "bert", "--task", "feature-extraction", "optimum-bert"], folder)
+        decoders["optimum"] = folder / "optimum/model.onnx"
+        encoders["optimum"] = folder / "optimum-bert/model.onnx"
+        if options.quantized:
+            smaller = folder / "optimum-bert/int8.onnx"
+            if not is_kept:
+                quantize_dynamic(folder / "optimum-bert/model.onnx", smaller)
+            encoders["optimum's graph, dynamic int8"] = smaller
+    if other is not None:
+        make([python, "-c", CONVERT, packages(other)], folder)
+        sys.path.append(packages(other))
+        import ctranslate2
+
+        for kind in ("float32", "int8"):
+            generators[f"CTranslate2, {kind}"] = ctranslate2.Generator(
+                str(folder / f"ctranslate2-{kind}"), intra_threads=2
+            )
+    decoder_table(decoders, generators, options.rounds)
+    encoder_table(encoders, options.rounds)
+    memory_table({name: path for name, path in decoders.items() if name in ("zoo", "zoo, profile cpu")})
+
+
 def main() -> None:
-    """Run everything in a temporary directory."""
+    """Run everything in a folder, by default a temporary one."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--optimum", type=Path, help="virtual environment of optimum")
     parser.add_argument("--mobius", type=Path, help="virtual environment of mobius")
@@ -195,58 +253,12 @@ def main() -> None:
         "--quantized", action="store_true", help="include int8 and int4, whose certification takes minutes"
     )
     parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--folder", type=Path, help="where the models are, or are written to")
     options = parser.parse_args()
-    optimum, mobius, other = (
-        path and path.absolute() for path in (options.optimum, options.mobius, options.ctranslate2)
-    )
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        python = str(make_checkpoint(folder, optimum, mobius))
-        zoo = lambda *words: measure([ZOO, *words], folder)  # noqa: E731
-        for preset in ("gpt-small", "bert-base"):
-            zoo("build", preset)
-            zoo("export", preset, "--onnx", "--graph-only")
-            zoo("export", preset, "--onnx", "--graph-only", "--profile", "cpu", "--force")
-        zoo("export", "gpt-small", "--onnx", "--graph-only", "--option", "functions=false", "-o", "flat")
-        ours = folder / "gpt-small"
-        decoders = {
-            "zoo": ours / "model.onnx",
-            "zoo, inlined": folder / "flat/model.onnx",
-            "zoo, profile cpu": ours / "model.cpu.onnx",
-        }
-        encoders = {"zoo": folder / "bert-base/model.onnx", "zoo, profile cpu": folder / "bert-base/model.cpu.onnx"}
-        for precision in ("int8", "int4") if options.quantized else ():
-            for preset, models in (("gpt-small", decoders), ("bert-base", encoders)):
-                zoo("quantize", preset, "--dtype", precision)
-                models[f"zoo, {precision}"] = folder / preset / f"model.{precision}.onnx"
-        if mobius is not None:
-            build = [str(mobius / "bin/mobius"), "build", "--config", "checkpoint", "--ep", "cpu"]
-            measure([*build, "mobius"], folder)
-            decoders["mobius"] = folder / "mobius/model.onnx"
-        generators: dict[str, Any] = {}
-        if optimum is not None:
-            measure([python, "-c", MAKE_BERT], folder)
-            cli = [str(optimum / "bin/optimum-cli"), "export", "onnx", "--model"]
-            measure([*cli, "checkpoint", "--task", "text-generation-with-past", "optimum"], folder)
-            measure([*cli, "bert", "--task", "feature-extraction", "optimum-bert"], folder)
-            decoders["optimum"] = folder / "optimum/model.onnx"
-            encoders["optimum"] = folder / "optimum-bert/model.onnx"
-            if options.quantized:
-                smaller = folder / "optimum-bert/int8.onnx"
-                quantize_dynamic(folder / "optimum-bert/model.onnx", smaller)
-                encoders["optimum's graph, dynamic int8"] = smaller
-        if other is not None:
-            measure([python, "-c", CONVERT, packages(other)], folder)
-            sys.path.append(packages(other))
-            import ctranslate2
-
-            for kind in ("float32", "int8"):
-                generators[f"CTranslate2, {kind}"] = ctranslate2.Generator(
-                    str(folder / f"ctranslate2-{kind}"), intra_threads=2
-                )
-        decoder_table(decoders, generators, options.rounds)
-        encoder_table(encoders, options.rounds)
-        memory_table({name: path for name, path in decoders.items() if name in ("zoo", "zoo, profile cpu")})
+    with nullcontext(options.folder) if options.folder else tempfile.TemporaryDirectory() as name:
+        folder = Path(name).absolute()
+        folder.mkdir(exist_ok=True)
+        compare(folder, options)
 
 
 if __name__ == "__main__":
