@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from zoo.artifact import PORTABLE
+from zoo.artifact import OPENVINO, PORTABLE, variant_of
 from zoo.cli.completion import complete_models, complete_variants
 from zoo.cli.options import BYTES, THREADS, DocumentedCommand, check_figure_option, figure_option, json_option
 from zoo.cli.output import echo, message
@@ -120,6 +120,9 @@ def command(names: tuple[str, ...], engines: bool, figure: Path | None, force: b
         shared = {name: options[name] for name in ("batches", "lengths", "threads", "seconds", "unverified")}
         _measure_engines(Path(names[0]), as_json, **shared)
         return
+    if options["variant"] and variant_of(options["variant"]).provider == OPENVINO:
+        where = f"--variant {options['variant']}"
+        raise UsageError(f"{OPENVINO} is measured beside the other engines only", where, "give --engines instead")
     if len(names) == 1 and not (lengths and (lengths.curve or not Path(names[0]).is_dir())):
         refuse_options("is only for curves", ("baseline", "max_memory"))
         _measure(Path(names[0]), figure, force, as_json, **options)

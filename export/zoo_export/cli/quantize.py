@@ -103,7 +103,8 @@ def command(
     """
     sleep_when_idle()
     if profile is not None and cache is None:
-        raise UsageError("--profile is only for keys and values in int8", "zoo quantize", "add --cache int8")
+        remedy = "leave it out" if provider == OPENVINO else "add --cache int8"
+        raise UsageError("--profile is only for keys and values in int8", "zoo quantize", remedy)
     comparison = Comparison(provider=provider, full_grid=grid == "full")  # type: ignore[arg-type]
     measured = {"max_kl": max_kl, "text": text}
     if cache is not None:

@@ -285,6 +285,13 @@ def test_reading_is_as_fast_as_the_faster_operator() -> None:
     assert reading.speed({slow: 2.0, fast: 0.5}) == reading.speed({slow: 0.5, fast: 2.0}) == 2 * reading.size
 
 
+def test_variants_of_openvino_are_measured_beside_other_engines(
+    exported_model: Exported, zoo: Callable[..., Any]
+) -> None:
+    result = zoo("bench", exported_model("gpt-tiny"), "--variant", "openvino-int8")
+    result.failed(2, "--variant openvino-int8", "give --engines instead")
+
+
 def test_table_has_a_line_per_backend_and_limit(exported_model: Exported, zoo: Callable[..., Any]) -> None:
     done = zoo(
         "bench", exported_model("gpt-tiny"), "--lengths", "4,5", "--batch", "2", "--seconds", 0.005, "--no-compile"

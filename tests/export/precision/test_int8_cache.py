@@ -277,7 +277,16 @@ def test_an_error_beyond_its_limit_is_refused(folder: Path, zoo: Any) -> None:
     [
         (["--cache", "int8", "--dtype", "float16"], 2, "cannot be combined with float16"),
         (["--cache", "int8", "--dtype", "int4", "--profile", "cpu"], 2, "cannot be combined with int4 and cpu"),
-        (["--profile", "cpu", "--dtype", "int8"], 2, "--profile is only for keys and values"),
+        (
+            ["--profile", "cpu", "--dtype", "int8"],
+            2,
+            "--profile is only for keys and values in int8: zoo quantize: add",
+        ),
+        (
+            ["--profile", "cpu", "--dtype", "int8", "--provider", "openvino"],
+            2,
+            "keys and values in int8: zoo quantize: leave",
+        ),
         (["--cache", "int8", "--dtype", "int4"], 3, "not exported for int4"),
         (["--cache", "int8", "--figure", "x.png"], 2, "no figure shows"),
         (["--cache", "int4"], 2, "int4"),
