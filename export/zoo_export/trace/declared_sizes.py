@@ -5,16 +5,14 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from typing import Any
 
 import sympy
 import torch
-from torch.utils._sympy.interp import sympy_interp
-from torch.utils._sympy.reference import PythonReferenceAnalysis
 
 from zoo.contract import Dim, Graph, Size, TensorSpec, dim_names, dim_size
 from zoo.errors import ParityError
+from zoo_export.trace.deciding import value_at
 
 __all__ = ["Traced", "check_outputs", "declared_dims", "declared_values", "words_of"]
 
@@ -71,25 +69,19 @@ def declared_values(
     graph: Graph,
     allowed: Mapping[str, Size],
     dim: Dim = 1,
-    *,
-    smallest: int = 2,
 ) -> Iterator[tuple[Mapping[str, int], Any]]:
     """Yield declared sizes, and the value of an expression there; nothing if it depends on more than sizes.
 
     The sizes are those of the names in the expression and in ``dim``. The dimensions of inputs that they determine are
-    at least ``smallest``. The value is None where it is undefined, as a division by 0.
+    at least 2. The value is None where it is undefined, as a division by 0.
     """
     symbols = sorted((item for item in expression.free_symbols if item in dims), key=str)
     used = {name for item in (dim, *(dims[symbol] for symbol in symbols)) for name in dim_names(item)}
     names = [name for name in graph.dim_names() if name in used]
     if len(symbols) == len(expression.free_symbols):
         for sizes in _sizes(names, graph, allowed, _constants(expression)):
-            values = {symbol: dim_size(dims[symbol], sizes) for symbol in symbols}
-            if min(values.values(), default=smallest) >= smallest:
-                value = None
-                with suppress(ZeroDivisionError):
-                    value = sympy_interp(PythonReferenceAnalysis, values, expression)
-                yield sizes, value
+            if min((dim_size(dims[symbol], sizes) for symbol in symbols), default=2) >= 2:
+                yield sizes, value_at(expression, dims, sizes)
 
 
 def words_of(sizes: Mapping[str, int]) -> str:

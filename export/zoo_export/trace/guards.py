@@ -18,10 +18,11 @@ import sympy
 from sympy.printing.str import StrPrinter
 from torch._dynamo.exc import UserError, UserErrorType
 
-from zoo.contract import Dim, Graph, Size, dim_names, dim_size
+from zoo.contract import Dim, Graph, Size
 from zoo.errors import ParityError
+from zoo_export.trace.deciding import Decision
 from zoo_export.trace.declared_sizes import Traced, declared_dims, declared_values, words_of
-from zoo_export.trace.size_uses import NUMBER_REMEDY, SizeUses
+from zoo_export.trace.size_uses import NUMBER_REMEDY, Branch, SizeUses
 
 __all__ = ["Branches"]
 
@@ -77,16 +78,29 @@ class Branches:
         for refused in self._uses.refused:
             raise refused
         self._check_watched()
+        for branch, decision in self._decisions(dims, graph, allowed):
+            sizes, settled = decision.turns(2)
+            if sizes is None and settled:
+                continue
+            condition = decision.condition
+            values = declared_values(condition, dims, graph, allowed)
+            # small sizes are easier to read and to try than those that the search happens to find
+            sizes = next((small for small, value in values if value != branch.outcome), sizes)
+            text = _Text().doprint(condition.xreplace({symbol: _name(dim) for symbol, dim in dims.items()}))
+            where = "cannot be shown for all declared sizes"
+            if sizes is not None:
+                where = f"is wrong for {words_of({**fixed, **sizes})}"
+            outcome = str(branch.outcome).lower()
+            problem = f"the model {branch}: {text} is assumed to be {outcome}, which {where}"
+            raise ParityError(problem, branch.place, branch.remedy)
+
+    def _decisions(
+        self, dims: Mapping[sympy.Symbol, Dim], graph: Graph, allowed: Mapping[str, Size]
+    ) -> Iterator[tuple[Branch, Decision]]:
+        """Yield the decisions on sizes alone. torch makes others only where it can prove the outcome."""
         for branch, condition in self._uses.conditions():
-            for sizes, value in declared_values(condition, dims, graph, allowed):
-                if value != branch.outcome:
-                    text = _Text().doprint(condition.xreplace({symbol: _name(dim) for symbol, dim in dims.items()}))
-                    raise ParityError(
-                        f"the model {branch}: {text} is assumed to be {str(branch.outcome).lower()}, which is wrong "
-                        f"for {words_of({**fixed, **sizes})}",
-                        branch.place,
-                        branch.remedy,
-                    )
+            if condition.free_symbols <= dims.keys():
+                yield branch, Decision(condition, branch.outcome, dims, graph, allowed)
 
     def watch(self, inputs: Traced) -> None:
         """Let :meth:`check` refuse that one of these sizes is taken for a number, as by ``int(length)``.
@@ -104,18 +118,12 @@ class Branches:
                 raise ParityError(f"the model turns {dim}, which is declared free, into {number}", place, NUMBER_REMEDY)
 
     def small_sizes(self, inputs: Traced, graph: Graph, allowed: Mapping[str, Size]) -> Iterator[Mapping[str, int]]:
-        """Yield the sizes of 0 and 1 at which decisions are others, by name. The arguments are those of :meth:`check`.
+        """Yield the sizes of 0 and 1 at which decisions may be others, by name. Arguments as of :meth:`check`.
 
         Only a trace that does not assume that sizes are at least 2 records such decisions.
         """
-        dims = declared_dims(inputs)
-        for branch, condition in self._uses.conditions():
-            symbols = [symbol for symbol in condition.free_symbols if symbol in dims]
-            for sizes, value in declared_values(condition, dims, graph, allowed, smallest=0):
-                small = (dims[symbol] for symbol in symbols if dim_size(dims[symbol], sizes) < 2)
-                names = {name for dim in small for name in dim_names(dim)}
-                if names and value != branch.outcome:
-                    yield {name: sizes[name] for name in sorted(names)}
+        for _, decision in self._decisions(declared_dims(inputs), graph, allowed):
+            yield from decision.turns_at_small_sizes()
 
 
 class _Text(StrPrinter):  # type: ignore[misc]  # sympy has no annotations

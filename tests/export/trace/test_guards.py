@@ -56,6 +56,8 @@ def refusal(install: Install, branch: str) -> str:
         ("if sum(total > limit for limit in (44, 50)) == 1: x = 2 * x", "sequence"),
         pytest.param("if (total == 45) * 1 == 1: x = 2 * x", "sequence", marks=pytest.mark.slow),
         pytest.param("if 2 - (total > 44) == 1: x = 2 * x", "sequence", marks=pytest.mark.slow),
+        pytest.param("if past * length == 437: x = 2 * x", "sequence 23, past_sequence 19", marks=pytest.mark.slow),
+        pytest.param("if batch * length % 97 == 5: x = 2 * x", "batch", marks=pytest.mark.slow),
         pytest.param("if batch > 5: x = 2 * x", "batch 2", marks=pytest.mark.slow),
         pytest.param("if 20 < total < 60: x = 2 * x", "sequence 2, past_sequence 2", marks=pytest.mark.slow),
         pytest.param("if 100 < batch * length < 120: x = 2 * x", "batch", marks=pytest.mark.slow),
@@ -73,6 +75,7 @@ def test_branch_on_a_free_size_is_refused(install: Install, branch: str, sizes: 
     ("branch", "sizes"),
     [
         ("if length == 1 and total - length > 20: x = 2 * x", "sequence 1, past_sequence 2"),
+        pytest.param("if length == 1 and batch * past == 437: x = 2 * x", "sequence 1, batch", marks=pytest.mark.slow),
         pytest.param("if batch == 1 and length == 33: x = 2 * x", "batch 1, sequence 33", marks=pytest.mark.slow),
         pytest.param("if length == 1 and 40 < past < 60: x = 2 * x", "sequence 1, past", marks=pytest.mark.slow),
         pytest.param("if past == 0 and length > 9: x = 2 * x", "past_sequence 0, sequence 2", marks=pytest.mark.slow),
