@@ -28,6 +28,7 @@ def prepare(program: torch.export.ExportedProgram) -> None:
         if isinstance(part, torch.fx.GraphModule):
             _floor_negative(part.graph)
             _widen_masks(part.graph)
+            _scale_queries(part.graph)
 
 
 @contextmanager
@@ -104,6 +105,19 @@ def _widen_masks(graph: torch.fx.Graph) -> None:
                 wide = graph.call_function(torch.ops.aten.expand.default, (mask, [*batch, length, -1]))
             length.meta["val"], wide.meta["val"] = queries, mask.meta["val"].expand(*batch, queries, -1)
             node.replace_input_with(mask, wide)
+
+
+def _scale_queries(graph: torch.fx.Graph) -> None:
+    """Multiply the queries by a scale of attention that is negative or 0, which ONNX Runtime refuses."""
+    for node in graph.find_nodes(op="call_function", target=torch.ops.aten.scaled_dot_product_attention.default):
+        scale = node.kwargs.get("scale")
+        if isinstance(scale, int | float) and scale <= 0:
+            query = node.args[0]
+            with graph.inserting_before(node):
+                scaled = graph.call_function(torch.ops.aten.mul.Tensor, (query, scale))
+            scaled.meta["val"] = query.meta["val"] * scale
+            node.args = (scaled, *node.args[1:])
+            node.kwargs = {**node.kwargs, "scale": 1.0}
 
 
 def _linear(x: Any, weight: Any, bias: Any = None) -> Any:

@@ -44,6 +44,18 @@ def masked_keys(x: Tensor) -> Tensor:
     return F.scaled_dot_product_attention(heads, heads, heads, visible).transpose(1, 2).flatten(2)
 
 
+def negative_scale(x: Tensor) -> Tensor:
+    heads = x.unflatten(2, (2, 2)).transpose(1, 2)
+    mixed = F.scaled_dot_product_attention(heads, heads, heads, scale=-0.3)
+    return mixed.transpose(1, 2).flatten(2)
+
+
+def scale_of_0(x: Tensor) -> Tensor:
+    """Every key has the same weight."""
+    heads = x.unflatten(2, (2, 2)).transpose(1, 2)
+    return F.scaled_dot_product_attention(heads, heads, heads, scale=0.0).transpose(1, 2).flatten(2)
+
+
 class PaddedAttention(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -62,6 +74,8 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "padded attention": PaddedAttention,
     "pool": lambda: Model(pooled),
     "round": lambda: Model(rounded),
+    "negative scale": lambda: Model(negative_scale),
+    "scale of 0": lambda: Model(scale_of_0),
     "negative divisor": lambda: Model(divided_by_a_negative_number),
 }
 
