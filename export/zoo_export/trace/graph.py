@@ -121,7 +121,7 @@ class _Trace:
         except MemoryError:
             raise
         except Exception as error:  # a plugin's model may raise any
-            branches.explain(error)
+            branches.explain(error, last=not self.blocks)
             raise self._failure(reason_of(error), place_of(error, self.module)) from error
         self._check_sizes(program, outline, branches)
         sources = {node.name: {**node.metadata_props} for node in model.graph.all_nodes()}

@@ -26,8 +26,6 @@ from zoo_export.trace.size_uses import NUMBER_REMEDY, Branch, SizeUses
 
 __all__ = ["Branches"]
 
-_TORCH_REMEDY = "; if torch does it, as in max_pool1d, call another function, such as max_pool2d"
-
 
 class Branches:
     """Checks of the decisions on sizes, and of other uses of them, by the code of a model while it was traced.
@@ -45,13 +43,15 @@ class Branches:
         """Record the uses of sizes in this context."""
         return self._uses.recording()
 
-    def explain(self, error: Exception) -> None:
-        """Raise a :class:`ParityError` if an error of the tracer is due to a size that became a number."""
+    def explain(self, error: Exception, *, last: bool) -> None:
+        """Raise a :class:`ParityError` if an error of the tracer is due to a size that the model fixes.
+
+        Unless it is the ``last`` attempt, equations that torch asks for are left out: they may be due to the attempt.
+        """
         violated = isinstance(error, UserError) and error.error_type is UserErrorType.CONSTRAINT_VIOLATION
-        if violated and self._uses.numbers:
-            number, place, by_torch = self._uses.numbers[0]
-            problem = f"the model turns a size that is declared free into the number {number}"
-            raise ParityError(problem, place, f"{NUMBER_REMEDY}{_TORCH_REMEDY if by_torch else ''}") from error
+        reasons = [reason for reason, of_torch in self._uses.fixed if last or not of_torch]
+        if violated and reasons:
+            raise reasons[0] from error
 
     def check(
         self,

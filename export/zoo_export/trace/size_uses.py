@@ -56,6 +56,9 @@ _QUESTIONS = (
 ``torch.onnx.is_in_onnx_export`` and ``torch.compiler.is_dynamo_compiling`` return False in a trace, too."""
 
 NUMBER_REMEDY = "keep the size, with //, %, ** 0.5, math.floor, math.ceil or torch.arange, or declare it"
+_TORCH_REMEDY = "; if torch does it, as in max_pool1d, call another function, such as max_pool2d"
+_FIT_REMEDY = "let the tensors of this line fit any size, or declare it"
+_BRANCH_REMEDY = "select with torch.where, or declare the size"
 _TEXT_REMEDY = "compare the size itself, or leave the text out of forward"
 _KEY_REMEDY = "compare sizes with =="
 _ERROR_REMEDY = "do not catch errors of torch in forward"
@@ -76,7 +79,7 @@ class Branch:
 
     @property
     def remedy(self) -> str:
-        return "select with torch.where, or declare the size" if isinstance(self.outcome, bool) else NUMBER_REMEDY
+        return _BRANCH_REMEDY if isinstance(self.outcome, bool) else NUMBER_REMEDY
 
 
 class SizeUses:
@@ -90,8 +93,10 @@ class SizeUses:
     def __init__(self, distribution: str) -> None:
         self._distribution = distribution
         self.branches: list[Branch] = []
-        self.numbers: list[tuple[float, str, bool]] = []
-        """Sizes that became numbers, the model's lines that did it, and whether a function of torch did it for them."""
+        self.fixed: list[tuple[ParityError, bool]] = []
+        """Errors about sizes of which the tracer assumes that they are always those of the trace, and whether an
+        equation that torch asked for is the cause."""
+        self._fixed_symbols: set[sympy.Symbol] = set()
         self.refused: list[ParityError] = []
         """Errors about uses that no graph can contain."""
         self.environment: ShapeEnv | None = None
@@ -162,10 +167,24 @@ class SizeUses:
             result: float = bool(outcome)
         else:
             result = int(outcome) if outcome.is_integer else float(outcome)
-            if condition.is_Symbol and (place := self._place((_TORCH,))) is not None:
-                self.numbers.append((result, place, _place_of_decision() is None))
+        if (number := self._fixed_number(condition, outcome)) is not None:
+            equation, by_torch = isinstance(condition, sympy.Eq), _place_of_decision() is None
+            if (place := self._place((_TORCH,))) is not None:
+                error = _fixed_error(number, place, equation=equation, by_torch=by_torch)
+                self.fixed.append((error, equation and by_torch))
         if (place := _place_of_decision()) is not None:
             self.branches.append(Branch(condition, result, place))
+
+    def _fixed_number(self, condition: sympy.Basic, outcome: sympy.Basic) -> int | None:
+        """Return the number for which the tracer takes a size from this decision on; None if it does not."""
+        if not (isinstance(outcome, sympy.Number) or (isinstance(condition, sympy.Eq) and bool(outcome))):
+            return None
+        for symbol in condition.free_symbols - self._fixed_symbols:
+            number = None if self.environment is None else self.environment.replace(symbol)
+            if number is not None and number.is_Integer:
+                self._fixed_symbols.add(symbol)
+                return int(number)
+        return None
 
     def _refuse(self, action: str, remedy: str, between: tuple[str, ...] = _SYMBOLIC) -> None:
         """Record a use of a size that no graph can contain, unless torch, zoo or a library asked for it."""
@@ -265,6 +284,15 @@ def _place_of_decision() -> str | None:
     while frame.f_back is not None and _is_between(frame, ()):
         frame = frame.f_back
     return _line(frame) if asked and not frame.f_code.co_filename.startswith(_TORCH) else None
+
+
+def _fixed_error(number: int, place: str, *, equation: bool, by_torch: bool) -> ParityError:
+    """Return the error about a size that a line of the model's code fixes, itself or by a function of torch."""
+    if equation:
+        remedy = _FIT_REMEDY if by_torch else _BRANCH_REMEDY
+        return ParityError(f"the model assumes that a size that is declared free is {number}", place, remedy)
+    problem = f"the model turns a size that is declared free into the number {number}"
+    return ParityError(problem, place, f"{NUMBER_REMEDY}{_TORCH_REMEDY if by_torch else ''}")
 
 
 def _is_between(frame: FrameType, files: tuple[str, ...]) -> bool:

@@ -288,6 +288,18 @@ def steps(x: Tensor) -> Tensor:
     return x
 
 
+def part_of_a_range(x: Tensor) -> Tensor:
+    return x * len(range(100)[45 : x.shape[1] + 1])
+
+
+def equal_sizes(x: Tensor) -> Tensor:
+    return x.add(torch.ones(41, 1))
+
+
+def equal_products(x: Tensor) -> Tensor:
+    return x.reshape(-1, 41, 4)
+
+
 def one_by_one(x: Tensor) -> Tensor:
     return torch.stack([2 * part for part in x.unbind(1)], 1)
 
@@ -317,6 +329,9 @@ USES = {
     root_of_half: "turns a size that is declared free into a number",
     root: "turns a size that is declared free into the number",
     steps: "turns a size that is declared free into the number",
+    part_of_a_range: "turns a size that is declared free into the number",
+    equal_sizes: "assumes that a size that is declared free is 41",
+    equal_products: "assumes that a size that is declared free is 41",
     one_by_one: "turns a size that is declared free into the number",
     evaluated: "branches on a size that is declared free",
 }
