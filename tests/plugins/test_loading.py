@@ -5,16 +5,20 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import shutil
 import sys
 import time
+import zipfile
 from collections.abc import Callable, Iterator
+from importlib import metadata
 from pathlib import Path
 
 import pytest
 
 from tests.plugins.test_plugins import CONFIG, HEAD, MODEL, architecture, architectures, plugin
 from zoo import memo, plugins
-from zoo.plugins import isolation
+from zoo.plugins import isolation, loading, manager
+from zoo.plugins.discovery import discover
 
 COMMAND = f"""{HEAD}
 @zoo.hookimpl
@@ -321,3 +325,63 @@ def test_hanging_configuration_only_makes_its_preset_unavailable(install, zoo, m
     assert reasons["zoo-bbb-tiny"].endswith("cannot configure zoo-bbb-tiny (ended the process with status 0)")
     assert reasons["zoo-ccc-tiny"].startswith("plugin 'zoo-ccc' (zoo-ccc 3.1.4) cannot load")
     assert zoo("--no-plugins", "list").out == healthy
+
+
+def _as_file(folder: Path) -> None:
+    (folder / "zoo_acme-1.0.dist-info").rename(folder / "zoo_acme-1.0.egg-info")
+
+
+def _as_archive(folder: Path) -> None:
+    with zipfile.ZipFile(folder / "acme.zip", "w") as archive:
+        for path in sorted(folder.rglob("*")):
+            if path.suffix != ".zip" and path.is_file():
+                archive.write(path, str(path.relative_to(folder)))
+    shutil.rmtree(folder / "zoo_acme-1.0.dist-info")
+    sys.path.insert(0, str(folder / "acme.zip"))
+
+
+def _as_capitals(folder: Path) -> None:
+    (folder / "zoo_acme-1.0.dist-info").rename(folder / "zoo_acme-1.0.DIST-INFO")
+
+
+@pytest.mark.parametrize("place", [_as_file, _as_archive, _as_capitals, lambda folder: None])
+def test_plugins_are_found_wherever_python_finds_distributions(
+    place: Callable[[Path], None], install, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = install("zoo-acme", HEAD)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    place(folder)
+    importlib.invalidate_caches()
+    expected = {entry.name for entry in metadata.entry_points(group="zoo.plugins")}
+    assert "zoo-acme" in expected
+    assert expected <= {found.name for found in discover() if not found.built_in}
+
+
+def test_plugins_are_found_by_other_finders_of_distributions(
+    install, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = install("zoo-acme", HEAD)
+    hidden = folder.rename(tmp_path / "hidden")
+
+    class Finder(metadata.DistributionFinder):
+        def find_spec(self, *_: object) -> None:
+            return None
+
+        def find_distributions(self, context: object = None) -> Iterator[metadata.Distribution]:
+            return iter([metadata.Distribution.at(path) for path in hidden.glob("*.dist-info")])
+
+    monkeypatch.setattr(sys, "meta_path", [Finder(), *sys.meta_path])
+    assert "zoo-acme" in {found.name for found in discover()}
+
+
+def test_fingerprint_of_a_built_in_plugin_covers_the_files_that_were_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fingerprints() -> dict[str, str | None]:
+        return {item.name: item.fingerprint for item in manager.Plugins(plugins.Selection()).all if item.built_in}
+
+    monkeypatch.setattr(manager, "discover", lambda: [item for item in discover() if item.built_in])
+    first, second = fingerprints(), fingerprints()
+    assert first == second and None not in first.values()
+    assert len({*first.values()}) == len(first)
+    stamps = loading._package_stamps
+    monkeypatch.setattr(loading, "_package_stamps", lambda package: (stamps(package)[0], time.time_ns() + 10**9))
+    assert {*fingerprints().values()} == {None}  # the imported code may be older

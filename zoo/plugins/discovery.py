@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
 import sys
 import threading
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from importlib.metadata import Distribution, distributions
+from functools import cached_property
+from importlib.machinery import PathFinder
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from zoo.contract import Architecture, Command, Dataset, Engine, Exporter, Importer, Objective, Task, Tracker
 from zoo.errors import DISK, PluginError, ZooError, ZooWarning, missing_package
 from zoo.plugins.presets import Preset
+
+if TYPE_CHECKING:
+    from importlib.metadata import Distribution
 
 __all__ = [
     "BUILT_IN",
@@ -80,8 +85,6 @@ class Plugin:
     reason: str | None = None
     complaints: Sequence[str] = ()
     """Non-fatal problems."""
-    fingerprint: str | None = None
-    """Changes whenever the plugin's code or its environment changes; None if its files cannot be found."""
     import_seconds: float | None = None
     architectures: Sequence[Architecture] = ()
     importers: Sequence[Importer] = ()
@@ -94,6 +97,15 @@ class Plugin:
     commands: Sequence[Command] = ()
     presets: Mapping[str, Preset] = field(default_factory=dict)
     preset_files: Sequence[Path] = ()
+    find_fingerprint: Callable[[], str | None] | None = field(default=None, repr=False, compare=False)
+
+    @cached_property
+    def fingerprint(self) -> str | None:
+        """Changes whenever the plugin's code or its environment changes; None if its files cannot be found.
+
+        Computed on first use: it takes the status of every file.
+        """
+        return None if self.find_fingerprint is None else self.find_fingerprint()
 
     @property
     def key(self) -> str:
@@ -114,6 +126,7 @@ class Plugin:
         return f"plugin {self.name!r} ({self.distribution} {self.version})"
 
 
+_DISTRIBUTIONS = (".dist-info", ".egg-info", ".egg")
 _FORBIDDEN = {errno.EACCES, errno.EPERM}
 _EXHAUSTED = "can't allocate memory"
 """Part of the message of torch's RuntimeError for want of memory."""
@@ -175,9 +188,9 @@ def discover() -> list[Plugin]:
     """Return every installed plugin, built-in ones first, without importing any."""
     from zoo.version import __version__
 
-    plugins = [Plugin(name, module, DISTRIBUTION, __version__, built_in=True) for name, module in BUILT_IN.items()]
     seen = set()
-    for source in distributions():
+    plugins = [Plugin(name, module, DISTRIBUTION, __version__, built_in=True) for name, module in BUILT_IN.items()]
+    for source in _distributions():
         try:
             if ENTRY_POINT_GROUP not in (source.read_text("entry_points.txt") or ""):
                 continue
@@ -192,6 +205,44 @@ def discover() -> list[Plugin]:
             plugins += [Plugin(entry.name, entry.value, name, version) for entry in entries]
         seen.add(name)
     return sorted(plugins, key=lambda plugin: (not plugin.built_in, plugin.distribution, plugin.name))
+
+
+def _distributions() -> Iterator[Distribution]:
+    """Iterate over the installed distributions; over none where a quick look shows that they declare no plugin."""
+    if not _may_declare_plugins():
+        return
+    from importlib.metadata import distributions  # whose import takes longer than to look
+
+    yield from distributions()
+
+
+def _may_declare_plugins() -> bool:
+    """Return whether an entry point of the group may be installed: False only if all distributions are files on disk.
+
+    Looks at what importlib.metadata looks at: the folders of ``sys.path``, unless there are other finders.
+    """
+    if any(finder is not PathFinder and hasattr(finder, "find_distributions") for finder in sys.meta_path):
+        return True
+    group = ENTRY_POINT_GROUP.encode()
+    for place in sys.path:
+        try:
+            with os.scandir(place or ".") as entries:
+                names = [entry.path for entry in entries if entry.name.lower().endswith(_DISTRIBUTIONS)]
+        except FileNotFoundError:
+            continue
+        except OSError:  # an archive, or unreadable
+            return True
+        for name in names:
+            try:
+                with open(os.path.join(name, "entry_points.txt"), "rb") as file:  # noqa: PTH118, PTH123  (faster)
+                    text = file.read()
+            except (FileNotFoundError, NotADirectoryError):
+                text = b""
+            except OSError:
+                return True
+            if group in text or not text.isascii() or name.lower().endswith(".egg"):
+                return True
+    return False
 
 
 def _metadata(source: Distribution, name: str) -> str:

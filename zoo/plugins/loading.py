@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import importlib
 import importlib.util
 import json
 import os
@@ -17,7 +18,7 @@ import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from importlib.metadata import EntryPoint
+from functools import cached_property
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
@@ -28,7 +29,6 @@ from zoo import hookspecs, memo
 from zoo.contract import Architecture, Command, Dataset, Engine, Exporter, Importer, Objective, Task, Tracker
 from zoo.errors import PluginError, UsageError, ZooError
 from zoo.hookspecs import OLDEST_API, ZOO_API
-from zoo.plugins import isolation
 from zoo.plugins.discovery import ENTRY_POINT_GROUP, Plugin, ZooWarning, blame, describe
 from zoo.plugins.plain import read_plain
 from zoo.plugins.presets import Preset, read_presets
@@ -144,13 +144,9 @@ def read(plugins: Sequence[Plugin], *, retry: bool = False) -> None:
     installed distributions change; then the plugins are imported in a subprocess. With ``retry``, broken plugins are
     imported again too, because the cause may have been temporary.
     """
-    environment, manager = _environment_stamp(), _manager()
-    stamps = functools.cache(_package_stamps)  # most built-in plugins share a package
+    fingerprints, manager = _Fingerprints(), _manager()
     for plugin in plugins:
-        files = stamps(plugin.module.partition(":")[0].partition(".")[0])
-        if files is not None:
-            facts = f"{plugin} {plugin.module} {files} {environment}"
-            plugin.fingerprint = hashlib.sha256(facts.encode()).hexdigest()
+        plugin.find_fingerprint = functools.partial(fingerprints.find, plugin)
         if plugin.built_in:
             load(plugin, manager)
     others = [plugin for plugin in plugins if not plugin.built_in]
@@ -178,7 +174,7 @@ def load(plugin: Plugin, manager: pluggy.PluginManager) -> None:
     files: Sequence[Path] = ()
     try:
         with blame(plugin, "cannot be loaded"):
-            module = EntryPoint(plugin.name, plugin.module, ENTRY_POINT_GROUP).load()
+            module = _module(plugin)
             plugin.import_seconds = time.perf_counter() - started
             _check_api(module)
             manager.register(module, plugin.key)
@@ -200,6 +196,16 @@ def load(plugin: Plugin, manager: pluggy.PluginManager) -> None:
     for name, items in contents.items():
         setattr(plugin, name, items)
     plugin.presets, plugin.preset_files = presets, files
+
+
+def _module(plugin: Plugin) -> ModuleType:
+    """Import the module of a plugin, or what else its entry point names."""
+    if plugin.built_in:
+        return importlib.import_module(plugin.module)
+    from importlib.metadata import EntryPoint
+
+    module: ModuleType = EntryPoint(plugin.name, plugin.module, ENTRY_POINT_GROUP).load()
+    return module
 
 
 def _manager() -> pluggy.PluginManager:
@@ -232,6 +238,8 @@ def _collect(manager: pluggy.PluginManager, key: str, hook: str, kind: type[Any]
 
 def _read_elsewhere(plugins: Iterable[Plugin]) -> None:
     """Read plugins in a subprocess, starting a new one after a plugin that imports a heavy package."""
+    from zoo.plugins import isolation  # with subprocess, which few commands need
+
     limit = seconds()
     waiting = {plugin.key: plugin for plugin in plugins}
     while waiting:
@@ -301,26 +309,63 @@ def _recall() -> dict[str, _Contents]:
     return recalled
 
 
-def _environment_stamp() -> str:
-    """Return text that changes with zoo's files, the interpreter or the installed distributions."""
+class _Fingerprints:
+    """Fingerprints of the plugins that one process reads."""
+
+    def __init__(self) -> None:
+        self._started = time.time_ns()
+        self._stamps = functools.cache(_package_stamps)  # most built-in plugins share a package
+
+    @cached_property
+    def _environment(self) -> tuple[str, int]:
+        return _environment_stamp()
+
+    def find(self, plugin: Plugin) -> str | None:
+        """Return the fingerprint of a plugin.
+
+        None if its files cannot be found or, for a built-in one, which is imported before, have changed since.
+        """
+        stamps = self._stamps(plugin.module.partition(":")[0].partition(".")[0])
+        if stamps is None:
+            return None
+        (environment, zoo_changed), (files, changed) = self._environment, stamps
+        if plugin.built_in and max(changed, zoo_changed) > self._started:
+            return None
+        return hashlib.sha256(f"{plugin} {plugin.module} {files} {environment}".encode()).hexdigest()
+
+
+def _environment_stamp() -> tuple[str, int]:
+    """Return text that changes with zoo's files, the interpreter or the installed distributions.
+
+    With it comes the last change of zoo's files, in nanoseconds since 1970.
+    """
     installed = []
     for folder in sys.path:
         with suppress(OSError):
             names = (path.name for path in Path(folder).iterdir())
             installed += [name for name in names if name.endswith((".dist-info", ".egg-info"))]
-    return f"{sys.version} {sorted(installed)} {_files(Path(__file__).parents[1])}"
+    files = _files(Path(__file__).parents[1])
+    return f"{sys.version} {sorted(installed)} {files}", _last_change(files)
 
 
-def _package_stamps(package: str) -> str | None:
-    """Return text that changes with the files of a top-level package or module; None if they cannot be found."""
+def _package_stamps(package: str) -> tuple[str, int] | None:
+    """Return text that changes with the files of a top-level package or module, and their last change.
+
+    None if they cannot be found.
+    """
     try:
         spec = importlib.util.find_spec(package)
         if spec is None:
             return None
         places = list(spec.submodule_search_locations or ()) or [str(spec.origin)]
-        return str([_files(Path(place)) for place in places])
+        files = [_files(Path(place)) for place in places]
+        return str(files), max(map(_last_change, files), default=0)
     except (ImportError, ValueError, OSError):
         return None
+
+
+def _last_change(files: Iterable[Sequence[Any]]) -> int:
+    return max((changed for *_, changed in files), default=0)
 
 
 def _files(place: Path) -> list[list[object]]:

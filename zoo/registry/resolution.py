@@ -13,7 +13,7 @@ from zoo import plugins
 from zoo.contract import Architecture
 from zoo.errors import ArtifactError, PluginError, UsageError, ZooError, nearest
 from zoo.memo import Memo
-from zoo.plugins import Plugin, Plugins, blame, clash, isolation, loading
+from zoo.plugins import Plugin, Plugins, blame, clash, loading
 from zoo.plugins.discovery import DISTRIBUTION
 from zoo.plugins.plain import read_plain
 from zoo.plugins.presets import Preset, known_provider, preset_layers, read_presets
@@ -220,6 +220,11 @@ class Registry:
                     summaries[name] = _summary(name, gathered, size)
             except ZooError as error:
                 summaries[name] = error
+        if not unknown:
+            memo.keep()
+            return {name: summaries[name] for name in names}
+        from zoo.plugins import isolation  # with subprocess, which few commands need
+
         jobs = {name: _plain(gathered) for name, gathered in unknown.items()}
         function = "zoo.registry.resolution:measure"
         for outcome in isolation.run(function, jobs, parse=_parse_measured, seconds=loading.seconds()):
