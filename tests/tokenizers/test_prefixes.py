@@ -185,6 +185,10 @@ def compare(reference: Tokenizer, tokenizer: ModelTokenizer, texts: tuple[str, .
     assert bool(found.overflowing) == bool(expected.overflowing)
 
 
+def test_short_texts_do_not_serialise_the_vocabulary() -> None:
+    assert TextPrefixes(None).with_more_tokens("the rain in Spain", 100) == "the rain in Spain"  # no tokenizer at all
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_long_texts_are_shortened(kind: str) -> None:
     prefix = prefixes(kind).with_more_tokens("the rain in Spain " * 10_000, 100)

@@ -6,7 +6,6 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from zoo.tokenizers.files.load import byte_tokenizer
 from zoo.tokenizers.library import description, guarded
 
 __all__ = ["TokenBytes"]
@@ -22,6 +21,8 @@ class TokenBytes:
     """
 
     def __init__(self, backend: Any) -> None:
+        from zoo.tokenizers.files.load import byte_tokenizer  # with every format, which few answers need
+
         facts = description(backend)
         kinds = {one["type"] for one in _decoders(facts["decoder"])}
         self._backend = backend

@@ -16,7 +16,6 @@ from zoo.arrays import Array
 from zoo.errors import ArtifactError, UsageError, Wording, ZooWarning
 from zoo.limits import TEXT_CHARACTERS
 from zoo.terminal import is_unicode
-from zoo.tokenizers.chat import ChatTemplate, read_chat_template
 from zoo.tokenizers.inputs import Side, TextInputs, padded, require_tokens
 from zoo.tokenizers.library import description, guarded
 from zoo.tokenizers.long_texts.bounds import longest_token
@@ -29,6 +28,8 @@ from zoo.tokenizers.token_bytes import TokenBytes
 if TYPE_CHECKING:
     import tokenizers
     from tokenizers import Encoding
+
+    from zoo.tokenizers.chat import ChatTemplate
 
 __all__ = ["Tokenizer"]
 
@@ -313,6 +314,8 @@ class Tokenizer:
 
     @cached_property
     def _template(self) -> ChatTemplate:
+        from zoo.tokenizers.chat import read_chat_template
+
         return read_chat_template(self.inputs.directory)
 
     # Ids to texts.

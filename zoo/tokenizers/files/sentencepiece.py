@@ -45,8 +45,6 @@ _M2M100_LANGUAGES = (
     "xh", "yi", "yo", "zh", "zu",
 )  # fmt: skip
 """The languages in the order of their tokens (Fan et al. 2021, table 1)."""
-_CHARACTERS = " ".join(map(chr, (*range(1, 0xD800), *range(0xE000, 0x10000))))
-"""The characters of the basic multilingual plane."""
 _SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
 """The character that SentencePiece uses for a space."""
 _UNREAD = "\U000f0000"
@@ -82,8 +80,9 @@ def sentencepiece_tokenizer(model: Any, where: object) -> Tokenizer:
 
 def _check_table(table: normalizers.Normalizer, where: object) -> None:
     """Raise :class:`ArtifactError` for a damaged character table, on which the library panics when it reads a text."""
+    characters = " ".join(map(chr, (*range(1, 0xD800), *range(0xE000, 0x10000))))  # the basic multilingual plane
     try:
-        table.normalize_str(_CHARACTERS)
+        table.normalize_str(characters)
     except BaseException as error:
         if type(error).__name__ != "PanicException":  # not an Exception, and its module cannot be imported
             raise

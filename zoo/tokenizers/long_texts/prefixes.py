@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from functools import cached_property
 from typing import Any
 
 from zoo.tokenizers.library import description, guarded
@@ -27,7 +28,7 @@ _PRE_TOKENIZERS = {"BertPreTokenizer", "ByteLevel", "Digits", "Metaspace", "Punc
                    "WhitespaceSplit"}  # fmt: skip
 _DIVIDERS = {"BertPreTokenizer", "Whitespace", "WhitespaceSplit"}
 """Pre-tokenizers that divide a text at every space."""
-_ISOLATED = re.compile(
+_ISOLATED = (  # compiled on first use, in 5 ms
     "(?:[,.;:!?\u3400-\u4dbf\u4e00-\u9fff](?=[0-9A-Za-z\u3400-\u4dbf\u4e00-\u9fff])|[0-9A-Za-z](?=[\\n\\t]))"
 )
 """Characters after which BERT's pre-tokenizer divides a text, and its normalizer between ideographs."""
@@ -50,15 +51,29 @@ class TextPrefixes:
 
     def __init__(self, backend: Any) -> None:
         self._backend = backend
-        self._longest = longest_token(backend)
-        self._divides = _divides_at_spaces(backend)
-        self._isolates = self._divides and _isolates(backend)
-        self._bound = PieceBound.of(backend)
+
+    # Each of these serialises the whole vocabulary, which short texts do not need.
+
+    @cached_property
+    def _longest(self) -> int | None:
+        return longest_token(self._backend)
+
+    @cached_property
+    def _divides(self) -> bool:
+        return _divides_at_spaces(self._backend)
+
+    @cached_property
+    def _isolates(self) -> bool:
+        return self._divides and _isolates(self._backend)
+
+    @cached_property
+    def _bound(self) -> PieceBound | None:
+        return PieceBound.of(self._backend)
 
     def with_more_tokens(self, text: str, count: int, where: object = None) -> str:
         """Return a prefix that has more tokens than ``count``, without special tokens, or else the whole text."""
         size = _CHARACTERS_PER_TOKEN * (count + 1)
-        while self._divides and size < len(text) // 2:
+        while size < len(text) // 2 and self._divides:
             end = self._boundary(text, size)
             if end and self.count(text[:end], where) > count:
                 return text[:end]
@@ -85,7 +100,7 @@ class TextPrefixes:
         """Return the last place up to ``size`` where a text is divided for sure; 0 if there is none."""
         if self._isolates:
             start = max(0, size - _WINDOW)
-            places = [found.end() + start for found in _ISOLATED.finditer(text[start : size + 1])]
+            places = [found.end() + start for found in re.finditer(_ISOLATED, text[start : size + 1])]
             if places:
                 return places[-1]
         end = text.rfind(" ", 0, size)
@@ -133,7 +148,7 @@ def _isolates(backend: Any) -> bool:
     normalizers = [*_parts(facts["normalizer"])]
     pads = any(one["type"] == "BertNormalizer" and one["handle_chinese_chars"] for one in normalizers)
     divides = [one["type"] for one in _parts(facts["pre_tokenizer"])] == ["BertPreTokenizer"]
-    crossing = any(token["single_word"] or _ISOLATED.search(token["content"]) for token in facts["added_tokens"])
+    crossing = any(token["single_word"] or re.search(_ISOLATED, token["content"]) for token in facts["added_tokens"])
     return pads and divides and not crossing
 
 
