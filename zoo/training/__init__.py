@@ -1,25 +1,14 @@
 """Training: objectives, data, and a loop whose every step is a pure function of the seed and the step number.
 
 ``zoo train`` on the command line; :func:`train` from Python. An objective is a subclass of :class:`Criterion`, which a
-plugin declares with the hook ``zoo_objectives``. Importing this package does not import torch; its names do, except
-:class:`TrainingSettings`, :class:`LowRankSettings` and those for trackers.
+plugin declares with the hook ``zoo_objectives``. Importing this package imports no other module of it; its names import
+torch, except those of settings, options and trackers.
 """
 
 from __future__ import annotations
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
-
-from zoo.training.options import (
-    ImageClassificationOptions,
-    MaskingOptions,
-    SentenceEmbeddingOptions,
-    SequenceToSequenceOptions,
-    TokenClassificationOptions,
-)
-from zoo.training.progress import Evaluation
-from zoo.training.settings import LowRankSettings, TrainingSettings
-from zoo.training.tracking import TrackedRun, Tracking
 
 if TYPE_CHECKING:
     from zoo.training.adapters.merge import merge_adapter
@@ -28,7 +17,17 @@ if TYPE_CHECKING:
     from zoo.training.data.examples import Example
     from zoo.training.launch import train
     from zoo.training.loop import Step, TrainingError
+    from zoo.training.options import (
+        ImageClassificationOptions,
+        MaskingOptions,
+        SentenceEmbeddingOptions,
+        SequenceToSequenceOptions,
+        TokenClassificationOptions,
+    )
+    from zoo.training.progress import Evaluation
     from zoo.training.run import Outcome
+    from zoo.training.settings import LowRankSettings, TrainingSettings
+    from zoo.training.tracking import TrackedRun, Tracking
 
 __all__ = [
     "Batch",
@@ -58,6 +57,16 @@ __all__ = [
 ]
 
 _HOMES = {
+    **dict.fromkeys(
+        (
+            "ImageClassificationOptions", "MaskingOptions", "SentenceEmbeddingOptions", "SequenceToSequenceOptions",
+            "TokenClassificationOptions",
+        ),
+        "zoo.training.options",
+    ),
+    **dict.fromkeys(("LowRankSettings", "TrainingSettings"), "zoo.training.settings"),
+    **dict.fromkeys(("TrackedRun", "Tracking"), "zoo.training.tracking"),
+    "Evaluation": "zoo.training.progress",
     **dict.fromkeys(("Batch", "Criterion", "Loss", "Row", "mask_of", "padded", "wide"), "zoo.training.criterion"),
     **dict.fromkeys(("Step", "TrainingError"), "zoo.training.loop"),
     "Outcome": "zoo.training.run",
@@ -65,7 +74,7 @@ _HOMES = {
     "plot_loss": "zoo.training.curve",
     "Example": "zoo.training.data.examples",
     "merge_adapter": "zoo.training.adapters.merge",
-}
+}  # fmt: skip
 
 
 def __dir__() -> list[str]:
@@ -74,7 +83,7 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> Any:
-    """Import the modules that need torch on first use."""
+    """Import a public name's module when the name is first used: every command imports this package."""
     if name in _HOMES:
         return getattr(import_module(_HOMES[name]), name)
     raise AttributeError(f"module 'zoo.training' has no attribute {name!r}")
