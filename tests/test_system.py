@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.conftest import ROOT, Result
@@ -194,6 +195,7 @@ def test_killing_an_ended_process_is_harmless() -> None:
 def test_cores_and_memory() -> None:
     total = int(Path("/proc/meminfo").read_text().split()[1]) * 1024
     assert 1e8 < system.free_memory() <= total
+    assert system._available_memory() == pytest.approx(psutil.virtual_memory().available, rel=0.2)
     assert 1 <= system.usable_cores() <= (os.cpu_count() or 1)
 
 

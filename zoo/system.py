@@ -344,14 +344,24 @@ def native_threads() -> int:
 
 def free_memory() -> float:
     """Return the bytes of memory available without swapping, within the limit of the container."""
-    import psutil
-
-    free = float(psutil.virtual_memory().available)
+    free = _available_memory()
     with suppress(OSError, ValueError):  # no control group, or "max"
         group = Path("/sys/fs/cgroup")
         limit, used = ((group / name).read_text(encoding="ascii") for name in ("memory.max", "memory.current"))
         free = min(free, float(limit) - float(used))
     return free
+
+
+def _available_memory() -> float:
+    """Return the bytes of memory available without swapping, on the whole machine."""
+    with suppress(OSError):  # as psutil does on Linux, whose import takes as long as opening a small model
+        for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
+            name, _, value = line.partition(":")
+            if name == "MemAvailable":
+                return float(value.removesuffix("kB")) * 1024
+    import psutil
+
+    return float(psutil.virtual_memory().available)
 
 
 def limit_memory(size: float | None) -> None:

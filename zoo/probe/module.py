@@ -20,7 +20,7 @@ from zoo.models.declarations import matching_tensors
 from zoo.models.dtypes import declared_dtype
 from zoo.models.tensors import tensor_groups
 from zoo.nn import call_graph
-from zoo.probe.dtypes import BFLOAT16
+from zoo.probe.dtypes import is_bfloat16, numpy_dtype
 from zoo.probe.inputs import Feeds, Point
 from zoo.probe.pipeline import Arrays
 from zoo.probe.positions import Kept, kept_positions
@@ -53,7 +53,7 @@ _PART = 2**22
 def as_tensor(array: Array) -> Tensor:
     """Convert an array to a tensor, sharing memory if the array is contiguous."""
     array = np.ascontiguousarray(array)
-    if array.dtype == BFLOAT16:
+    if is_bfloat16(array.dtype):
         return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
     return torch.from_numpy(array)
 
@@ -61,7 +61,7 @@ def as_tensor(array: Array) -> Tensor:
 def as_array(tensor: Tensor) -> Array:
     """Convert a CPU tensor to an array that shares its memory."""
     if tensor.dtype == torch.bfloat16:
-        return tensor.contiguous().view(torch.int16).numpy().view(BFLOAT16)
+        return tensor.contiguous().view(torch.int16).numpy().view(numpy_dtype("bfloat16"))
     return tensor.numpy()
 
 

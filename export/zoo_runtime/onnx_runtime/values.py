@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from zoo.arrays import Array
-from zoo.probe.dtypes import BFLOAT16
+from zoo.probe.dtypes import is_bfloat16, numpy_dtype
 from zoo_runtime.onnx_runtime.ort import ort
 from zoo_runtime.onnx_runtime.stopping import running
 
@@ -27,7 +27,7 @@ _TYPE = "tensor(bfloat16)"
 
 def element_type(dtype: np.dtype[Any]) -> Any:
     """Return the type of a tensor's elements, as bindings to memory take it."""
-    return _ONNX_BFLOAT16 if dtype == BFLOAT16 else dtype.type
+    return _ONNX_BFLOAT16 if is_bfloat16(dtype) else dtype.type
 
 
 def to_value(array: Array, device: str = "cpu") -> ort.OrtValue:
@@ -35,7 +35,7 @@ def to_value(array: Array, device: str = "cpu") -> ort.OrtValue:
 
     On the CPU the value shares the array's memory, which must be contiguous.
     """
-    if array.dtype != BFLOAT16:
+    if not is_bfloat16(array.dtype):
         return ort.OrtValue.ortvalue_from_numpy(array, device, 0)
     bits = array.view(_BITS)
     if device == "cpu":
@@ -49,7 +49,7 @@ def to_array(value: ort.OrtValue) -> Array:
     """Convert a value on any device to an array. A bfloat16 array is always a copy."""
     if value.data_type() != _TYPE:
         return value.numpy()
-    array = np.empty(value.shape(), BFLOAT16)
+    array = np.empty(value.shape(), numpy_dtype("bfloat16"))
     to_value(array).update_inplace(value)
     return array
 

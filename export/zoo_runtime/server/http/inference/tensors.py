@@ -10,7 +10,7 @@ from pydantic import Field
 
 from zoo.arrays import Array
 from zoo.contract import TensorSpec
-from zoo.probe.dtypes import BFLOAT16, dtype_of
+from zoo.probe.dtypes import dtype_of, is_bfloat16
 from zoo_runtime.server.http.bodies import Body, BodyPart
 from zoo_runtime.server.http.encoding import encode_json
 from zoo_runtime.server.request_error import RequestError
@@ -97,7 +97,7 @@ class InferBody(Body):
 def tensor_dtype(tensor: TensorSpec, real: np.dtype[Any]) -> np.dtype[Any]:
     """Return the dtype of a declared tensor, given that of the model. The protocol has bfloat16 as float32."""
     dtype = dtype_of(tensor, real)
-    return np.dtype(np.float32) if dtype == BFLOAT16 else dtype
+    return np.dtype(np.float32) if is_bfloat16(dtype) else dtype
 
 
 def datatype_of(dtype: np.dtype[Any]) -> str:
