@@ -6,8 +6,6 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
-from zoo_runtime.batch.input_files import is_batch
-
 __all__ = ["BatchFlags", "InputFlags", "OutputFlags", "TaskFlags", "take"]
 
 Group = TypeVar("Group", "BatchFlags", "InputFlags", "OutputFlags", "TaskFlags")
@@ -78,4 +76,8 @@ class BatchFlags:
 
     def is_asked(self, input_file: str | None) -> bool:
         """Whether the command is to run a batch: its inputs are several files, or it names an engine or workers."""
-        return self.engine is not None or self.workers is not None or (input_file is not None and is_batch(input_file))
+        if input_file is None:
+            return self.engine is not None or self.workers is not None
+        from zoo_runtime.batch.input_files import is_batch
+
+        return self.engine is not None or self.workers is not None or is_batch(input_file)

@@ -21,9 +21,12 @@ __all__ = ["count_inputs", "parse_inputs", "read_inputs", "with_adapters"]
 def parse_inputs(flags: InputFlags) -> list[Any]:
     """Return the inputs on the command line: texts or chats, pairs, and token ids."""
     from zoo_runtime import Pair
-    from zoo_runtime.files.chats import parse_chat
 
-    texts = [parse_chat(text) for text in flags.texts] if flags.chat else flags.texts
+    texts: Sequence[Any] = flags.texts
+    if flags.chat:
+        from zoo_runtime.files.chats import parse_chat
+
+        texts = [*map(parse_chat, texts)]
     return [*texts, *(Pair(*pair) for pair in flags.pairs), *map(_parse_id_list, flags.id_lists)]
 
 
@@ -45,8 +48,6 @@ def read_inputs(values: Sequence[Any], flags: InputFlags, *, keep: bool, resume:
         resume: whether rows with earlier results are left out.
     """
     from zoo_runtime import Answer
-    from zoo_runtime.files.chats import as_chat
-    from zoo_runtime.files.rows import read_rows
 
     file = flags.input_file
     if values and file is not None:
@@ -60,6 +61,8 @@ def read_inputs(values: Sequence[Any], flags: InputFlags, *, keep: bool, resume:
                 for number, value in enumerate(values, 1)
             ]
         )
+    from zoo_runtime.files.rows import read_rows
+
     listens = file is not None or (sys.stdin is not None and not sys.stdin.isatty())
     columns = (flags.main_column, flags.id_column, flags.pair_column)
     rows = read_rows(file or "-", *columns, keep=keep, resume=resume) if listens else iter(())
@@ -67,7 +70,11 @@ def read_inputs(values: Sequence[Any], flags: InputFlags, *, keep: bool, resume:
     if first is None:
         raise UsageError("no inputs", file, "give a text, --input FILE, or --ids 1,2,3")
     rows = chain([first], rows)
-    return map(as_chat, rows) if flags.chat else rows
+    if flags.chat:
+        from zoo_runtime.files.chats import as_chat
+
+        return map(as_chat, rows)
+    return rows
 
 
 def with_adapters(inputs: Iterator[Answer], adapters: Sequence[str], count: int) -> Iterator[Answer]:

@@ -41,20 +41,20 @@ def check_outputs(flags: OutputFlags, input_file: str | None) -> None:
 
 def open_results(flags: OutputFlags, inputs: InputFlags) -> Results | AugmentedRows | None:
     """Open the file that answers are written to, or return None if they are printed."""
+    target = flags.training_data or flags.output
+    if target is None:
+        return None
     from zoo_runtime.files.augmented import AugmentedRows
     from zoo_runtime.files.results import Results
     from zoo_runtime.files.rows import column_types, is_table
 
+    types = column_types(inputs.input_file)
     if flags.training_data is not None:
-        types = column_types(inputs.input_file)
-        return AugmentedRows(flags.training_data, inputs.main_column, force=flags.force, types=types)
-    if flags.output is not None:
-        types = column_types(inputs.input_file)
-        return Results(
-            flags.output, force=flags.force, resume=flags.resume, types=types, keep=is_table(inputs.input_file),
-            id_column=inputs.id_column,
-        )  # fmt: skip
-    return None
+        return AugmentedRows(target, inputs.main_column, force=flags.force, types=types)
+    return Results(
+        target, force=flags.force, resume=flags.resume, types=types, keep=is_table(inputs.input_file),
+        id_column=inputs.id_column,
+    )  # fmt: skip
 
 
 def check_columns(
@@ -66,11 +66,12 @@ def check_columns(
 
     Raises :class:`StorageError` if they do not fit.
     """
-    from zoo_runtime.files.parquet_types import BATCH, check_rows
     from zoo_runtime.files.rows import is_table
 
     if results is None or results.path.suffix.lower() != PARQUET or not is_table(inputs.input_file):
         return rows
+    from zoo_runtime.files.parquet_types import BATCH, check_rows
+
     first = list(islice(rows, BATCH))
     read = [row.columns for row in first if row.error is None]
     names = dict.fromkeys(name for columns in read for name in columns)

@@ -18,16 +18,15 @@ from zoo.errors import ArtifactError, UsageError
 from zoo.reading import read_text
 from zoo.tables import PARQUET
 from zoo_runtime.cli.answers import AnswerCounts, described, open_stream, print_answers, print_stream, show_counts
-from zoo_runtime.cli.figures import AnswerFigure
 from zoo_runtime.cli.flags import BatchFlags, InputFlags, OutputFlags, TaskFlags, take
 from zoo_runtime.cli.inputs import count_inputs, parse_inputs, read_inputs, with_adapters
-from zoo_runtime.cli.maps import AnswerMaps
 from zoo_runtime.cli.outputs import check_columns, check_outputs, open_results, show_summary, write_answers
-from zoo_runtime.cli.run_batch import check_batch, run_batches
 from zoo_runtime.files.rows import is_table
 
 if TYPE_CHECKING:
     from zoo_runtime import Runner, Session
+    from zoo_runtime.cli.figures import AnswerFigure
+    from zoo_runtime.cli.maps import AnswerMaps
 
 GENERATION = (
     ("--max-new-tokens", int, "Maximum new tokens.  [default: 32]"),
@@ -182,6 +181,8 @@ def _run_batch(
     session: Mapping[str, Any],
 ) -> None:
     """Run many files. ``session`` are arguments of :func:`zoo_runtime.load_session`."""
+    from zoo_runtime.cli.run_batch import check_batch, run_batches
+
     single = {
         "TEXT": inputs.texts, "--pair": inputs.pairs, "--ids": inputs.id_lists,
         "--training-data": outputs.training_data, "--figure": outputs.figure, "--maps": outputs.maps,
@@ -207,10 +208,7 @@ def _run_inputs(
     check_outputs(outputs, inputs.input_file)
     results = open_results(outputs, inputs)
     values = parse_inputs(inputs)
-    figure = None if outputs.figure is None else AnswerFigure(outputs.figure, len(values), force=outputs.force)
-    maps = None
-    if outputs.maps is not None:
-        maps = AnswerMaps(outputs.maps, force=outputs.force, resume=outputs.resume)
+    figure, maps = _open_figure(outputs, len(values)), _open_maps(outputs)
     keep = _keeps_columns(inputs, outputs, task)
     rows = read_inputs(values, inputs, keep=keep, resume=outputs.resume)
     with load_session(directory, task=task.task, chat=inputs.chat, **session_options) as session:
@@ -257,6 +255,22 @@ def _run_inputs(
         raise ArtifactError(report.summary, directory, "see the warnings above")
 
 
+def _open_figure(outputs: OutputFlags, count: int) -> AnswerFigure | None:
+    if outputs.figure is None:
+        return None
+    from zoo_runtime.cli.figures import AnswerFigure
+
+    return AnswerFigure(outputs.figure, count, force=outputs.force)
+
+
+def _open_maps(outputs: OutputFlags) -> AnswerMaps | None:
+    if outputs.maps is None:
+        return None
+    from zoo_runtime.cli.maps import AnswerMaps
+
+    return AnswerMaps(outputs.maps, force=outputs.force, resume=outputs.resume)
+
+
 def _keeps_columns(inputs: InputFlags, outputs: OutputFlags, task: TaskFlags) -> bool:
     """Whether the columns of a file stay with its inputs: the output has them, or an option, such as a prompt, may."""
     if (outputs.output is not None or outputs.as_json) and is_table(inputs.input_file):
@@ -270,7 +284,6 @@ def _open_runner(
 ) -> Runner[Any]:
     """Open the runner of a task, which must be able to give the outputs."""
     from zoo_runtime.onnx_runtime.adapters import number_of
-    from zoo_runtime.plots import check_plottable
     from zoo_runtime.running.choosing import parse_options
     from zoo_runtime.running.runner import MakesVariants, WritesMaps
 
@@ -286,6 +299,8 @@ def _open_runner(
     if outputs.maps is not None and not isinstance(runner, WritesMaps):
         raise UsageError(f"the task {task} gives no maps of pixels", "--maps", "leave it out")
     if outputs.figure is not None:
+        from zoo_runtime.plots import check_plottable
+
         check_plottable(runner, task)
     return runner
 

@@ -17,9 +17,8 @@ from zoo.cli.progress import show_progress
 from zoo.errors import ArtifactError, UsageError
 from zoo.tables import LINES, PARQUET, TABLES
 from zoo.version import __version__
-from zoo_runtime.batch.input_files import is_batch
 
-__all__ = ["check_batch", "is_batch", "run_batches"]
+__all__ = ["check_batch", "run_batches"]
 
 
 def check_batch(inputs: str | None, output: str | None, others: Sequence[str]) -> None:

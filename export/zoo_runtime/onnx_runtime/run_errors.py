@@ -14,15 +14,13 @@ from zoo_runtime.onnx_runtime import memory_limit
 
 __all__ = ["OutOfMemoryError", "RunError", "cause", "loading_error", "run_error"]
 
-_LACK = re.compile(r"bad_alloc|bad allocation|Failed to allocate memory|out of memory")
+_LACK = r"bad_alloc|bad allocation|Failed to allocate memory|out of memory"
 """Parts of messages about a lack of memory."""
 _CAUSE = 200
 """Maximum number of characters of the message of a node that fails."""
-_SYSTEM_ERROR = re.compile(r"SystemError : (\d+)")
+_SYSTEM_ERROR = r"SystemError : (\d+)"
 """A failing system call in a message of ONNX Runtime, with its error number."""
-_NO_KERNEL = re.compile(
-    r"(?:Provider type for |Could not find an implementation for )(\w+)(?:\(\d+\))? node with name '([^']*)'"
-)
+_NO_KERNEL = r"(?:Provider type for |Could not find an implementation for )(\w+)(?:\(\d+\))? node with name '([^']*)'"
 """Messages of ONNX Runtime, the first of a failed assertion, for a node whose types no provider has a kernel for."""
 
 
@@ -38,9 +36,9 @@ def loading_error(error: Exception, provider: str, where: object) -> ZooError:
     """Return the error to raise for one of ONNX Runtime that loads a graph."""
     if (lack := _memory_error(error, where)) is not None:
         return lack
-    if failure := _SYSTEM_ERROR.search(str(error)):
+    if failure := re.search(_SYSTEM_ERROR, str(error)):
         return UnreadableError(f"onnxruntime cannot read the weights ({os.strerror(int(failure[1]))})", where)
-    if missing := _NO_KERNEL.search(str(error)):
+    if missing := re.search(_NO_KERNEL, str(error)):
         problem = f"onnxruntime has no kernel on {provider} for {missing[1]} with the types of node {missing[2]!r}"
         return ArtifactError(problem, where, "choose another dtype or provider")
     return ArtifactError(f"onnxruntime cannot load the graph ({error})", where)
@@ -65,7 +63,7 @@ def cause(error: ZooError) -> str:
 
 def _memory_error(error: Exception, where: object) -> OutOfMemoryError | None:
     """Return the error to raise for one of ONNX Runtime or Python about a lack of memory, or None for another error."""
-    if not isinstance(error, MemoryError) and not _LACK.search(str(error)):
+    if not isinstance(error, MemoryError) and not re.search(_LACK, str(error)):
         return None
     request = re.search(r"requested buffer of size (\d+)", str(error))
     size = f" (for {int(request[1]):,} bytes at once)" if request else ""

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 import numpy as np
@@ -18,7 +18,7 @@ from zoo.arrays import Array
 from zoo.artifact import OPENVINO, PREFILL, Export, ModelDirectory
 from zoo.contract import Graph
 from zoo.errors import UsageError
-from zoo.probe.dtypes import BFLOAT16, numpy_dtype
+from zoo.probe.dtypes import is_bfloat16, numpy_dtype
 from zoo.probe.inputs import empty_past
 from zoo.probe.pipeline import Arrays, Executor
 from zoo_runtime.arguments import check_seconds
@@ -27,12 +27,13 @@ from zoo_runtime.onnx_runtime.mapped_weights import MappedWeights
 from zoo_runtime.onnx_runtime.ort import ort
 from zoo_runtime.onnx_runtime.providers import Memory, Provider, open_session
 from zoo_runtime.onnx_runtime.stopping import Call
-from zoo_runtime.openvino.compiled import CompiledGraph, compile_graphs
-from zoo_runtime.openvino.executor import OpenVinoExecutor
 from zoo_runtime.serving.capture import open_for_capture
 from zoo_runtime.serving.executor import ServingExecutor
 from zoo_runtime.serving.rows import Rows
 from zoo_runtime.serving.sizes import sizes_of_session
+
+if TYPE_CHECKING:
+    from zoo_runtime.openvino.compiled import CompiledGraph
 
 __all__ = ["OpenExport"]
 
@@ -93,6 +94,8 @@ class OpenExport:
         with self.lock:
             self.check_open()
             if not self._compiled and self.provider == OPENVINO:
+                from zoo_runtime.openvino.compiled import compile_graphs
+
                 self._map_weights()
                 self._compiled = compile_graphs(self.export, threads=self.threads, properties=self.provider_options)
             return self._compiled
@@ -164,11 +167,15 @@ class OpenExport:
             feeds = {**feeds, **empty_past(graph, rows, self.dtype)}
         with self.stoppable(check_seconds("timeout", timeout)):
             outputs = self.executor()(graph, feeds)
-        return {name: value.astype(np.float32) if value.dtype == BFLOAT16 else value for name, value in outputs.items()}
+        return {
+            name: value.astype(np.float32) if is_bfloat16(value.dtype) else value for name, value in outputs.items()
+        }
 
     def executor(self) -> Executor:
         """Return what runs declared graphs, for one thread."""
         if self.provider == OPENVINO:
+            from zoo_runtime.openvino.executor import OpenVinoExecutor
+
             return OpenVinoExecutor(self.compiled, self.dtype, twice=False)
         if self.export.traits.interface == "rows":
             return ServingExecutor(self.sessions, self.dtype)

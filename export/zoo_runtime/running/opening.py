@@ -15,8 +15,6 @@ from zoo_runtime.onnx_runtime.ort import ort
 from zoo_runtime.onnx_runtime.providers import device_of
 from zoo_runtime.onnx_runtime.stopping import running
 from zoo_runtime.onnx_runtime.values import run_session, to_value
-from zoo_runtime.openvino.decoder import OpenVinoDecoder
-from zoo_runtime.openvino.executor import OpenVinoExecutor
 from zoo_runtime.running.context import Internals
 from zoo_runtime.serving.names import CAPACITY
 from zoo_runtime.serving.row_decoder import RowDecoder
@@ -115,6 +113,9 @@ def encode_rows(session: Internals, feeds: Mapping[str, Array], sizes: Mapping[s
 
 def _open_compiled(session: Internals, feeds: Mapping[str, Array], rows: int) -> Stepper:
     """Open a stepper on OpenVINO."""
+    from zoo_runtime.openvino.decoder import OpenVinoDecoder
+    from zoo_runtime.openvino.executor import OpenVinoExecutor
+
     *encoders, graph = session.graphs
     values = dict(feeds)
     for encoder in encoders:

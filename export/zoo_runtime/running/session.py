@@ -26,7 +26,6 @@ from zoo_runtime.generation.stepper import Stepper
 from zoo_runtime.onnx_runtime.ort import ort
 from zoo_runtime.onnx_runtime.placement import placement
 from zoo_runtime.onnx_runtime.providers import Memory, Provider
-from zoo_runtime.openvino.compiled import CompiledGraph
 from zoo_runtime.running.answering import Answering, fixed_batch
 from zoo_runtime.running.choosing import check_export, create_runner, find_export, runner_class
 from zoo_runtime.running.inputs import Answer, Pair, is_single, numbered, result_of
@@ -39,6 +38,7 @@ from zoo_runtime.serving.rows import Rows
 if TYPE_CHECKING:
     from zoo.tokenizers.chat import ChatTemplate
     from zoo.tokenizers.tokenizer import Tokenizer
+    from zoo_runtime.openvino.compiled import CompiledGraph
 
 __all__ = ["Session"]
 
