@@ -49,6 +49,7 @@ __all__ = ["Step", "Trainer", "TrainingError"]
 
 _EPOCHS = 3
 """The default number of epochs."""
+_LARGEST = torch.finfo(torch.float32).max
 _SHOWN = 8
 """Examples that an error message lists."""
 
@@ -221,8 +222,7 @@ class Trainer:
             self._fail(number, parts, weights)
         limit = self.settings.clip_norm
         scale = 1.0 if limit is None else min(1.0, limit / (float(norm) + 1e-6))
-        torch._foreach_mul_(gradients, scale / count)
-        self.optimizer.step()
+        self._update(gradients, scale / count)
         if isinstance(self.model, ConstrainsWeights):
             with torch.no_grad(), self._their_code():
                 self.model.constrain_weights()
@@ -232,6 +232,24 @@ class Trainer:
         elements = sum(batch_elements(part.batch) for part in parts)
         utilization = elements * self._element_share / seconds
         return Step(self.done, sums.loss, sums.accuracy, count, rate, float(norm), seconds, utilization)
+
+    def _update(self, gradients: list[Tensor], scale: float) -> None:
+        """Let the optimiser update the weights by gradients times ``scale``, which then are in their place.
+
+        A fused optimiser scales a float32 gradient when it reads it, by dividing: that saves a pass over all of them.
+        """
+        divisor = 1 / scale
+        optimizer: Any = self.optimizer
+        fused = getattr(optimizer, "_step_supports_amp_scaling", False) and not self.sharded
+        if fused and divisor < _LARGEST and all(gradient.dtype == torch.float32 for gradient in gradients):
+            optimizer.grad_scale = torch.tensor(divisor, device=self.device)
+            try:
+                optimizer.step()
+            finally:
+                del optimizer.grad_scale
+            return
+        torch._foreach_mul_(gradients, scale)
+        optimizer.step()
 
     def _weights(self, parts: Sequence[MicroBatch]) -> list[float]:
         """Return the weight of a target of each further term of the loss, relative to one of the first term."""
