@@ -250,6 +250,30 @@ def test_compensation_halves_the_error_of_products_with_correlated_inputs() -> N
     assert with_moments < 0.5 * without
 
 
+def test_columns_are_rounded_as_in_the_paper() -> None:
+    """Each column is rounded in turn, and its error is subtracted from all later columns (GPTQ, algorithm 1)."""
+    rng = np.random.default_rng(0)
+    rows, columns, block = 6, 320, 32
+    weight = rng.standard_normal((rows, columns)).astype(np.float32)
+    x = rng.standard_normal((400, columns)) @ (np.eye(columns) + 0.05 * rng.standard_normal((columns, columns)))
+    moments = (x.T @ x / len(x)).astype(np.float32)
+    packing = Packing(rows, columns, 4, block, True)
+    parts = packing.pack(weight, moments)
+    damped = moments.astype(np.float64)
+    damped[np.diag_indices(columns)] += 0.01 * np.mean(np.diag(moments.astype(np.float64)))
+    factor = np.linalg.cholesky(np.linalg.inv(damped)).T
+    left, wanted = weight.astype(np.float64), np.empty_like(weight)
+    for column in range(columns):
+        if column % block == 0:
+            nearest = Packing(rows, block, 4, block, True).pack(left[:, column : column + block].astype(np.float32))
+            scale, point = nearest[".scales"][:, 0].astype(np.float64), nearest[".zero_points"][:, 0] & 15
+        number = (np.round(left[:, column] / scale) + point).clip(0, 15)
+        wanted[:, column] = (number - point) * scale
+        error = (left[:, column] - (number - point) * scale) / factor[column, column]
+        left[:, column + 1 :] -= np.outer(error, factor[column, column + 1 :])
+    np.testing.assert_allclose(packing.unpack(parts), wanted, rtol=1e-6, atol=1e-7)
+
+
 def test_moments_are_those_of_the_inputs(exported_build: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
     stored = ModelDirectory.open(exported_build("gpt-tiny", gain=GAIN, noise=True))
     model, seen = persist.load_directory(stored), []
@@ -259,6 +283,8 @@ def test_moments_are_those_of_the_inputs(exported_build: Callable[..., Path], mo
     name, other = "blocks.1.mlp.down.weight", "position_embedding.weight"
     columns = {name: layer.in_features, other: 1}
     monkeypatch.setattr("zoo_export.variants.quantized.calibrate.free_memory", lambda: 0)  # one weight at a time
+    monkeypatch.setattr("zoo_export.variants.quantized.calibrate._BLOCK", 24)  # of which the width is no multiple
+    assert layer.in_features > 48 and layer.in_features % 24
     found = dict(input_moments(stored, columns))
     assert found[other] is None
     x = torch.cat(seen[: len(seen) // 2])

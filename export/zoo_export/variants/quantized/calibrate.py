@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
@@ -32,6 +33,8 @@ _WINDOW, _WINDOWS, _SEED = 256, 16, 1
 """Largest length of an input, number of inputs, and seed of the first."""
 _MEMORY = 0.25
 """Part of the free memory for the moments that are measured at a time."""
+_BLOCK = 512
+"""Columns of a block of products."""
 
 
 def input_moments(stored: ModelDirectory, columns: Mapping[str, int]) -> Iterator[tuple[str, Array | None]]:
@@ -70,7 +73,7 @@ def _measure(stored: ModelDirectory, model: torch.nn.Module, names: list[str]) -
     for seed in range(_SEED, _SEED + _WINDOWS):
         with recorder:
             run_pipeline(run, graphs, make_feeds(graphs, point, seed, length + 1), point, split=False)
-    return {name: (total / recorder.counts[name]).numpy() for name, total in recorder.totals.items()}
+    return recorder.means()
 
 
 class _Recorder(TorchFunctionMode):
@@ -78,14 +81,28 @@ class _Recorder(TorchFunctionMode):
 
     def __init__(self, names: Mapping[int, str]) -> None:
         self._names = names
-        self.totals: dict[str, torch.Tensor] = {}
-        self.counts: dict[str, int] = {}
+        self._totals: dict[str, Tensor] = {}
+        """Sums by name. They are symmetric: what lies below blocks on the diagonal is left out until the end."""
+        self._counts: dict[str, int] = {}
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = self._names.get(id(args[1])) if function is F.linear and len(args) > 1 else None
         if name is not None:
             x = args[0].detach().flatten(0, -2)
-            total = x.T @ x
-            self.totals[name] = self.totals[name] + total if name in self.totals else total
-            self.counts[name] = self.counts.get(name, 0) + len(x)
+            if name not in self._totals:
+                self._totals[name] = x.new_zeros(x.shape[-1], x.shape[-1])
+            for start in range(0, x.shape[-1], _BLOCK):
+                columns = slice(start, start + _BLOCK)
+                self._totals[name][columns, start:].addmm_(x[:, columns].T, x[:, start:])
+            self._counts[name] = self._counts.get(name, 0) + len(x)
         return function(*args, **(kwargs or {}))
+
+    def means(self) -> dict[str, Array]:
+        """Return the mean of x x^T, by name. To be called once."""
+        means = {}
+        for name, total in self._totals.items():
+            mean = means[name] = total.numpy()  # shares its memory
+            for stop in range(_BLOCK, len(mean), _BLOCK):
+                mean[stop:, stop - _BLOCK : stop] = mean[stop - _BLOCK : stop, stop:].T
+            mean /= self._counts[name]
+        return means

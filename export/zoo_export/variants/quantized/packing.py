@@ -50,6 +50,8 @@ _TOP = 15
 """Largest 4-bit number."""
 _DAMPING = 0.01
 """Part of the mean moment that is added to the diagonal, as in the paper's experiments."""
+_SMALL = 128
+"""Rows of a triangular matrix that is inverted as any other."""
 _AT_ONCE = 1 << 20
 """Numbers to quantise at a time, which bounds the memory of temporary arrays."""
 _LARGEST, _LARGEST_SUM = 127, 128
@@ -158,18 +160,33 @@ def _by_block(weight: Array, block: int) -> tuple[Array, Array, Array]:
 
 
 def _compensation(moments: Array) -> Array | None:
-    """Return the upper Cholesky factor of the inverse of damped moments, or None if all inputs were 0."""
+    """Return the upper Cholesky factor of the inverse of damped moments, or None if all inputs were 0.
+
+    Where the moments are U U^T with an upper triangular U, as their Cholesky factor is if rows and columns are taken
+    backwards, it is the inverse of U. That takes a third of the time of an inverse of the moments and its factor.
+    """
     moments = moments.astype(np.float64)
     mean = float(np.mean(np.diag(moments)))
     if not mean > 0:
         return None
     moments[np.diag_indices_from(moments)] += _DAMPING * mean
-    factor: Array = np.linalg.cholesky(np.linalg.inv(moments)).T
-    return factor
+    return _inverse(np.linalg.cholesky(moments[::-1, ::-1])[::-1, ::-1])
+
+
+def _inverse(upper: Array) -> Array:
+    """Return the inverse of an upper triangular matrix, from the inverses of its two blocks on the diagonal."""
+    if len(upper) <= _SMALL:
+        return np.triu(np.linalg.inv(upper))
+    half = len(upper) // 2
+    inverse = np.zeros_like(upper)
+    first = inverse[:half, :half] = _inverse(upper[:half, :half])
+    second = inverse[half:, half:] = _inverse(upper[half:, half:])
+    inverse[:half, half:] = -first @ (upper[:half, half:] @ second)
+    return inverse
 
 
 def _by_column(weight: Array, block: int, factor: Array) -> tuple[Array, Array, Array]:
-    """Quantise a matrix column by column, correcting later columns for the error (GPTQ, algorithm 1).
+    """Quantise a matrix column by column, corrected for the errors of earlier columns (GPTQ, algorithm 1).
 
     Args:
         weight: the matrix, (N, K).
@@ -180,22 +197,21 @@ def _by_column(weight: Array, block: int, factor: Array) -> tuple[Array, Array, 
         As :func:`_by_block`.
     """
     rows, columns = weight.shape
-    left = weight.astype(np.float64)
-    numbers = np.empty((rows, columns), np.uint8)
+    numbers = np.empty((columns, rows), np.uint8)
+    errors = np.empty((columns, rows))  # transposed, so that a column is contiguous
     scales = np.empty((rows, columns // block), np.float32)
     points = np.empty((rows, columns // block), np.uint8)
     for start in range(0, columns, block):
         stop, place = start + block, start // block
-        _, scales[:, [place]], points[:, [place]] = _closest(left[:, start:stop].astype(np.float32))
+        left = weight[:, start:stop].T - factor[:start, start:stop].T @ errors[:start]
+        _, scales[:, [place]], points[:, [place]] = _closest(np.ascontiguousarray(left.T, np.float32))
         scale, point = scales[:, place].astype(np.float64), points[:, place].astype(np.float64)
-        errors = np.empty((rows, block))
         for column in range(start, stop):
-            number = (np.round(left[:, column] / scale) + point).clip(0, _TOP)
-            error = (left[:, column] - (number - point) * scale) / factor[column, column]
-            left[:, column + 1 : stop] -= np.outer(error, factor[column, column + 1 : stop])
-            numbers[:, column], errors[:, column - start] = number, error
-        left[:, stop:] -= errors @ factor[start:stop, stop:]
-    return numbers, scales, points
+            exact = left[column - start] - factor[start:column, column] @ errors[start:column]
+            number = (np.round(exact / scale) + point).clip(0, _TOP)
+            errors[column] = (exact - (number - point) * scale) / factor[column, column]
+            numbers[column] = number
+    return np.ascontiguousarray(numbers.T), scales, points
 
 
 def _closest(blocks: Array) -> tuple[Array, Array, Array]:
