@@ -19,8 +19,8 @@ from zoo_export.graph.file import parse, serialize
 from zoo_export.graph.links import external_tensors, names_read, place_of, set_place
 from zoo_export.graph.metadata import without_functions
 from zoo_export.parity.subject import OnnxSubject
-from zoo_export.variants.quantized.subject import QuantizedSubject
-from zoo_export.variants.reduced.model import Place, ReducedModel, weights_of_graph
+from zoo_export.variants.quantized.subject import QuantizedSubject, Values
+from zoo_export.variants.reduced.model import ReducedModel, weights_of_graph
 from zoo_export.web.browser import Browser, WebGraph, WebSession
 from zoo_runtime.onnx_runtime.buffers import PAST_LENGTH, Buffers
 from zoo_runtime.onnx_runtime.executor import LOGITS_TO_KEEP, run_keeping
@@ -172,7 +172,7 @@ class WebQuantizedSubject(_InBrowser, QuantizedSubject):
         return super().facts() | self._provider_facts()
 
     def _open(
-        self, reduced: ReducedModel, *, optimize: bool, values: Mapping[Place, np.ndarray[Any, Any]] | None = None
+        self, reduced: ReducedModel, *, optimize: bool, values: Values | None = None, memory: Memory = "fast"
     ) -> Executor:
         graphs = {}
         for name, file in reduced.files().items():

@@ -38,7 +38,12 @@ from zoo_export.variants.halves import Half
 from zoo_export.variants.quantized.calibrate import input_moments
 from zoo_export.variants.quantized.packing import Packing, packings, read_dequantized
 from zoo_export.variants.quantized.recipe import Quantized
-from zoo_export.variants.quantized.subject import EmulatedExecutor, dequantized_model
+from zoo_export.variants.quantized.subject import (
+    EmulatedExecutor,
+    QuantizedSubject,
+    dequantized_model,
+    perturb_others,
+)
 from zoo_export.variants.reduced.model import ReducedModel, open_reduced, read_reduced
 from zoo_export.variants.reduced.recipe import BOUNDS, Reduced, certify
 from zoo_export.variants.reduced.smallest import NoPrecisionError, SmallestPrecision
@@ -504,6 +509,26 @@ def test_lost_bias_is_caught(make: Maker, few_points: None) -> None:
     node.replace_input_with(5, None)
     report = compare_reduced(stored, replace(variant, graphs={"model": model}))
     assert not report.passed
+
+
+def test_reference_and_yardstick_are_dequantised_together(make: Maker, monkeypatch: pytest.MonkeyPatch) -> None:
+    stored, variant = make("gpt-tiny", "int4")
+    unpack, seen = Packing.unpack, list[Packing]()
+    monkeypatch.setattr(Packing, "unpack", lambda packing, parts: seen.append(packing) or unpack(packing, parts))
+    subject = QuantizedSubject(stored, variant, "cpu")
+    assert sorted(map(str, seen)) == sorted(map(str, packings(variant.path).values()))
+    perturb_others(subject.models, packings(variant.path))
+    own, exact = (executor.model.state_dict() for executor in (subject.models.yardstick, subject.models.reference))
+    assert all(torch.equal(exact[name].double(), tensor.double()) for name, tensor in own.items())
+
+
+def test_long_inputs_are_compared_with_optimisations_on(make: Maker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("zoo.probe.grid.LONG", 0.0)
+    monkeypatch.setattr("zoo.probe.grid.CHEAP", 1.0)
+    report = compare_reduced(*make("gpt-tiny", "int4"))
+    assert report.passed
+    (entry,) = [entry for entry in report.evidence["grid"]["reduced"] if entry["length"] > 7][:1]
+    assert entry["levels"] == ["exact", "all"]
 
 
 def test_weights_decoded_differently_by_the_runtime_are_caught(make: Maker, few_points: None) -> None:

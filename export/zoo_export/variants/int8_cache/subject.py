@@ -47,7 +47,7 @@ from zoo_export.variants.quantized.subject import QuantizedSubject
 from zoo_export.variants.reduced.model import ReducedModel
 from zoo_runtime.onnx_runtime.executor import OnnxExecutor
 from zoo_runtime.onnx_runtime.ort import ort
-from zoo_runtime.onnx_runtime.providers import Provider
+from zoo_runtime.onnx_runtime.providers import Memory, Provider
 
 __all__ = ["CacheSubject", "QuantizedCacheSubject", "RoundingExecutor"]
 
@@ -339,6 +339,6 @@ class QuantizedCacheSubject(_Attending, QuantizedSubject):
     def open_perturbed(self) -> Iterator[dict[str, Executor]]:
         return self._forgetting(super().open_perturbed())
 
-    def _open(self, reduced: ReducedModel, *, optimize: bool, values: Any = None) -> Executor:
-        opened: Any = super()._open(reduced, optimize=optimize, values=values)
+    def _open(self, reduced: ReducedModel, *, optimize: bool, values: Any = None, memory: Memory = "fast") -> Executor:
+        opened: Any = super()._open(reduced, optimize=optimize, values=values, memory=memory)
         return _CacheExecutor(opened.sessions, opened.dtype, self.codes)

@@ -18,12 +18,12 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
+from zoo.arrays import Array
 from zoo.artifact import ModelDirectory
 from zoo.contract import Graph
 from zoo.errors import ArtifactError, ParityError, UnreadableError
@@ -38,9 +38,9 @@ from zoo_export.variants.quantized.exact import with_exact_products
 from zoo_export.variants.quantized.packing import Packing, packings, read_dequantized
 from zoo_export.variants.reduced.model import Place, ReducedModel, open_reduced
 from zoo_export.variants.reduced.tensors import read_tensor
-from zoo_runtime.onnx_runtime.providers import Provider
+from zoo_runtime.onnx_runtime.providers import Memory, Provider
 
-__all__ = ["EmulatedExecutor", "QuantizedSubject", "dequantized_model", "perturb_others"]
+__all__ = ["EmulatedExecutor", "QuantizedSubject", "Values", "dequantized_model", "perturb_others"]
 
 _NOISE = 0.02
 EXACT, OFF, ALL, PERTURBED_EXACT, PERTURBED = "exact", "off", "all", "perturbed_exact", "perturbed"
@@ -52,22 +52,30 @@ _LABELS = {
     PERTURBED: "with perturbed biases and norms",
 }
 _IN_FLOAT32 = {EXACT, PERTURBED_EXACT}
+Values = Mapping[Place, Array]
+"""Values that override stored weights, by location."""
 
 
 def dequantized_model(stored: ModelDirectory, reduced: ReducedModel) -> nn.Module:
     """Return the module in float32 with the dequantised weights of a quantised one."""
+    return _filled(stored, _dequantized(stored, reduced))
+
+
+def _filled(stored: ModelDirectory, tensors: Iterable[tuple[str, Tensor]]) -> nn.Module:
+    """Return the module with these tensors, by name, as its weights."""
     model = create.build_on_meta(stored.spec, stored.dtype)
-
-    def tensors() -> Iterator[tuple[str, Tensor]]:
-        packed = packings(reduced.path)
-        for name, place in stored.layout.items():
-            if name not in packed:
-                yield name, torch.from_numpy(read_tensor(stored.path, name, place))
-        for name, weight in read_dequantized(reduced.path):
-            yield name, torch.from_numpy(weight.reshape(stored.layout[name].shape))
-
-    persist.fill(model, tensors())
+    persist.fill(model, tensors)
     return model
+
+
+def _dequantized(stored: ModelDirectory, reduced: ReducedModel) -> Iterator[tuple[str, Tensor]]:
+    """Yield the weights of a quantised model in float32, by name."""
+    packed = packings(reduced.path)
+    for name, place in stored.layout.items():
+        if name not in packed:
+            yield name, torch.from_numpy(read_tensor(stored.path, name, place))
+    for name, weight in read_dequantized(reduced.path):
+        yield name, torch.from_numpy(weight.reshape(stored.layout[name].shape))
 
 
 def perturb_others(models: Models, packed: Iterable[str]) -> None:
@@ -143,24 +151,28 @@ class QuantizedSubject(Subject):
         self.reduced = reduced
         self.provider = provider
         self._packings = packings(reduced.path)
-        self._exact, self._expanded = with_exact_products(reduced)
-        models = Models(partial(dequantized_model, stored, reduced))
+        tensors = [*_dequantized(stored, reduced)]  # once, and in the same memory for both models
+        models = Models(partial(_filled, stored, tensors))
         super().__init__(stored, stored.spec.graphs, models, _LABELS)
         self._emulated = EmulatedExecutor(models.yardstick.model, self._packings)
 
     def open(self) -> dict[str, Executor]:
         return {
-            EXACT: self._open(self._exact, optimize=False, values=self._expanded),
+            EXACT: self._open_exact(optimize=False),
             OFF: self._open(self.reduced, optimize=False),
             ALL: self._open(self.reduced, optimize=True),
         }
+
+    def long_runtimes(self, runtimes: Mapping[str, Executor]) -> Mapping[str, Executor]:
+        """Leave out the quantised graph without optimisations, as for other exports."""
+        return {level: runtime for level, runtime in runtimes.items() if level != OFF}
 
     def open_perturbed(self) -> Iterator[dict[str, Executor]]:
         """Put noise on weights that are not quantised: a graph may ignore initial biases, which are 0."""
         perturb_others(self.models, self._packings)
         values = self._values()
         yield {
-            PERTURBED_EXACT: self._open(self._exact, optimize=True, values=self._expanded | values),
+            PERTURBED_EXACT: self._open_exact(optimize=True, values=values),
             PERTURBED: self._open(self.reduced, optimize=True, values=values),
         }
 
@@ -178,12 +190,12 @@ class QuantizedSubject(Subject):
         graph = next(graph for graph in self.graphs if graph.name == name)
 
         def run_tapped(data: bytes) -> Executor:
-            graphs = {**self._exact.graphs, name: self._exact.parse(data, self.stored)}
-            exact = replace(self._exact, graphs=graphs)
-            return self._open(exact, optimize=False, values=self._expanded | self._values())
+            tapped = replace(exact, graphs={**exact.graphs, name: exact.parse(data, self.stored)})
+            return self._open(tapped, optimize=False, values=expanded | self._values(), memory="mapped")
 
+        exact, expanded = with_exact_products(self.reduced)
         references = self.models.reference, self.models.yardstick
-        return module_errors(graph, self._exact.files()[name], self.graphs, run_tapped, references, feeds, point)
+        return module_errors(graph, exact.files()[name], self.graphs, run_tapped, references, feeds, point)
 
     def graph_facts(self, graph: Graph, runtimes: Mapping[str, Executor]) -> dict[str, Any]:
         return onnx_facts(graph, runtimes[ALL], self.reduced.files()[graph.name])
@@ -199,17 +211,33 @@ class QuantizedSubject(Subject):
             },
         }
 
+    def _open_exact(self, *, optimize: bool, values: Values | None = None) -> Executor:
+        """Open the graphs with float32 products.
+
+        The dequantised weights are not kept: the sessions have copies, as large as the model.
+        """
+        exact, expanded = with_exact_products(self.reduced)
+        return self._open(exact, optimize=optimize, values=expanded | dict(values or {}), memory="mapped")
+
     def _open(
-        self, reduced: ReducedModel, *, optimize: bool, values: Mapping[Place, np.ndarray[Any, Any]] | None = None
+        self, reduced: ReducedModel, *, optimize: bool, values: Values | None = None, memory: Memory = "fast"
     ) -> Executor:
         try:
-            return open_reduced(reduced, provider=self.provider, optimize=optimize, values=values, placements=True)
+            return open_reduced(
+                reduced,
+                provider=self.provider,
+                optimize=optimize,
+                values=values,
+                memory=memory,
+                pool=False,  # three sessions would each keep the memory that the longest input needs
+                placements=True,
+            )
         except UnreadableError:
             raise
         except ArtifactError as error:
             raise ParityError(f"cannot be verified: {error}", self.stored.path) from error
 
-    def _values(self) -> dict[Place, np.ndarray[Any, Any]]:
+    def _values(self) -> dict[Place, Array]:
         """Return the current weights of the modules that are not packed, by their place in the weights file."""
         present = self.models.state()
         return {

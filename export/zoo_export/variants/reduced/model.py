@@ -18,7 +18,7 @@ from zoo.errors import ArtifactError
 from zoo.probe.dtypes import numpy_dtype
 from zoo_export.graph.file import dump, load
 from zoo_runtime.onnx_runtime.executor import OnnxExecutor
-from zoo_runtime.onnx_runtime.providers import Provider, check_dtype, open_session
+from zoo_runtime.onnx_runtime.providers import Memory, Provider, check_dtype, open_session
 
 __all__ = [
     "ONNX_DTYPES",
@@ -131,7 +131,10 @@ def open_reduced(
     provider: Provider = "cpu",
     optimize: bool = True,
     values: Mapping[Place, Array] | None = None,
+    memory: Memory = "fast",
+    pool: bool = True,
     placements: bool = False,
+    twice: bool = True,
 ) -> OnnxExecutor:
     """Open sessions for all graphs of a model, whose files need not be in its directory yet.
 
@@ -139,8 +142,11 @@ def open_reduced(
         reduced: the model to run.
         provider: the execution provider.
         optimize: whether to run ONNX Runtime's graph optimisations.
-        values: values that override stored weights, by location.
+        values: values that override stored weights, by location. ONNX Runtime copies them.
+        memory: ``mapped`` if it shall not keep another copy, repacked for its kernels.
+        pool: keep memory for the results of operators between runs.
         placements: record which provider runs each node.
+        twice: see :class:`OnnxExecutor`.
 
     Raises:
         UsageError: the provider does not load, or does not support the precision.
@@ -155,9 +161,11 @@ def open_reduced(
             optimize=optimize,
             replace=weights_of_graph(reduced, model, values or {}),
             spin=False,
+            memory=memory,
+            pool=pool,
             placements=placements,
         )
-    return OnnxExecutor(sessions, numpy_dtype(reduced.dtype))
+    return OnnxExecutor(sessions, numpy_dtype(reduced.dtype), twice=twice)
 
 
 def weights_of_graph(reduced: ReducedModel, model: ir.Model, values: Mapping[Place, Array]) -> dict[str, Array]:

@@ -113,12 +113,15 @@ class Reduced(Recipe[ReducedCandidate]):
 
 
 def open_model(stored: ModelDirectory, reduced: ReducedModel, provider: Provider = "cpu") -> Executor:
-    """Open a model in another precision where its variant runs: on OpenVINO, or on an execution provider."""
+    """Open a model in another precision where its variant runs: on OpenVINO, or on an execution provider.
+
+    Logits are computed once: that a graph keeps the last ones, if asked to, is for the comparison.
+    """
     if variant_of(reduced.variant).provider == OPENVINO:
         with folder_of_links(reduced.weights_files(stored)) as folder:
             compiled = compile_files(reduced.files(), stored.spec.graphs, folder, stored.path, reduced.precision)
         return OpenVinoExecutor(compiled, numpy_dtype(reduced.dtype))
-    return open_reduced(reduced, provider=provider)
+    return open_reduced(reduced, provider=provider, twice=False)
 
 
 def certify(
