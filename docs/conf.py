@@ -47,4 +47,4 @@ _TYPES = (
 )
 nitpick_ignore_regex = [(r"py:.*", rf"({_LIBRARIES})(\..*)?"), (r"py:.*", _TYPES)]
 
-nitpick_ignore = [("py:class", "Figure")]
+nitpick_ignore = [("py:class", "Figure"), ("py:class", "CompiledGraph")]
