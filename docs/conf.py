@@ -43,8 +43,8 @@ _TYPES = (
     r"nn\.Module|Array|Arrays|ChatTemplate|Encoding|Ids|Path|Side|Strategy|(tokenizers\.)?Tokenizer|Provider|Memory"
     r"|dict\[str|Mapping\[str|tuple\[(int|str)|Tensor|zoo\.contract\.tensors\.AttentionInputs"
     r"|Dims|Labels|Weights|ort\.InferenceSession|zoo\.config\.T|zoo\.nn\.recurrent\.S|zoo\.nn\.recording\.Item"
-    r"|zoo_runtime\.running\.runner\.Item|zoo\.probe\.pipeline\.Executor|zoo_runtime\.openvino\.compiled\.CompiledGraph"
+    r"|zoo_runtime\.running\.runner\.Item|zoo\.probe\.pipeline\.Executor|(zoo_runtime\.openvino\.compiled\.)?CompiledGraph"
 )
 nitpick_ignore_regex = [(r"py:.*", rf"({_LIBRARIES})(\..*)?"), (r"py:.*", _TYPES)]
 
-nitpick_ignore = [("py:class", "Figure"), ("py:class", "CompiledGraph")]
+nitpick_ignore = [("py:class", "Figure")]

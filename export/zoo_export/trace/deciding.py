@@ -28,9 +28,9 @@ from torch.utils._sympy.reference import PythonReferenceAnalysis
 from zoo.contract import Dim, Graph, Size, dim_names, dim_size
 from zoo_export.trace.ranges import Boxes, Range, Truth, dim_range, range_of
 
-__all__ = ["LARGEST", "Decision", "value_at"]
+__all__ = ["Decision", "value_at"]
 
-LARGEST = 2**40
+_LARGEST = 2**40
 """Largest size that is examined of a dimension without a declared maximum."""
 _AT_ONCE = 4096
 """Boxes that are examined at a time, those cut last first."""
@@ -49,7 +49,7 @@ _SINGLE = 64
 
 
 class _UndefinedError(NotImplementedError):
-    """A division by 0. torch logs errors of other kinds."""
+    """A division by 0. Its base class is the one that torch's interpreter raises again without logging it."""
 
 
 class _Exact(PythonReferenceAnalysis):
@@ -154,7 +154,7 @@ class Decision:
         """Return the smallest and the largest size that a name may have, and those of an empty past apart."""
         size = self.allowed[name]
         step = size.multiple_of
-        low, high = -(-size.min // step) * step, (LARGEST if size.max is None else size.max) // step * step
+        low, high = -(-size.min // step) * step, (_LARGEST if size.max is None else size.max) // step * step
         if name != self.graph.past_length:
             return [(low, high)]
         return [(0, high)] if low == step else [(0, 0), (low, high)]

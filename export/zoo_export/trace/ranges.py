@@ -122,7 +122,10 @@ class Range:
     choices: tuple[Callable[[Iterable[Truth]], Truth], Callable[[Iterable[Truth]], Truth], Sequence[Range]] | None = (
         None
     )
-    """Of a maximum or minimum: how ``>=`` and ``<=`` of its parts combine, and the parts."""
+    """For a maximum or a minimum: two functions and its parts; None for other numbers.
+
+    The functions join the outcomes of ``part >= x``, and of ``part <= x``, for all parts into that of the whole.
+    """
 
     @cached_property
     def bounds(self) -> tuple[_Floats, _Floats]:
