@@ -72,9 +72,9 @@ def tied_linear(inputs: int, outputs: int) -> Cost:
     return Cost(0, 2 * inputs * outputs)
 
 
-def head(inputs: int, outputs: int, *, tied: bool) -> Cost:
-    """The projection to the vocabulary, without bias; ``tied`` shares the weights of the embedding."""
-    return tied_linear(inputs, outputs) if tied else linear(inputs, outputs, bias=False)
+def head(inputs: int, outputs: int, *, tied: bool, bias: bool = False) -> Cost:
+    """The projection to the vocabulary, by default without a bias; ``tied`` shares the weights of the embedding."""
+    return tied_linear(inputs, outputs) if tied else linear(inputs, outputs, bias=bias)
 
 
 def embedding(rows: int, hidden_size: int) -> Cost:

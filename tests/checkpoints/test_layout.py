@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from random import Random
 
 import pytest
 import torch
@@ -22,16 +23,29 @@ quick = settings(deadline=None, max_examples=50)
     st.lists(st.integers(1, 3), max_size=2),
     st.booleans(),
     st.integers(0, 2),
+    st.randoms(use_true_random=False) | st.none(),
 )
-def test_rules_are_invertible(sizes: list[int], rest: list[int], transposed: bool, leading: int) -> None:
-    """Conversion is invertible and gives the declared shape, for any number of fused tensors."""
+def test_rules_are_invertible(
+    sizes: list[int], rest: list[int], transposed: bool, leading: int, shuffle: Random | None
+) -> None:
+    """Conversion is invertible and gives the declared shape, for any number of fused tensors in any order of rows."""
     names = tuple(f"part.{number}" for number in range(len(sizes)))
-    rule = Rule(names if len(names) > 1 else names[0], "whole", transposed=transposed, leading_axes=leading)
+    order = tuple(shuffle.sample(range(sum(sizes)), sum(sizes))) if shuffle is not None else ()
+    rule = Rule(
+        names if len(names) > 1 else names[0], "whole", transposed=transposed, leading_axes=leading, row_order=order
+    )
     tensors = [torch.randn(size, *rest) for size in sizes]
     theirs = rule.to_theirs(tensors)
     assert tuple(theirs.shape) == rule.shape([tuple(tensor.shape) for tensor in tensors])
     again = rule.to_ours(theirs, sizes)
     assert all(map(torch.equal, tensors, again))
+
+
+def test_order_of_rows() -> None:
+    rule = Rule("ours", "theirs", row_order=(2, 0, 1))
+    (ours,) = rule.to_ours(torch.tensor([[1], [2], [3]]), [3])
+    assert ours.tolist() == [[3], [1], [2]]
+    assert rule.to_theirs([ours]).tolist() == [[1], [2], [3]]
 
 
 def test_transposed_rule_reads_conv1d() -> None:

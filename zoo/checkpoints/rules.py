@@ -31,6 +31,8 @@ class Rule:
     interleaved: int = 1
     """Number of parts, such as heads, into which each of several tensors is divided along the first axis; the first
     parts of all precede the second parts of all in the checkpoint."""
+    row_order: tuple[int, ...] = ()
+    """The number of the checkpoint's row for each row of zoo's tensors, joined; empty if the order is the same."""
 
     def to_ours(self, tensor: Tensor, sizes: Sequence[int]) -> list[Tensor]:
         """Convert a tensor of the checkpoint to zoo's tensors, whose first axes have these sizes."""
@@ -38,10 +40,14 @@ class Rule:
             tensor = tensor.squeeze(0)
         if self.transposed and tensor.ndim == 2:
             tensor = tensor.T
-        return [tensor] if len(sizes) == 1 else self.split(tensor, sizes)
+        return self.split(tensor, sizes)
 
     def split(self, tensor: Tensor, sizes: Sequence[int]) -> list[Tensor]:
         """Split the rows of a tensor of the checkpoint into those of zoo's tensors, of these numbers."""
+        if self.row_order:
+            tensor = tensor[torch.tensor(self.row_order)]
+        if len(sizes) == 1:
+            return [tensor]
         if self.interleaved == 1:
             return list(tensor.split(list(sizes)))
         parts = tensor.unflatten(0, (self.interleaved, -1)).split([size // self.interleaved for size in sizes], 1)
@@ -49,9 +55,13 @@ class Rule:
 
     def join(self, tensors: Sequence[Tensor]) -> Tensor:
         """Invert :meth:`split`."""
-        if self.interleaved == 1:
-            return torch.cat(list(tensors))
-        return torch.cat([tensor.unflatten(0, (self.interleaved, -1)) for tensor in tensors], 1).flatten(0, 1)
+        if len(tensors) == 1:
+            tensor = tensors[0]
+        elif self.interleaved == 1:
+            tensor = torch.cat(list(tensors))
+        else:
+            tensor = torch.cat([part.unflatten(0, (self.interleaved, -1)) for part in tensors], 1).flatten(0, 1)
+        return tensor[torch.tensor(self.row_order).argsort()] if self.row_order else tensor
 
     def shape(self, shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
         """Return the shape of the checkpoint's tensor, given those of zoo's."""
@@ -60,7 +70,7 @@ class Rule:
 
     def to_theirs(self, tensors: Sequence[Tensor]) -> Tensor:
         """Invert :meth:`to_ours`."""
-        tensor = tensors[0] if len(tensors) == 1 else self.join(tensors)
+        tensor = self.join(tensors)
         if self.transposed and tensor.ndim == 2:
             tensor = tensor.T
         for _ in range(self.leading_axes):

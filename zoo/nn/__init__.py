@@ -23,7 +23,7 @@ from zoo.nn.log_mel import LogMel
 from zoo.nn.longformer import LongformerAttention
 from zoo.nn.loss import label_smoothing_loss
 from zoo.nn.masks import build_mask, positions_of
-from zoo.nn.norms import AnnotatedLayerNorm, OffsetRMSNorm, build_norm
+from zoo.nn.norms import AnnotatedLayerNorm, OffsetLayerNorm, OffsetRMSNorm, build_norm
 from zoo.nn.performer import PerformerAttention, orthogonal_features
 from zoo.nn.pooling import EmbeddingHead, normalize, pool
 from zoo.nn.positions import (
@@ -53,7 +53,7 @@ from zoo.nn.recording import (
     unrecorded_attentions,
 )
 from zoo.nn.recurrent import RecurrentState, run_packed, run_padded, scan_steps
-from zoo.nn.relative import RelativePositionBias, relative_buckets
+from zoo.nn.relative import LinearBiases, RelativePositionBias, relative_buckets
 from zoo.nn.residual import Residual
 from zoo.nn.reversible import ReversibleBlock, run_reversible
 from zoo.nn.span_attention import AdaptiveSpan, SpanAttention, distances_of
@@ -78,12 +78,14 @@ __all__ = [
     "LSHAttention",
     "LayerCache",
     "LayerStates",
+    "LinearBiases",
     "LinformerAttention",
     "LocalAttention",
     "LogMel",
     "LongformerAttention",
     "MixtureOfExperts",
     "MultiHeadAttention",
+    "OffsetLayerNorm",
     "OffsetRMSNorm",
     "PerformerAttention",
     "ProductKeyMemory",

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from zoo.config import Norm
 
-__all__ = ["AnnotatedLayerNorm", "OffsetRMSNorm", "build_norm"]
+__all__ = ["AnnotatedLayerNorm", "OffsetLayerNorm", "OffsetRMSNorm", "build_norm"]
 
 
 def build_norm(hidden_size: int, *, eps: float, kind: Norm = "layer", bias: bool = True) -> nn.Module:
@@ -73,3 +73,28 @@ class OffsetRMSNorm(nn.Module):
         wide = torch.promote_types(x.dtype, torch.float32)
         weight = 1.0 + self.weight.to(wide)
         return F.rms_norm(x.to(wide), weight.shape, weight, self.eps).to(x.dtype)
+
+
+class OffsetLayerNorm(nn.Module):
+    """(x - mean) / std * (1 + w) + b, the norm of Nemotron, whose weights start at 0 (Parmar et al. 2024, section 2).
+
+    Computed in float32 for narrower dtypes, as :class:`OffsetRMSNorm`.
+
+    Args:
+        hidden_size: E.
+        eps: added to the variance.
+        bias: whether there is a b.
+    """
+
+    def __init__(self, hidden_size: int, *, eps: float, bias: bool = True) -> None:
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.zeros(hidden_size))
+        self.bias = nn.Parameter(torch.zeros(hidden_size)) if bias else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., E) -> (..., E)."""
+        wide = torch.promote_types(x.dtype, torch.float32)
+        weight = 1.0 + self.weight.to(wide)
+        bias = None if self.bias is None else self.bias.to(wide)
+        return F.layer_norm(x.to(wide), weight.shape, weight, bias, self.eps).to(x.dtype)

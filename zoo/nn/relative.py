@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor, nn
 
-__all__ = ["RelativePositionBias", "relative_buckets"]
+__all__ = ["LinearBiases", "RelativePositionBias", "relative_buckets"]
 
 
 def relative_buckets(relative: Tensor, num_buckets: int, max_distance: int, *, causal: bool) -> Tensor:
@@ -81,3 +83,32 @@ class RelativePositionBias(nn.Module):
         queries = torch.arange(key_length - query_length, key_length, device=device)
         relative = (keys - queries.unsqueeze(1)).clamp(-farthest, farthest)  # (T, S)
         return by_distance.index_select(1, (relative + farthest).flatten()).unflatten(1, relative.shape).unsqueeze(0)
+
+
+class LinearBiases(nn.Module):
+    """ALiBi: scores fall linearly with the distance of a key (Press et al. 2022, section 3). No weights.
+
+    Head h has the slope 2^(-8 h / n) for a power of two of heads, n = H. For others, the slopes for the next lower
+    power come first, then every other one of those for twice as many heads, as in the published code.
+
+    Softmax does not change when all scores of a query do by the same amount, so the bias depends on the key alone: the
+    slope times its position, counted from the last key.
+
+    Args:
+        num_heads: H.
+    """
+
+    def __init__(self, num_heads: int) -> None:
+        super().__init__()
+        power = 2 ** math.floor(math.log2(num_heads))
+        slopes = [2 ** (-8 * head / power) for head in range(1, power + 1)]
+        slopes += [2 ** (-4 * head / power) for head in range(1, 2 * (num_heads - power), 2)]
+        self.slopes = tuple(slopes)
+        """The slope of each head."""
+
+    def forward(self, key_length: int, x: Tensor) -> Tensor:
+        """Return the bias (1, H, 1, S), computed in float32 at least, in the dtype and on the device of ``x``."""
+        wide = torch.promote_types(x.dtype, torch.float32)
+        slopes = torch.tensor(self.slopes, dtype=wide, device=x.device)
+        positions = torch.arange(1 - key_length, 1, device=x.device).to(wide)
+        return (slopes[:, None, None] * positions).to(x.dtype).unsqueeze(0)

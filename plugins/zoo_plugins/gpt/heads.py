@@ -15,12 +15,17 @@ from zoo_plugins.gpt.tasks import DecoderConfig
 __all__ = ["add_head", "answer"]
 
 
-def add_head(model: Any, c: DecoderConfig, token_embedding: nn.Embedding, *, tied: bool) -> None:
-    """Add the module that the task needs: ``head`` (V, E), ``classifier`` (C, E), or ``embedding_head``."""
+def add_head(
+    model: Any, c: DecoderConfig, token_embedding: nn.Embedding, *, tied: bool, bias: bool = False
+) -> None:
+    """Add the module that the task needs: ``head`` (V, E), ``classifier`` (C, E), or ``embedding_head``.
+
+    ``bias`` is that of a head which is not ``tied`` to the embedding.
+    """
     width = token_embedding.embedding_dim
     if c.task == "text-generation":
         model.head = (
-            tied_linear(token_embedding) if tied else nn.Linear(width, token_embedding.num_embeddings, bias=False)
+            tied_linear(token_embedding) if tied else nn.Linear(width, token_embedding.num_embeddings, bias=bias)
         )
     elif c.task == "text-classification":
         model.classifier = nn.Linear(width, c.num_classes, bias=False)

@@ -63,9 +63,9 @@ class DecoderConfig(EmbeddingConfig):
             attentions=attentions(num_layers, num_heads),
         )
 
-    def head_cost(self, hidden_size: int, vocab_size: int, *, tied: bool) -> Cost:
+    def head_cost(self, hidden_size: int, vocab_size: int, *, tied: bool, bias: bool = False) -> Cost:
         """Return the cost of the head. That of a classifier, which runs once per sequence, has parameters only."""
         if self.task == "text-generation":
-            return cost.head(hidden_size, vocab_size, tied=tied)
+            return cost.head(hidden_size, vocab_size, tied=tied, bias=bias)
         classifier = cost.linear(hidden_size, self.num_classes, bias=False).parameters
         return self.projection_cost(hidden_size) + Cost(classifier if self.task == "text-classification" else 0)

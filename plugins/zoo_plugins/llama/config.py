@@ -12,7 +12,7 @@ from zoo_plugins.gpt.tasks import DecoderConfig
 
 @dataclass(frozen=True, kw_only=True)
 class LlamaConfig(DecoderConfig):
-    """Configuration of Llama, Mistral, Qwen, Gemma, Phi-3 and SmolLM3. The defaults are Llama 2 7B."""
+    """Configuration of Llama, Mistral, Qwen, Gemma, Phi-3, SmolLM3, OLMo 2 and Granite. The defaults are Llama 2 7B."""
 
     vocab_size: int = 32000
     """Vocabulary size."""
@@ -36,10 +36,18 @@ class LlamaConfig(DecoderConfig):
     """Epsilon of the RMS norms."""
     norm_offset: bool = False
     """Whether 1 is added to the weights of the norms, which then start at 0 (Gemma)."""
+    pre_norms: bool = True
+    """Whether the input of each sub-layer is normalised; OLMo 2 has norms of its output alone."""
     post_norms: bool = False
     """Whether the output of each sub-layer is normalised too, before it is added (Gemma 2)."""
     scale_embeddings: bool = False
     """Whether token embeddings are multiplied by the square root of ``hidden_size`` (Gemma)."""
+    embedding_multiplier: float = 1.0
+    """Factor of the token embeddings (Granite)."""
+    residual_multiplier: float = 1.0
+    """Factor of the output of each sub-layer, before it is added (Granite)."""
+    logit_multiplier: float = 1.0
+    """Factor of the logits of text-generation (Granite, Cohere)."""
     rotary_dim: int | None = None
     """Number of leading elements of each head that are rotated; ``head_dim`` by default."""
     rope_layers: tuple[bool, ...] = (True,)
@@ -96,6 +104,8 @@ class LlamaConfig(DecoderConfig):
     """Dropout on attention weights, during training."""
     tie_embeddings: bool = False
     """Whether the head shares the token embedding."""
+    head_bias: bool = False
+    """Whether the head of text-generation has a bias (Phi)."""
     bos_token_id: int | None = None
     """Token that begins a text."""
     eos_token_id: int | tuple[int, ...] | None = None
@@ -112,11 +122,15 @@ class LlamaConfig(DecoderConfig):
             "vocab_size", "max_seq_len", "hidden_size", "num_layers", "num_heads", "num_kv_heads", "head_dim",
             "intermediate_size", "norm_eps", "rope_theta", "rope_factor", "rope_low_freq_factor",
             "rope_original_length", "rope_beta_fast", "rope_beta_slow", "local_rope_theta", "attention_scale",
-            "attention_softcap", "logit_softcap",
+            "attention_softcap", "logit_softcap", "embedding_multiplier", "residual_multiplier", "logit_multiplier",
         )  # fmt: skip
         self.require_probability("dropout")
         if self.joint_qk_norm and not self.qk_norm:
             raise ValueError("joint_qk_norm needs qk_norm")
+        if self.head_bias and self.tie_embeddings:
+            raise ValueError("a head that shares the token embedding has no bias: head_bias or tie_embeddings")
+        if not self.pre_norms and not self.post_norms:
+            raise ValueError("pre_norms False needs post_norms")
         self.require_divisible("num_heads", "num_kv_heads")
         if self.head_dim is None:
             self.require_divisible("hidden_size", "num_heads")
@@ -195,13 +209,22 @@ class LlamaConfig(DecoderConfig):
         )
         return (graph,)
 
+    @property
+    def norms_per_block(self) -> int:
+        """Number of norms over the residual stream in a block."""
+        return 2 * (self.pre_norms + self.post_norms)
+
+    def norm_cost(self, width: int) -> Cost:
+        """Return the cost of a norm over so many numbers."""
+        return cost.rms_norm(width)
+
     def feed_forward_cost(self, layer: int) -> Cost:
         """Return the cost of one layer's feed-forward network."""
         return cost.gated_feed_forward(self.hidden_size, self.intermediate_size, bias=self.mlp_bias)
 
     def cost(self) -> Cost:
         """Return the closed-form cost, of one call. Windows save no work in it: scores are computed before masking."""
-        block = (4 if self.post_norms else 2) * cost.rms_norm(self.hidden_size) + cost.attention(
+        block = self.norms_per_block * self.norm_cost(self.hidden_size) + cost.attention(
             self.hidden_size,
             self.num_heads,
             num_kv_heads=self.num_kv_heads,
@@ -216,6 +239,6 @@ class LlamaConfig(DecoderConfig):
             cost.embedding(self.vocab_size, self.hidden_size)
             + self.num_layers * block
             + sum(map(self.feed_forward_cost, range(self.num_layers)), start=Cost())
-            + cost.rms_norm(self.hidden_size)
-            + self.head_cost(self.hidden_size, self.vocab_size, tied=self.tie_embeddings)
+            + self.norm_cost(self.hidden_size)
+            + self.head_cost(self.hidden_size, self.vocab_size, tied=self.tie_embeddings, bias=self.head_bias)
         )

@@ -1,11 +1,13 @@
-"""Llama: the causal decoder of Touvron et al. 2023 (section 2.2); also Mistral, Qwen, Gemma, Phi-3 and SmolLM3.
+"""Llama: the causal decoder of Touvron et al. 2023 (section 2.2), and those that differ from it in settings.
 
 Mistral (Jiang et al. 2023) adds grouped-query attention and a sliding window, Qwen 2 biases on queries, keys and
 values, and Qwen 3 norms on queries and keys. Gemma (Gemma Team 2024) scales the embeddings and adds 1 to the weights of
 norms; Gemma 2 normalises before and after each sub-layer and limits scores and logits; Gemma 3 has frequencies of their
-own in layers with a window. Phi-3 may rotate a part of each head, and SmolLM3 does not rotate in every layer.
+own in layers with a window. Phi-3 may rotate a part of each head, and SmolLM3 does not rotate in every layer. OLMo 2
+(OLMo Team 2025) normalises only the outputs of sub-layers; Granite (Granite Team 2024) multiplies embeddings, outputs
+and logits by constants.
 
-B batch, T tokens of this call, S tokens including those before, E hidden size, R rotated elements of a head,
+B batch, H heads, T tokens of this call, S tokens including those before, E hidden size, R rotated elements of a head,
 V vocabulary.
 """
 
@@ -39,18 +41,13 @@ from zoo_plugins.gpt.heads import add_head, answer
 from zoo_plugins.llama.config import LlamaConfig
 
 
-def _norm(c: LlamaConfig) -> Callable[[int], nn.Module]:
-    """Return the constructor of the configured norm, given a width."""
-    return partial(OffsetRMSNorm if c.norm_offset else nn.RMSNorm, eps=c.norm_eps)
-
-
 class LlamaBlock(nn.Module):
-    """Attention, then gated feed-forward, each normalised before, optionally normalised after, and added."""
+    """Attention, then gated feed-forward, each normalised before, after or both, and added."""
 
     def __init__(self, c: LlamaConfig, layer: int) -> None:
         super().__init__()
-        norm = _norm(c)
-        self.norm_1 = norm(c.hidden_size)
+        norm = self.norm_of(c)
+        self.norm_1 = norm(c.hidden_size) if c.pre_norms else nn.Identity()
         self.attention = MultiHeadAttention(
             c.hidden_size,
             c.num_heads,
@@ -64,19 +61,33 @@ class LlamaBlock(nn.Module):
             joint_qk_norm=c.joint_qk_norm,
             dropout=c.dropout,
         )
-        self.norm_2 = norm(c.hidden_size)
+        self.norm_2 = norm(c.hidden_size) if c.pre_norms else nn.Identity()
         self.mlp = self.build_mlp(c, layer)
         self.post_norm_1 = norm(c.hidden_size) if c.post_norms else nn.Identity()
         self.post_norm_2 = norm(c.hidden_size) if c.post_norms else nn.Identity()
+        self.residual_multiplier = c.residual_multiplier
+
+    @staticmethod
+    def norm_of(c: Any) -> Callable[[int], nn.Module]:
+        """Return the constructor of the configured norm, given a width."""
+        return partial(OffsetRMSNorm if c.norm_offset else nn.RMSNorm, eps=c.norm_eps)
 
     def build_mlp(self, c: Any, layer: int) -> nn.Module:
         """Return the feed-forward network of a layer."""
         return GatedFeedForward(c.hidden_size, c.intermediate_size, activation=c.activation, bias=c.mlp_bias)
 
-    def forward(self, x: Tensor, rotation: Rotation | None, mask: Tensor | None, cache: LayerCache | None) -> Tensor:
-        """(B, T, E) -> (B, T, E)."""
-        x = x + self.post_norm_1(self.attention(self.norm_1(x), rotation=rotation, mask=mask, cache=cache))
-        return x + self.post_norm_2(self.mlp(self.norm_2(x)))
+    def forward(
+        self,
+        x: Tensor,
+        rotation: Rotation | None,
+        mask: Tensor | None,
+        cache: LayerCache | None,
+        bias: Tensor | None = None,
+    ) -> Tensor:
+        """(B, T, E) -> (B, T, E). ``bias`` is added to the scores of attention."""
+        attended = self.attention(self.norm_1(x), rotation=rotation, mask=mask, bias=bias, cache=cache)
+        x = x + scaled(self.post_norm_1(attended), self.residual_multiplier)
+        return x + scaled(self.post_norm_2(self.mlp(self.norm_2(x))), self.residual_multiplier)
 
 
 class Llama(nn.Module):
@@ -92,8 +103,8 @@ class Llama(nn.Module):
         if c.local_rope_theta is not None:
             self.local_positions = RotaryPositions(c.turned_size, c.local_rope_theta)
         self.blocks = nn.ModuleList(self.block(c, layer) for layer in range(c.num_layers))
-        self.norm = _norm(c)(c.hidden_size)
-        add_head(self, c, self.token_embedding, tied=c.tie_embeddings)
+        self.norm = self.block.norm_of(c)(c.hidden_size)
+        add_head(self, c, self.token_embedding, tied=c.tie_embeddings, bias=c.head_bias)
         initialize(self, "normal", std=0.02)
 
     def forward(
@@ -111,9 +122,7 @@ class Llama(nn.Module):
         """
         length = input_ids.shape[1]
         total = length + (past_key_values.length if past_key_values is not None else 0)
-        x = self.token_embedding(input_ids)  # (B, T, E)
-        if self.config.scale_embeddings:  # by a factor in the model's dtype, as in the training of published weights
-            x = x * torch.tensor(self.config.hidden_size**0.5, dtype=torch.float32, device=x.device).to(x.dtype)
+        x = self.embed(input_ids)  # (B, T, E)
         positions = positions_of(length, total, padding=attention_mask, device=input_ids.device)
         windows = [self.config.window(layer) for layer in range(len(self.blocks))]
         rotations = self._rotations(windows, positions, x.dtype)
@@ -124,12 +133,26 @@ class Llama(nn.Module):
             )
             first = past_key_values[windows.index(window)] if past_key_values is not None else None
             masks[window] = mask if first is None else first.seen(mask, length)
+        bias = self.score_bias(total, x)
         for layer, (block, window) in enumerate(zip(self.blocks, windows, strict=True)):
             cache = past_key_values[layer] if past_key_values is not None else None
-            x = block(x, rotations[window] if self.config.rotates(layer) else None, masks[window], cache)
+            x = block(x, rotations[window] if self.config.rotates(layer) else None, masks[window], cache, bias)
         answers = answer(self, self.config, self.norm(x), input_ids, attention_mask, self.config.pad_token_id)
-        limit = self.config.logit_softcap if self.config.task == "text-generation" else None
-        return answers if limit is None or isinstance(answers, dict) else soft_cap(answers, limit)
+        if isinstance(answers, dict) or self.config.task != "text-generation":
+            return answers
+        logits = scaled(answers, self.config.logit_multiplier)
+        return logits if self.config.logit_softcap is None else soft_cap(logits, self.config.logit_softcap)
+
+    def embed(self, input_ids: Tensor) -> Tensor:
+        """(B, T) -> (B, T, E)."""
+        x = self.token_embedding(input_ids)
+        if self.config.scale_embeddings:  # by a factor in the model's dtype, as in the training of published weights
+            x = x * torch.tensor(self.config.hidden_size**0.5, dtype=torch.float32, device=x.device).to(x.dtype)
+        return scaled(x, self.config.embedding_multiplier)
+
+    def score_bias(self, total: int, x: Tensor) -> Tensor | None:
+        """Return what is added to the scores of keys at ``total`` positions, (1, H, 1, S) in the dtype of ``x``."""
+        return None
 
     def _rotations(
         self, windows: Sequence[int | None], positions: Tensor, dtype: torch.dtype
@@ -140,6 +163,11 @@ class Llama(nn.Module):
         kinds = {window: self.positions if window is None else self.local_positions for window in windows}
         by_kind = {kind: kind(positions, dtype) for kind in dict.fromkeys(kinds.values())}
         return {window: by_kind[kind] for window, kind in kinds.items()}
+
+
+def scaled(x: Tensor, factor: float) -> Tensor:
+    """Multiply a tensor by a factor, unless it is 1."""
+    return x if factor == 1 else x * factor
 
 
 def _scaling(c: LlamaConfig) -> dict[str, Any]:
