@@ -264,6 +264,7 @@ def main() -> None:
                 command = [sys.executable, __file__, *sys.argv[1:], "--system", name, "--folder", folder]
                 found = subprocess.run(command, check=True, stdout=subprocess.PIPE, env=environment, text=True)
                 results[name].append(json.loads(found.stdout.splitlines()[-1]))
+                print(f"{name}: {results[name][-1]['speed']:.2f} examples/s", file=sys.stderr, flush=True)
     print("| system | examples/s | of Trainer | first step, s | peak memory, MB |\n| --- | ---: | ---: | ---: | ---: |")
     middle = {
         name: {key: statistics.median(item[key] for item in found) for key in found[0]}

@@ -288,6 +288,26 @@ with system.computing_apart(own) as result:
     assert lines[1:] == ["None False", "None False", "0 False", "10000000 False", "None"]
 
 
+def test_an_interrupted_wait_raises_nothing_else() -> None:
+    """Wherever the signal comes. A KeyboardInterrupt inside a wait for an Event may become a RuntimeError."""
+    code = """
+import random, signal, time
+from zoo import system
+system._PATIENCE = 0.0002
+signal.signal(signal.SIGALRM, signal.default_int_handler)
+random.seed(0)
+for _ in range(300):
+    try:
+        signal.setitimer(signal.ITIMER_REAL, random.uniform(0.002, 0.006))
+        system.call_in_thread(lambda: time.sleep(0.02), lambda: False)
+    except KeyboardInterrupt:
+        print("interrupted")
+while system.has_abandoned_threads():
+    time.sleep(0.01)
+"""
+    assert subprocess.check_output([sys.executable, "-c", code], text=True) == 300 * "interrupted\n"
+
+
 def test_native_code_is_left_alone() -> None:
     """When the caller gives up, or is interrupted; the process then has to end without waiting for it."""
     go = threading.Event()

@@ -19,7 +19,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NoReturn, TypeVar
 
-from zoo import memo
+from zoo import memo, signals
 from zoo.errors import StorageError, ZooWarning, storage_errors
 
 if sys.platform != "win32":
@@ -264,17 +264,20 @@ def call_in_thread(function: Callable[[], T], give_up: Callable[[], bool]) -> T:
             results.append(function())
         except BaseException as error:
             errors.append(error)
-        done.set()
+        running.release()
 
-    done = threading.Event()
+    # An interrupted Event raises errors of its own locks, and an interrupted Thread.join forgets the thread.
+    running = threading.Lock()
+    running.acquire()
     thread = threading.Thread(target=call, daemon=True)
-    thread.start()
     try:
-        while not done.wait(_PATIENCE):  # Thread.join forgets a thread when it is interrupted
+        with signals.deferred():
+            thread.start()
+        while not running.acquire(timeout=_PATIENCE):
             if give_up():
                 raise TimeoutError
     except BaseException:
-        _abandoned.append(done)
+        _abandoned.append(running)
         raise
     thread.join()
     if errors:
@@ -282,7 +285,8 @@ def call_in_thread(function: Callable[[], T], give_up: Callable[[], bool]) -> T:
     return results[0]
 
 
-_abandoned: list[threading.Event] = []
+_abandoned: list[threading.Lock] = []
+"""Held while their threads run."""
 
 
 def has_abandoned_threads() -> bool:
@@ -290,7 +294,7 @@ def has_abandoned_threads() -> bool:
 
     Native code may crash when it runs while the process is torn down, so ``os._exit`` has to end it.
     """
-    return not all(done.is_set() for done in _abandoned)
+    return any(running.locked() for running in _abandoned)
 
 
 @contextmanager

@@ -200,24 +200,25 @@ def test_long_words_are_cut(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert trained() == whole
 
 
-def test_ctrl_c_ends_the_training_of_a_tokenizer() -> None:
-    """Though native code is running, which takes minutes here."""
+@pytest.mark.parametrize("seconds", [0.0, 1.0])
+def test_ctrl_c_ends_the_training_of_a_tokenizer(seconds: float) -> None:
+    """Though native code is running, which takes minutes here, or reads the text."""
     Path("text.txt").write_text("".join(chr(97 + hash((1, n)) % 26) for n in range(3_000_000)))
-    command = [sys.executable, "-m", "zoo", "tokenizer", "train", "text.txt", "--vocab-size", "30000"]
-    environment = {**os.environ, "ZOO_MAX_WORD_CHARACTERS": "10000000"}
     code = "import signal, sys, zoo.tokenizers.train as t, zoo.system as s\n"
+    code += "from zoo import __main__ as command\n"
     code += "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # ignored in the background of a shell
     code += "wait = s.interruptible\n"
     code += "t.interruptible = lambda function: (print('training', flush=True), wait(function))[1]\n"
-    code += "from zoo import cli\nsys.exit(cli.main(sys.argv[1:]))"
-    command[1:3] = ["-c", code]
+    code += "sys.argv[0] = 'zoo'\ncommand.run()"
+    command = [sys.executable, "-c", code, "tokenizer", "train", "text.txt", "--vocab-size", "30000"]
+    environment = {**os.environ, "ZOO_MAX_WORD_CHARACTERS": "10000000"}
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
     ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "training\n"
         with pytest.raises(subprocess.TimeoutExpired):
-            process.wait(1)
+            process.wait(seconds)
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=60)
     assert err == "interrupted\n"
