@@ -101,6 +101,12 @@ FAMILIES = {
          "intermediate_size": 37, "window_size": 5, "attention_types": [[["global", "local"], 2]],
          "layer_norm_epsilon": 1e-3, "bos_token_id": 1, "eos_token_id": 2},
     ),
+    "OPT": Family(
+        "OPTForCausalLM",
+        {"vocab_size": 61, "max_position_embeddings": 40, "hidden_size": 30, "num_hidden_layers": 2,
+         "num_attention_heads": 3, "ffn_dim": 37, "word_embed_proj_dim": 12, "do_layer_norm_before": False,
+         "activation_function": "gelu", "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0},
+    ),
     "Llama": Family("LlamaForCausalLM", {**_DECODER, "attention_bias": True}),
     "Mistral": Family("MistralForCausalLM", {**_DECODER, "sliding_window": 7}),
     "Qwen 2": Family("Qwen2ForCausalLM", _DECODER),
@@ -146,6 +152,8 @@ FAMILIES = {
     "Marian": Family(
         "MarianMTModel", {**_SEQ2SEQ, "activation_function": "swish", "scale_embedding": True, "forced_eos_token_id": 2}
     ),
+    "PEGASUS": Family("PegasusForConditionalGeneration", {**_SEQ2SEQ, "scale_embedding": True}),
+    "Blenderbot": Family("BlenderbotForConditionalGeneration", {**_SEQ2SEQ, "scale_embedding": True}),
     "Whisper": Family(
         "WhisperForConditionalGeneration",
         {"vocab_size": 61, "num_mel_bins": 20, "d_model": 24, "encoder_layers": 2, "decoder_layers": 3,
@@ -211,8 +219,10 @@ def measure(family: Family, folder: Path) -> list[str]:
     """Return the cells of one row."""
     cls = getattr(transformers, family.cls)
     torch.manual_seed(0)
-    model = cls(cls.config_class(**family.config)).eval().requires_grad_(False)
-    for parameter in model.parameters():
+    model = cls(cls.config_class(**family.config)).eval()
+    learned = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    model.requires_grad_(False)
+    for parameter in learned:
         parameter.copy_(0.3 * torch.randn(parameter.shape))
     model.save_pretrained(folder / "hub")
     imported = import_checkpoint(folder / "hub", folder / "ours", verify=True)

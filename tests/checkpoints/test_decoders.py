@@ -33,6 +33,8 @@ from transformers import (
     LlamaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
+    OPTConfig,
+    OPTForCausalLM,
     Phi3Config,
     Phi3ForCausalLM,
     PreTrainedConfig,
@@ -137,10 +139,16 @@ NEO_SIZES = {
     "intermediate_size": 37, "resid_dropout": 0.2, "activation_function": "gelu", "layer_norm_epsilon": 1e-3,
     "window_size": 4, "attention_types": [[["global", "local"], 1], [["local"], 1]], "eos_token_id": 7,
 }  # fmt: skip
+OPT_SIZES = {
+    "vocab_size": 61, "max_position_embeddings": 40, "hidden_size": 30, "num_hidden_layers": 3,
+    "num_attention_heads": 5, "ffn_dim": 37, "dropout": 0.2, "activation_function": "gelu", "word_embed_proj_dim": 30,
+    "eos_token_id": 7, "pad_token_id": 3,
+}  # fmt: skip
 GPT_OURS = {
     "vocab_size": 61, "max_seq_len": 40, "hidden_size": 30, "num_layers": 3, "num_heads": 5, "num_kv_heads": 5,
     "intermediate_size": 37, "dropout": 0.2, "norm_eps": 1e-3, "eos_token_id": 7, "tie_embeddings": True,
 }  # fmt: skip
+OPT_OURS = {**GPT_OURS, "norm_eps": 1e-5, "activation": "gelu", "position_offset": 2, "pad_token_id": 3}
 FAMILIES = {
     "llama": Family(
         LlamaForCausalLM,
@@ -363,6 +371,18 @@ FAMILIES = {
             "sliding_windows": (0, 4, 4),
         },
     ),
+    "opt": Family(
+        OPTForCausalLM,
+        OPTConfig,
+        {**OPT_SIZES, "enable_bias": False},
+        {**OPT_OURS, "attention_bias": False, "attention_output_bias": False, "mlp_bias": False},
+    ),
+    "opt, post-norm": Family(
+        OPTForCausalLM,
+        OPTConfig,
+        {**OPT_SIZES, "do_layer_norm_before": False, "word_embed_proj_dim": 12, "tie_word_embeddings": False},
+        {**OPT_OURS, "norm_first": False, "embedding_size": 12, "tie_embeddings": False},
+    ),
 }
 
 
@@ -567,6 +587,7 @@ BARE = {
     "smollm3": ({**WIDE, "pad_token_id": 3}, 32768),
     "gpt2": ({"vocab_size": 61, "n_embd": 64, "n_layer": 3, "n_head": 4}, 1024),
     "gpt_neo": ({"vocab_size": 61, "hidden_size": 64, "num_layers": 24, "num_heads": 4}, 2048),
+    "opt": ({"pad_token_id": 1}, 2048),
 }
 """The required sizes, and the default number of positions."""
 
@@ -641,6 +662,8 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "scores in another order": ("gpt2", {"reorder_and_upcast_attn": True}, "reorder_and_upcast_attn True is not"),
     "another source": ("gpt2", {"add_cross_attention": True}, "add_cross_attention True is not supported"),
     "a strange layer": ("gpt_neo", {"attention_types": [[["sparse"], 3]]}, "does not list layers"),
+    "no final norm": ("opt", {"_remove_final_layer_norm": True}, "_remove_final_layer_norm True is not supported"),
+    "norms without weights": ("opt", {"layer_norm_elementwise_affine": False}, "layer_norm_elementwise_affine False"),
     "no list": ("gpt_neo", {"attention_types": 3}, "attention_types 3 does not list layers"),
     "other layers": ("gpt_neo", {"attention_types": [[["local"], 2]]}, "has 2 layers, but num_layers is 3"),
     "another head": ("llama", {"architectures": ["LlamaForTokenClassification"]}, "known: LlamaForCausalLM"),
@@ -668,7 +691,19 @@ NEW = 12
 GENERATED = [("llama", PORTABLE), ("gpt_neo", "cpu")]
 ALSO_GENERATED = [
     (name, profile)
-    for name in ("llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text", "phi3", "smollm3", "gpt2", "gpt_neo")
+    for name in (
+        "llama",
+        "mistral",
+        "qwen2",
+        "qwen3",
+        "gemma2",
+        "gemma3_text",
+        "phi3",
+        "smollm3",
+        "gpt2",
+        "gpt_neo",
+        "opt",
+    )
     for profile in (PORTABLE, "cpu")
 ]
 

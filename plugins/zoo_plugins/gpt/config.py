@@ -10,14 +10,19 @@ from zoo_plugins.gpt.tasks import DecoderConfig
 
 @dataclass(frozen=True, kw_only=True)
 class GPTConfig(DecoderConfig):
-    """Configuration of GPT. The defaults are GPT-2 small."""
+    """Configuration of GPT and OPT. The defaults are GPT-2 small."""
 
     vocab_size: int = 50257
     """Size of the vocabulary."""
     max_seq_len: int = 1024
     """Positions with a learned embedding."""
+    position_offset: int = 0
+    """Number of the first position in the table, whose earlier rows are unused (OPT)."""
     hidden_size: int = 768
     """Width of the residual stream."""
+    embedding_size: int | None = None
+    """Width of the token embeddings and of the heads; ``hidden_size`` by default. If they differ, dense layers without
+    biases project from one to the other and back (OPT-350M)."""
     num_layers: int = 12
     """Number of blocks."""
     num_heads: int = 12
@@ -43,6 +48,8 @@ class GPTConfig(DecoderConfig):
     the layers."""
     norm: Norm = "layer"
     """Kind of norm: LayerNorm, or that of The Annotated Transformer; see :func:`zoo.nn.build_norm`."""
+    norm_first: bool = True
+    """Whether to normalise before each sub-layer and once at the end; otherwise after each sub-layer (OPT-350M)."""
     norm_eps: float = 1e-5
     """Added to the variance in LayerNorm, or to the deviation in the annotated norm."""
     norm_bias: bool = True
@@ -65,9 +72,12 @@ class GPTConfig(DecoderConfig):
         self.check_embedding()
         self.default("num_kv_heads", self.num_heads)
         self.default("intermediate_size", 4 * self.hidden_size)
+        self.default("embedding_size", self.hidden_size)
+        if self.position_offset < 0:
+            raise ValueError(f"position_offset must not be negative, got {self.position_offset}")
         self.require_positive(
-            "vocab_size", "max_seq_len", "hidden_size", "num_layers", "num_heads", "num_kv_heads", "head_dim",
-            "intermediate_size", "norm_eps", "attention_scale",
+            "vocab_size", "max_seq_len", "hidden_size", "embedding_size", "num_layers", "num_heads", "num_kv_heads",
+            "head_dim", "intermediate_size", "norm_eps", "attention_scale",
         )  # fmt: skip
         self.require_probability("dropout")
         self.require_biases("attention_bias")
@@ -85,6 +95,16 @@ class GPTConfig(DecoderConfig):
         """``head_dim``, set by ``__post_init__``."""
         return self.head_dim or 0
 
+    @property
+    def embedding_width(self) -> int:
+        """``embedding_size``, set by ``__post_init__``."""
+        return self.embedding_size or 0
+
+    @property
+    def position_rows(self) -> int:
+        """Rows of the position embedding."""
+        return self.max_seq_len + self.position_offset
+
     def window(self, layer: int) -> int | None:
         """Return the maximum number of keys per query in this layer; None for no limit."""
         return self.sliding_windows[layer % len(self.sliding_windows)] or None
@@ -93,7 +113,7 @@ class GPTConfig(DecoderConfig):
         """Declare one graph, for prefill and decoding or for a text as a whole."""
         graph = self.decoder_graph(
             vocab_size=self.vocab_size,
-            hidden_size=self.hidden_size,
+            hidden_size=self.embedding_width,
             num_layers=self.num_layers,
             num_heads=self.num_heads,
             num_kv_heads=self.num_kv_heads or self.num_heads,
@@ -119,9 +139,13 @@ class GPTConfig(DecoderConfig):
             )
             + cost.feed_forward(self.hidden_size, self.intermediate_size or 0, bias=self.mlp_bias)
         )
+        width, hidden = self.embedding_width, self.hidden_size
+        projections = 2 * cost.linear(width, hidden, bias=False) if width != hidden else Cost()
         return (
-            cost.embedding(self.vocab_size + self.max_seq_len, self.hidden_size)
+            cost.embedding(self.vocab_size, width)
+            + cost.embedding(self.position_rows, hidden)
+            + projections
             + self.num_layers * block
-            + norm
-            + self.head_cost(self.hidden_size, self.vocab_size, tied=self.tie_embeddings)
+            + (norm if self.norm_first else Cost())
+            + self.head_cost(width, self.vocab_size, tied=self.tie_embeddings)
         )

@@ -15,9 +15,7 @@ from zoo_plugins.gpt.tasks import DecoderConfig
 __all__ = ["add_head", "answer"]
 
 
-def add_head(
-    model: Any, c: DecoderConfig, token_embedding: nn.Embedding, *, tied: bool, bias: bool = False
-) -> None:
+def add_head(model: Any, c: DecoderConfig, token_embedding: nn.Embedding, *, tied: bool, bias: bool = False) -> None:
     """Add the module that the task needs: ``head`` (V, E), ``classifier`` (C, E), or ``embedding_head``.
 
     ``bias`` is that of a head which is not ``tied`` to the embedding.

@@ -10,7 +10,7 @@ from zoo.checkpoints import ACTIVATIONS, Checkpoint, Field, Layout, Rule
 from zoo_plugins.bert.sentence import PROJECTIONS, sentence_encoder, sentence_files
 from zoo_plugins.gpt.config import GPTConfig
 
-__all__ = ["GPT2", "GPT_NEO", "OUTPUTS"]
+__all__ = ["GPT2", "GPT_NEO", "NO_TOKENS", "OUTPUTS"]
 
 OUTPUTS = {"sentence_embedding": ""}
 """Not compared: the originals have no such output."""
@@ -18,7 +18,7 @@ _WINDOW = 256
 """Default window size of GPT-Neo."""
 
 
-_NO_TOKENS = {"bos_token_id": None, "eos_token_id": None}
+NO_TOKENS = {"bos_token_id": None, "eos_token_id": None}
 """Always written, because the original classes have other defaults."""
 
 # The exporter reads its config.json back, and rejects settings that this layout cannot express.
@@ -79,7 +79,7 @@ GPT2 = Layout(
     ignored_keys=("n_ctx",),
     read_extra=lambda checkpoint, values: sentence_encoder(checkpoint),
     write_extra=_restore_gpt2,
-    constant={"model_type": "gpt2", **_NO_TOKENS},
+    constant={"model_type": "gpt2", **NO_TOKENS},
     tokenizer="GPT2Tokenizer",
 )
 """``model_type`` gpt2. Files of the base model are read as having a head tied to the embedding."""
@@ -163,7 +163,7 @@ GPT_NEO = Layout(
            "classifier_dropout", "summary_*"),
     read_extra=_derive_gpt_neo,
     write_extra=_restore_gpt_neo,
-    constant={"model_type": "gpt_neo", **_NO_TOKENS},
+    constant={"model_type": "gpt_neo", **NO_TOKENS},
     tokenizer="GPT2Tokenizer",
 )  # fmt: skip
 """``model_type`` gpt_neo."""

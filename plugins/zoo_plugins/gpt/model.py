@@ -1,8 +1,9 @@
 """GPT: a pre-norm causal Transformer decoder (Radford et al. 2019; Brown et al. 2020).
 
-GPT-3 and GPT-Neo (Black et al. 2021) use a sliding window in every other layer.
+GPT-3 and GPT-Neo (Black et al. 2021) use a sliding window in every other layer. OPT (Zhang et al. 2022) is the same
+decoder with relu; its model of 350M parameters is post-norm, with narrower token embeddings.
 
-B batch, T tokens of this call, S tokens including those before, E hidden size, V vocabulary.
+B batch, T tokens of this call, S tokens including those before, E hidden size, W embedding size, V vocabulary.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ def norm(c: GPTConfig) -> nn.Module:
 
 
 class GPTBlock(nn.Module):
-    """Attention and feed-forward, each a pre-norm residual sub-layer."""
+    """Attention and feed-forward, each a residual sub-layer, normalised before or after."""
 
     def __init__(self, c: GPTConfig) -> None:
         super().__init__()
@@ -48,9 +49,13 @@ class GPTBlock(nn.Module):
         self.norm_2 = norm(c)
         self.mlp = FeedForward(c.hidden_size, c.intermediate_size or 0, activation=c.activation, bias=c.mlp_bias)
         self.dropout = nn.Dropout(c.dropout)
+        self.norm_first = c.norm_first
 
     def forward(self, x: Tensor, mask: Tensor | None, cache: LayerCache | None) -> Tensor:
         """(B, T, E) -> (B, T, E)."""
+        if not self.norm_first:
+            x = self.norm_1(x + self.dropout(self.attention(x, mask=mask, cache=cache)))
+            return self.norm_2(x + self.dropout(self.mlp(x)))
         x = x + self.dropout(self.attention(self.norm_1(x), mask=mask, cache=cache))
         return x + self.dropout(self.mlp(self.norm_2(x)))
 
@@ -63,11 +68,14 @@ class GPT(nn.Module):
     def __init__(self, c: GPTConfig) -> None:
         super().__init__()
         self.config = c
-        self.token_embedding = nn.Embedding(c.vocab_size, c.hidden_size)
-        self.position_embedding = nn.Embedding(c.max_seq_len, c.hidden_size)
+        self.token_embedding = nn.Embedding(c.vocab_size, c.embedding_width)
+        self.position_embedding = nn.Embedding(c.position_rows, c.hidden_size)
+        narrow = c.embedding_width != c.hidden_size
+        self.widen = nn.Linear(c.embedding_width, c.hidden_size, bias=False) if narrow else nn.Identity()
+        self.narrow = nn.Linear(c.hidden_size, c.embedding_width, bias=False) if narrow else nn.Identity()
         self.dropout = nn.Dropout(c.dropout)
         self.blocks = nn.ModuleList(GPTBlock(c) for _ in range(c.num_layers))
-        self.norm = norm(c)
+        self.norm = norm(c) if c.norm_first else nn.Identity()
         add_head(self, c, self.token_embedding, tied=c.tie_embeddings)
         self.init_weights()
 
@@ -97,7 +105,9 @@ class GPT(nn.Module):
         length = input_ids.shape[1]
         total = length + (past_key_values.length if past_key_values is not None else 0)
         positions = positions_of(length, total, padding=attention_mask, device=input_ids.device)
-        x = self.dropout(self.token_embedding(input_ids) + self.position_embedding(positions))  # (B, T, E)
+        places = positions + self.config.position_offset if self.config.position_offset else positions
+        x = self.widen(self.token_embedding(input_ids))  # (B, T, W) -> (B, T, E)
+        x = self.dropout(x + self.position_embedding(places))
         windows = [self.config.window(layer) for layer in range(len(self.blocks))]
         masks = {}
         for window in dict.fromkeys(windows):
@@ -108,8 +118,11 @@ class GPT(nn.Module):
             masks[window] = mask if first is None else first.seen(mask, length)
         for layer, (block, window) in enumerate(zip(self.blocks, windows, strict=True)):
             x = block(x, masks[window], past_key_values[layer] if past_key_values is not None else None)
-        return answer(self, self.config, self.norm(x), input_ids, attention_mask, self.config.pad_token_id)
+        x = self.narrow(self.norm(x))  # (B, T, E) -> (B, T, W)
+        return answer(self, self.config, x, input_ids, attention_mask, self.config.pad_token_id)
 
     def adapt_tensor(self, name: str, tensor: Tensor, old: GPTConfig) -> Tensor | None:
-        """Truncate the position embedding to a smaller ``max_seq_len``."""
-        return truncate_positions(tensor, self.config.max_seq_len) if name == "position_embedding.weight" else None
+        """Truncate the position embedding to a smaller ``max_seq_len``, with the same offset."""
+        if name != "position_embedding.weight" or self.config.position_offset != old.position_offset:
+            return None
+        return truncate_positions(tensor, self.config.position_rows)

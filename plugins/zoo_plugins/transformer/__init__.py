@@ -1,4 +1,4 @@
-"""The encoder-decoder Transformer of "Attention Is All You Need", and importers for BART, mBART and Marian."""
+"""The encoder-decoder Transformer of "Attention Is All You Need", and importers for BART and its kin."""
 
 from collections.abc import Sequence
 
@@ -22,8 +22,16 @@ def zoo_architectures() -> Sequence[zoo.Architecture]:
 
 @zoo.hookimpl
 def zoo_importers() -> Sequence[zoo.Importer]:
-    layouts = {"bart": "BART", "mbart": "MBART", "m2m_100": "M2M100", "marian": "MARIAN", "nn.Transformer": "TORCH"}
+    layouts = {
+        "bart": "hub:BART",
+        "blenderbot": "hub:BLENDERBOT",
+        "m2m_100": "hub:M2M100",
+        "marian": "hub:MARIAN",
+        "mbart": "hub:MBART",
+        "pegasus": "hub:PEGASUS",
+        "nn.Transformer": "torch_module:TORCH",
+    }
     return [
-        zoo.Importer(name=name, architecture="transformer", layout=f"zoo_plugins.transformer.hub:{layout}")
+        zoo.Importer(name=name, architecture="transformer", layout=f"zoo_plugins.transformer.{layout}")
         for name, layout in layouts.items()
     ]

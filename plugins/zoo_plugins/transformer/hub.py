@@ -1,30 +1,25 @@
-"""Checkpoints of BART, mBART, M2M100 and Marian in the hub's layout, and of ``torch.nn.Transformer``."""
+"""Checkpoints of BART, Blenderbot, mBART, M2M100, Marian and Pegasus in the hub's layout."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import torch
-
-from zoo import ArtifactError, UsageError
+from zoo import UsageError
 from zoo.checkpoints import ACTIVATIONS, Checkpoint, Field, Layout, Rule
 from zoo_plugins.transformer.config import TransformerConfig
 from zoo_plugins.transformer.tokens import mbart50_tokens, mbart_tokens
 
-__all__ = ["BART", "M2M100", "MARIAN", "MBART", "TORCH"]
+__all__ = ["BART", "BLENDERBOT", "M2M100", "MARIAN", "MBART", "PEGASUS"]
 
-_TASK, _VECTORS = "text2text-generation", "vector-feature-extraction"
+_TASK = "text2text-generation"
 _PROJECTIONS = {"query": "q_proj", "key": "k_proj", "value": "v_proj", "output": "out_proj"}
 _TABLES = {
     "encoder_embedding.token": "model.encoder.embed_tokens",
     "decoder_embedding.token": "model.decoder.embed_tokens",
     "head": "lm_head",
 }
-
-# BART, mBART, M2M100 and Marian.
 
 
 def _rules(c: TransformerConfig) -> Sequence[Rule]:
@@ -71,10 +66,27 @@ def _rules(c: TransformerConfig) -> Sequence[Rule]:
 
 def _ignored(c: TransformerConfig) -> Sequence[str]:
     """Version tensors, sinusoids, and the shared embedding if nothing is tied to it."""
-    positions = () if c.positions == "learned" else (r"model\.(encoder|decoder)\.embed_positions\.weights?",)
+    positions = () if c.positions == "learned" else (r"(model\.)?(encoder|decoder)\.embed_positions\.weights?",)
     shared = () if c.share_embeddings else (r"model\.shared\.weight",)
     bias = () if c.task == _TASK else ("final_logits_bias",)
     return (r"(model\.)?(encoder|decoder)\.version", *positions, *shared, *bias)
+
+
+_SIZE_FIELDS = {
+    "max_position_embeddings": "max_seq_len",
+    "d_model": "hidden_size",
+    "encoder_layers": "num_layers",
+    "decoder_layers": "num_decoder_layers",
+    "encoder_attention_heads": "num_heads",
+    "decoder_attention_heads": "num_decoder_heads",
+    "encoder_ffn_dim": "intermediate_size",
+    "decoder_ffn_dim": "decoder_intermediate_size",
+}
+_SIZES = {
+    "max_position_embeddings": 1024, "d_model": 1024, "encoder_layers": 12, "decoder_layers": 12,
+    "encoder_attention_heads": 16, "decoder_attention_heads": 16, "encoder_ffn_dim": 4096, "decoder_ffn_dim": 4096,
+}  # fmt: skip
+"""Defaults of BART."""
 
 
 def _family(
@@ -88,6 +100,7 @@ def _family(
     classifier: str | None = None,
     activation: str = "gelu",
     scaled: bool = False,
+    sizes: Mapping[str, int] | None = None,
 ) -> Layout:
     """The layout of one family.
 
@@ -101,7 +114,9 @@ def _family(
         classifier: class of the model with a classification head, if there is one.
         activation: default of ``activation_function``.
         scaled: default of ``scale_embedding``.
+        sizes: defaults of sizes that differ from those of BART.
     """
+    default = {**_SIZES, **(sizes or {})}
     from_padding = fixed["positions"] == "sinusoidal-tensor2tensor"  # counted from the number of the padding token
     fixed = {"norm_eps": 1e-5, "attention_bias": True, **fixed}
 
@@ -136,14 +151,7 @@ def _family(
         aliases=classes[1:],
         fields=(
             Field("vocab_size"),
-            Field("max_position_embeddings", "max_seq_len", default=1024),
-            Field("d_model", "hidden_size", default=1024),
-            Field("encoder_layers", "num_layers", default=12),
-            Field("decoder_layers", "num_decoder_layers", default=12),
-            Field("encoder_attention_heads", "num_heads", default=16),
-            Field("decoder_attention_heads", "num_decoder_heads", default=16),
-            Field("encoder_ffn_dim", "intermediate_size", default=4096),
-            Field("decoder_ffn_dim", "decoder_intermediate_size", default=4096),
+            *(Field(theirs, ours, default=default[theirs]) for theirs, ours in _SIZE_FIELDS.items()),
             Field("activation_function", "activation", default=activation, values=ACTIVATIONS),
             Field("scale_embedding", "scale_embeddings", default=scaled),
             Field("dropout", default=0.1),
@@ -155,8 +163,8 @@ def _family(
         required_values={"is_decoder": False, **required_values},
         ignored_keys=(
             "*_layerdrop", "activation_dropout", "attention_dropout", "classif_dropout", "classifier_dropout",
-            "decoder_vocab_size", "extra_pos_embeddings", "force_bos_token_to_be_generated", "init_std",
-            "num_hidden_layers", "share_encoder_decoder_embeddings",
+            "decoder_vocab_size", "do_blenderbot_90_layernorm", "extra_layer_norm", "extra_pos_embeddings",
+            "force_bos_token_to_be_generated", "init_std", "num_hidden_layers", "share_encoder_decoder_embeddings",
         ),
         read_extra=derive,
         write_extra=restore,
@@ -215,129 +223,26 @@ MARIAN = _family(
     required_values={"normalize_before": False, "add_final_layer_norm": False, "static_position_embeddings": True},
 )
 """``model_type`` marian."""
-
-# torch.nn.Transformer.
-
-_SOURCE, _TARGET, _HEAD = "src_tok_emb.embedding.weight", "tgt_tok_emb.embedding.weight", "generator.weight"
-_SINUSOIDS, _POSITIONS = "positional_encoding.pos_embedding", "src_pos_emb.weight"
-
-
-def _torch_rules(_: TransformerConfig) -> Sequence[Rule]:
-    attentions = {
-        "encoder.*.attention": "transformer.encoder.layers.*.self_attn",
-        "decoder.*.attention": "transformer.decoder.layers.*.self_attn",
-        "decoder.*.cross": "transformer.decoder.layers.*.multihead_attn",
-    }
-    parts = {
-        "mlp.up": "linear1",
-        "mlp.down": "linear2",
-        **{f"residual_{number}.norm": f"norm{number}" for number in (1, 2, 3)},
-    }
-    return (
-        Rule("encoder_embedding.token.weight", _SOURCE),
-        Rule("decoder_embedding.token.weight", _TARGET),
-        Rule("encoder_embedding.position", "src_pos_emb"),
-        Rule("decoder_embedding.position", "tgt_pos_emb"),
-        Rule("head", "generator"),
-        *(
-            Rule(tuple(f"{ours}.{part}.{kind}" for part in ("query", "key", "value")), f"{theirs}.in_proj_{kind}")
-            for ours, theirs in attentions.items()
-            for kind in ("weight", "bias")
-        ),
-        *(Rule(f"{ours}.output", f"{theirs}.out_proj") for ours, theirs in attentions.items()),
-        *(
-            Rule(f"{side}.*.{ours}", f"transformer.{side}.layers.*.{theirs}")
-            for side in ("encoder", "decoder")
-            for ours, theirs in parts.items()
-        ),
-        *(Rule(f"{side}_norm", f"transformer.{side}.norm") for side in ("encoder", "decoder")),
-    )
-
-
-def _torch_derive(checkpoint: Checkpoint, values: dict[str, Any]) -> Mapping[str, Any]:
-    """Derive settings from the presence and shapes of tensors."""
-    tensors = {_torch_name(name): tensor for name, tensor in checkpoint.tensors.items()}
-
-    if any(name.startswith("transformer.encoder.layers.0.multihead_attn.") for name in tensors):
-        remedy = "save it as the decoder of a torch.nn.Transformer"
-        raise ArtifactError("a torch.nn.TransformerDecoder alone has no encoder", checkpoint.where, remedy)
-
-    def shape(name: str) -> tuple[int, ...]:
-        if name not in tensors:
-            raise ArtifactError(f"missing {name}", checkpoint.where)
-        return tensors[name].shape
-
-    def same(first: str, second: str) -> bool:
-        return shape(first) == shape(second) and torch.equal(tensors[first].read(), tensors[second].read())
-
-    def layers(side: str) -> int:
-        matches = (re.match(rf"transformer\.{side}\.layers\.(\d+)\.", name) for name in tensors)
-        return 1 + max((int(match[1]) for match in matches if match), default=-1)
-
-    layer, last = "transformer.encoder.layers.0", "transformer.decoder.layers.0"
-    trunk = {
-        "num_layers": layers("encoder"),
-        "num_decoder_layers": layers("decoder"),
-        "intermediate_size": shape(f"{layer}.linear1.weight")[0],
-        "attention_bias": f"{layer}.self_attn.in_proj_bias" in tensors,
-        "mlp_bias": f"{layer}.linear1.bias" in tensors,
-        "norm_bias": f"{layer}.norm1.bias" in tensors,
-        "final_norm": "transformer.encoder.norm.weight" in tensors,
-    }
-    if trunk["num_decoder_layers"]:
-        trunk["decoder_intermediate_size"] = shape(f"{last}.linear1.weight")[0]
-    if not tensors.keys() & {_SOURCE, _TARGET, _HEAD}:
-        return values | trunk | {
-            "task": _VECTORS,
-            "vocab_size": 0,
-            "hidden_size": shape(f"{layer}.linear1.weight")[1],
-            "decoder_start_token_id": None,
-        }  # fmt: skip
-    (vocab_size, hidden_size), target_vocab_size = shape(_SOURCE), shape(_TARGET)[0]
-    learned = _POSITIONS in tensors
-    table = _POSITIONS if learned else _SINUSOIDS
-    return values | trunk | {
-        "vocab_size": vocab_size,
-        "target_vocab_size": target_vocab_size,
-        "hidden_size": hidden_size,
-        "head_bias": "generator.bias" in tensors,
-        "positions": "learned" if learned else "sinusoidal",
-        "share_embeddings": same(_SOURCE, _TARGET),
-        "tie_embeddings": _HEAD not in tensors or same(_HEAD, _TARGET),
-        **({"max_seq_len": max(tensors[table].shape[:-1])} if table in tensors else {}),
-    }  # fmt: skip
-
-
-_TORCH_RENAMED = (
-    (r"^(module|model)\.", ""),
-    (r"^(encoder|decoder)\.", r"transformer.\1."),
-    (r"^(layers|norm)\.", r"transformer.encoder.\1."),
-    (r"^(src|tgt)_tok_emb\.weight$", r"\1_tok_emb.embedding.weight"),
-)
-
-
-def _torch_name(name: str) -> str:
-    for pattern, replacement in _TORCH_RENAMED:
-        name = re.sub(pattern, replacement, name)
-    return name
-
-
-TORCH = Layout(
-    classes={"Transformer": (_TASK, _VECTORS)},
-    fields=(),
-    required_settings=("num_heads",),
-    rules=_torch_rules,
-    renamed=_TORCH_RENAMED,
-    ignored_tensors=(r"positional_encoding\..*",),
-    read_extra=_torch_derive,
-)
-"""A state dict of a ``torch.nn.Transformer``, or of a module that calls it ``transformer``.
-
-By itself, or as a ``torch.nn.TransformerEncoder``, it becomes a model of vectors, with the task
-``vector-feature-extraction``. Other parts have their usual names: ``src_tok_emb`` and ``tgt_tok_emb``, embeddings or
-modules that hold one called ``embedding``, and ``generator``, the projection to the vocabulary. Positions are
-sinusoids, or the tables ``src_pos_emb`` and ``tgt_pos_emb``. Settings that do not follow from tensors are given with
-``--set``: ``num_heads`` always; ``norm_first``, ``activation``, ``norm_eps``, ``scale_embeddings``, ``max_seq_len`` and
-the special tokens where they differ from the defaults of :class:`TransformerConfig`. The decoder is causal, whatever
-mask the module was called with.
-"""
+PEGASUS = _family(
+    "pegasus",
+    ("PegasusForConditionalGeneration", "PegasusModel"),
+    {"positions": "sinusoidal-halves", "embedding_norm": False, "norm_first": True, "final_norm": True},
+    tokens={"decoder_start_token_id": 0, "eos_token_id": 1, "pad_token_id": 0},
+    tokenizer="PegasusTokenizer",
+    required_values={"normalize_before": True, "add_final_layer_norm": True, "static_position_embeddings": True,
+                     "normalize_embedding": False, "add_bias_logits": False},
+)  # fmt: skip
+"""``model_type`` pegasus."""
+BLENDERBOT = _family(
+    "blenderbot",
+    ("BlenderbotForConditionalGeneration", "BlenderbotModel"),
+    {"positions": "learned", "embedding_norm": False, "norm_first": True, "final_norm": True},
+    tokens={"decoder_start_token_id": 1, "eos_token_id": 2, "pad_token_id": 0},
+    tokenizer="BlenderbotTokenizer",
+    required_values={"normalize_before": True, "add_final_layer_norm": True, "static_position_embeddings": False,
+                     "normalize_embedding": False, "layernorm_variant": "prelayernorm"},
+    sizes={"max_position_embeddings": 128, "d_model": 2560, "encoder_layers": 2, "decoder_layers": 24,
+           "encoder_attention_heads": 32, "decoder_attention_heads": 32, "encoder_ffn_dim": 10240,
+           "decoder_ffn_dim": 10240},
+)  # fmt: skip
+"""``model_type`` blenderbot. The smaller models of the type blenderbot-small normalise embeddings otherwise."""

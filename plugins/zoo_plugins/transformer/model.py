@@ -1,7 +1,7 @@
 """The encoder-decoder Transformer (Vaswani et al. 2017).
 
-It also covers BART (Lewis et al. 2020), mBART (Liu et al. 2020), M2M100 (Fan et al. 2021) and Marian (Junczys-Dowmunt
-et al. 2018).
+It also covers BART (Lewis et al. 2020), mBART (Liu et al. 2020), M2M100 (Fan et al. 2021), Marian (Junczys-Dowmunt et
+al. 2018), PEGASUS (Zhang et al. 2020) and Blenderbot (Roller et al. 2021).
 
 B batch, S source tokens, T target tokens of this call, E hidden size, V vocabulary,
 C classes.
