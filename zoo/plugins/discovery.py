@@ -66,6 +66,7 @@ BUILT_IN = {
     "via-timm": "zoo_plugins.via_timm",
     "via-transformers": "zoo_plugins.via_transformers",
     "vit": "zoo_plugins.vit",
+    "wav2vec2": "zoo_plugins.wav2vec2",
     "whisper": "zoo_plugins.whisper",
 }
 DISTRIBUTION = "attention-zoo"
