@@ -1,4 +1,5 @@
-"""BERT variants: RoBERTa, DistilBERT, ALBERT and ELECTRA. Checkpoint tests compare their heads with transformers."""
+"""BERT variants: RoBERTa, DistilBERT, ALBERT, ELECTRA, MPNet, Nomic BERT and RoFormer. Checkpoint tests compare their
+heads with transformers."""
 
 import pytest
 import torch
@@ -8,6 +9,8 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from tests.architectures.test_bert import LENGTHS, SIZES, batch, make
+from zoo.nn import recorded_attentions, relative_buckets
+from zoo_plugins.bert.config import BERTConfig
 
 PAD = 2
 ROBERTA = {"skip_padding": True, "pad_token_id": PAD, "type_vocab_size": 1}
@@ -153,3 +156,89 @@ def test_replaced_tokens() -> None:
     hidden, head = ours.encode(*arguments)[-1], ours.replaced
     expected = (hidden @ head.dense.weight.T + head.dense.bias).clamp(min=0) @ head.output.weight[0] + head.output.bias
     assert_close(ours(*arguments)["logits"], expected, atol=1e-12, rtol=0)
+
+
+# MPNet: biases by distance.
+
+
+def test_biases_by_distance_are_added_to_the_scores() -> None:
+    """The weights equal softmax(scores + bias), computed by hand."""
+    ours, (ids, mask, types) = make(relative_buckets=6, num_layers=1, pooler=False), batch()
+    with recorded_attentions() as weights:
+        ours(ids, mask, types)
+    attention, x = ours.blocks[0].attention, ours.embeddings(ids, types)
+    query, key = ((x @ part.weight.T + part.bias).unflatten(-1, (3, 8)) for part in (attention.query, attention.key))
+    scores = torch.einsum("bthd,bshd->bhts", query, key) / 8**0.5
+    places = torch.arange(ids.shape[1])
+    for t in places.tolist():
+        for s in places.tolist():
+            bucket = relative_buckets(torch.tensor(s - t), 6, 128, causal=False)
+            scores[:, :, t, s] += ours.relative.table.weight[bucket]
+    expected = scores.masked_fill(mask[:, None, None, :] == 0, -torch.inf).softmax(-1)
+    assert_close(weights[0], expected, atol=1e-12, rtol=0)
+
+
+def test_a_bias_that_ignores_distance_changes_nothing() -> None:
+    ours, arguments = make(relative_buckets=6), batch()
+    ours.relative.table.weight.copy_(torch.tensor([0.5, -2.0, 3.0]).expand(6, -1))
+    bert = make()
+    bert.load_state_dict(
+        {name: tensor for name, tensor in ours.state_dict().items() if name != "relative.table.weight"}
+    )
+    for name, expected in bert(*arguments).items():
+        assert_close(ours(*arguments)[name], expected, atol=1e-12, rtol=0)
+
+
+# Nomic BERT and RoFormer: rotary positions and gated feed-forward networks.
+
+
+@pytest.mark.parametrize("table", [True, False])
+def test_rotary_positions_depend_on_distances_only(table: bool) -> None:
+    """Padding on the left shifts all positions of a text. Angles, or their sines, are rounded to float32."""
+    ours, (ids, _, types) = make(positions="rotary", rope_table=table, pooler=False), batch()
+    alone = ours(ids[:1, :5], None, types[:1, :5])["last_hidden_state"]
+    shifted = torch.cat((torch.zeros_like(ids[:1, :4]), ids[:1, :5]), dim=1)
+    segments = torch.cat((torch.zeros_like(ids[:1, :4]), types[:1, :5]), dim=1)
+    mask = (torch.arange(9) >= 4).long()[None]
+    assert_close(ours(shifted, mask, segments)["last_hidden_state"][:, 4:], alone, atol=1e-5, rtol=0)
+    reversed_order = ours(ids[:1, :5].flip(1), None, types[:1, :5].flip(1))["last_hidden_state"].flip(1)
+    assert (reversed_order - alone).abs().max() > 1e-3
+
+
+def test_rotations_are_those_of_the_paper() -> None:
+    """Su et al. 2021, equation 15, with angles in float64: pair i of 4 turns by position x 10000^(-2 i / 8)."""
+    ours = make(positions="rotary", rope_table=True, num_layers=1)
+    cosine, sine = ours.rotary(torch.arange(12)[None], torch.float64)
+    angles = torch.arange(12, dtype=torch.float64)[:, None] * 10000 ** (-torch.arange(0, 8, 2, dtype=torch.float64) / 8)
+    assert_close(cosine[0, 0], angles.cos().repeat(1, 2), atol=1e-7, rtol=0)
+    assert_close(sine[0, 0], angles.sin().repeat(1, 2), atol=1e-7, rtol=0)
+    assert "embeddings.position.weight" not in ours.state_dict()
+
+
+def test_gated_feed_forward_network_without_biases() -> None:
+    ours = make(gated=True, mlp_bias=False, attention_bias=False, activation="silu")
+    x = torch.randn(2, 5, SIZES["hidden_size"], dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+    mlp = ours.blocks[0].mlp
+    gate = x @ mlp.gate.weight.T
+    expected = (gate * gate.sigmoid() * (x @ mlp.up.weight.T)) @ mlp.down.weight.T
+    assert_close(mlp(x), expected, atol=1e-12, rtol=0)
+    biases = {name for name, _ in ours.blocks[0].named_parameters() if name.endswith("bias")}
+    assert biases == {"norm_1.bias", "norm_2.bias"}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"positions": "rotary", "skip_padding": True, "pad_token_id": 1}, "skip_padding is for learned positions"),
+        ({"positions": "rotary", "num_heads": 8}, "heads of even width, got hidden_size 24 and num_heads 8"),
+        ({"rope_table": True}, "rope_table is for rotary positions .* positions is 'learned'"),
+        ({"positions": "rotary", "rope_table": True, "rope_theta": 50.0}, "rope_theta is 50.0"),
+        ({"relative_buckets": 3}, "relative_buckets must be 0, or from 4 to 511, got 3"),
+        ({"attention": "performer", "relative_buckets": 8}, "attention 'performer' needs relative_buckets 0, got 8"),
+        ({"attention": "linformer", "positions": "rotary"}, "attention 'linformer' needs positions 'learned'"),
+        ({"attention": "longformer", "attention_bias": False}, "attention 'longformer' needs attention_bias True"),
+    ],
+)
+def test_contradictory_settings_are_rejected(options: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        BERTConfig(**{**SIZES, **options})

@@ -32,6 +32,9 @@ VARIANTS: dict[str, tuple[str, Sequence[str]]] = {
         ["attention=longformer", "attention_window=8", "global_tokens=2", "skip_padding=true", "pad_token_id=1"],
     ),
     "bert, performer": ("bert-tiny", ["attention=performer", "attention_rank=5", "pooler=false"]),
+    "bert, biases by distance": ("bert-tiny", ["relative_buckets=8", "pooler=false"]),
+    "bert, rotary": ("bert-tiny", ["positions=rotary", "gated=true", "attention_bias=false", "mlp_bias=false"]),
+    "bert, rotary table": ("bert-tiny", ["positions=rotary", "rope_table=true", "pooler=false"]),
     "bert, annotated norm": ("bert-tiny", ["norm=annotated", "pooler=false"]),
     "bert, sums of layers": (
         "bert-tiny",

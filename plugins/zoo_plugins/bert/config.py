@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Self
 
 from zoo import Activation, Cost, EmbeddingConfig, Graph, Initializer, Norm, attentions, cost, floats, mask, token_ids
+from zoo_plugins.bert.costs import attention_cost
 
 _BASE = ("feature-extraction", "sentence-embedding")
 """Tasks without a head."""
@@ -20,7 +21,10 @@ _MASKED = ("fill-mask", "pretraining")
 
 @dataclass(frozen=True, kw_only=True)
 class BERTConfig(EmbeddingConfig):
-    """Configuration of BERT, RoBERTa, DistilBERT, ALBERT and ELECTRA. The defaults are BERT-base."""
+    """Configuration of BERT and its variants: RoBERTa, DistilBERT, ALBERT, ELECTRA, MPNet, Nomic BERT and RoFormer.
+
+    The defaults are BERT-base.
+    """
 
     head_fields: ClassVar[tuple[str, ...]] = (
         *EmbeddingConfig.head_fields, "pooler", "pooler_activation", "head_activation", "feature_layers",
@@ -42,7 +46,17 @@ class BERTConfig(EmbeddingConfig):
     type_vocab_size: int = 2
     """Number of segment types; 0 for none (DistilBERT)."""
     max_seq_len: int = 512
-    """Maximum input length, in tokens. Each position has a learned embedding."""
+    """Maximum input length, in tokens."""
+    positions: Literal["learned", "rotary"] = "learned"
+    """Positions: a learned embedding of each, or rotations of queries and keys (RoFormer, Nomic BERT)."""
+    rope_theta: float = 10000.0
+    """Base of the rotary frequencies."""
+    rope_table: bool = False
+    """Whether rotary angles are computed in float64, with the base 10000, and sines and cosines rounded to float32
+    (RoFormer). By default angles are float32."""
+    relative_buckets: int = 0
+    """Number of buckets of a learned bias on attention scores, which all blocks share (MPNet): see
+    :class:`zoo.nn.RelativePositionBias`; 0 for none."""
     skip_padding: bool = False
     """Whether positions skip padding (RoBERTa): the n-th token other than ``pad_token_id`` uses row
     ``pad_token_id`` + n of the position table, and padding uses row ``pad_token_id``."""
@@ -69,8 +83,14 @@ class BERTConfig(EmbeddingConfig):
     global_tokens: int = 0
     """Number of leading tokens that see all tokens and are seen by all in Longformer, at most half of
     ``attention_window``."""
+    attention_bias: bool = True
+    """Whether the four projections of attention have biases; they have none in Nomic BERT."""
     intermediate_size: int | None = None
     """Hidden width of the feed-forward network; 4 x ``hidden_size`` by default."""
+    gated: bool = False
+    """Whether the feed-forward network has a gate, which passes through the activation (Nomic BERT)."""
+    mlp_bias: bool = True
+    """Whether the feed-forward network has biases; it has none in Nomic BERT."""
     activation: Activation = "gelu"
     """Activation of the feed-forward network and of the replaced-token-detection head."""
     head_activation: Activation | None = None
@@ -84,7 +104,7 @@ class BERTConfig(EmbeddingConfig):
     pooler: bool = True
     """Whether the encoder has a pooler, a dense layer on its first token, which classifiers of texts read. Without one,
     they read the vector that ``pooling`` chooses."""
-    pooler_activation: Literal["tanh", "gelu", "relu"] = "tanh"
+    pooler_activation: Literal["tanh"] | Activation = "tanh"
     """Activation of the pooler."""
     feature_layers: tuple[int, ...] = ()
     """Hidden states that are merged: 0 is the embeddings, ``num_layers`` or -1 the last block. They are the output
@@ -110,9 +130,10 @@ class BERTConfig(EmbeddingConfig):
         self.default("head_activation", self.activation)
         self.require_positive(
             "vocab_size", "max_seq_len", "hidden_size", "embedding_size", "num_layers", "num_heads", "attention_rank",
-            "attention_window", "intermediate_size", "norm_eps",
+            "attention_window", "intermediate_size", "norm_eps", "rope_theta",
         )  # fmt: skip
         self._check_attention()
+        self._check_positions()
         self.require_probability("dropout")
         self.require_divisible("hidden_size", "num_heads")
         if self.type_vocab_size < 0:
@@ -151,6 +172,24 @@ class BERTConfig(EmbeddingConfig):
             values = f"attention_window is {self.attention_window} and global_tokens is {self.global_tokens}"
             raise ValueError(f"attention {self.attention!r} has no window, but {values}")
 
+    def _check_positions(self) -> None:
+        """Reject contradictions among positions, and settings that only full attention has."""
+        if self.attention != "full":
+            for name, value in (("positions", "learned"), ("relative_buckets", 0), ("attention_bias", True)):
+                if (given := getattr(self, name)) != value:
+                    raise ValueError(f"attention {self.attention!r} needs {name} {value!r}, got {given!r}")
+        if self.positions == "rotary":
+            if self.skip_padding:
+                raise ValueError(f"skip_padding is for learned positions, but positions is {self.positions!r}")
+            if self.hidden_size % (2 * self.num_heads):
+                sizes = f"hidden_size {self.hidden_size} and num_heads {self.num_heads}"
+                raise ValueError(f"rotary positions need heads of even width, got {sizes}")
+        if self.rope_table and (self.positions != "rotary" or self.rope_theta != 10000):
+            values = f"positions is {self.positions!r} and rope_theta is {self.rope_theta}"
+            raise ValueError(f"rope_table is for rotary positions with the base 10000, but {values}")
+        if self.relative_buckets and not 4 <= self.relative_buckets < 512:
+            raise ValueError(f"relative_buckets must be 0, or from 4 to 511, got {self.relative_buckets}")
+
     def _check_features(self) -> None:
         if self.feature_layers and self.task not in _BASE:
             values = f"feature_layers is {self.feature_layers} and the task is {self.task!r}"
@@ -177,7 +216,9 @@ class BERTConfig(EmbeddingConfig):
 
     @property
     def position_rows(self) -> int:
-        """Rows of the position embedding."""
+        """Rows of the position embedding; 0 if positions are rotary."""
+        if self.positions == "rotary":
+            return 0
         return self.max_seq_len + (self.pad_token_id + 1 if self.skip_padding and self.pad_token_id is not None else 0)
 
     @property
@@ -218,13 +259,21 @@ class BERTConfig(EmbeddingConfig):
         FLOPs per token exclude parts that run once per sequence: pooler, its classifiers, and queries of global tokens.
         """
         hidden, width = self.hidden_size, self.embedding_size or 0
-        block = (
-            2 * cost.layer_norm(hidden)
-            + self._attention_cost()
-            + cost.feed_forward(hidden, self.intermediate_size or 0)
+        attention = attention_cost(
+            self.attention,
+            hidden_size=hidden,
+            num_heads=self.num_heads,
+            context=self.max_seq_len,
+            rank=self.attention_rank or 0,
+            window=self.attention_window or 0,
+            global_tokens=self.global_tokens,
+            bias=self.attention_bias,
         )
+        feed_forward = cost.gated_feed_forward if self.gated else cost.feed_forward
+        mlp = feed_forward(hidden, self.intermediate_size or 0, bias=self.mlp_bias)
+        block = 2 * cost.layer_norm(hidden) + attention + mlp
         total = cost.embedding(self.vocab_size + self.position_rows + self.type_vocab_size, width)
-        total += cost.layer_norm(width)
+        total += cost.layer_norm(width) + cost.embedding(self.relative_buckets, self.num_heads)
         if self.project_embeddings:
             total += cost.linear(width, hidden)
         total += Cost((1 if self.share_layers else self.num_layers) * block.parameters, self.num_layers * block.flops)
@@ -243,25 +292,3 @@ class BERTConfig(EmbeddingConfig):
         if self.task == "replaced-token-detection":
             total += cost.linear(hidden, hidden) + cost.linear(hidden, 1)
         return total
-
-    def _attention_cost(self) -> Cost:
-        """Cost of attention in one block."""
-
-        def attention(context: int) -> Cost:
-            return cost.attention(
-                self.hidden_size, self.num_heads, head_dim=self.hidden_size // self.num_heads, context=context
-            )
-
-        rank, reach = self.attention_rank or 0, (self.attention_window or 0) // 2
-        match self.attention:
-            case "linformer":  # projecting the keys and values costs as much as attending to the result
-                return attention(2 * rank) + Cost(2 * rank * self.max_seq_len)
-            case "performer":  # computing the features costs as much as attending through them
-                return attention(2 * rank)
-            case "longformer" if self.global_tokens:  # every token attends to the global ones, and they to it
-                projection = cost.linear(self.hidden_size, self.hidden_size)
-                once = Cost(projection.parameters)  # queries of global tokens
-                return attention(3 * reach + 2 * self.global_tokens) + 2 * projection + once
-            case "longformer":  # each query is scored against three chunks
-                return attention(3 * reach)
-        return attention(self.max_seq_len)

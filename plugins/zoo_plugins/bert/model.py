@@ -2,7 +2,9 @@
 
 RoBERTa (Liu et al. 2019) skips padding in positions. DistilBERT (Sanh et al. 2019) has no segment types. ALBERT (Lan et
 al. 2020) has narrower embeddings and shares one block's weights among all layers. ELECTRA (Clark et al. 2020) detects
-replaced tokens. Linformer, Performer and Longformer attend in linear time.
+replaced tokens. MPNet (Song et al. 2020) adds a bias by distance to the scores of all blocks. RoFormer (Su et al. 2021)
+rotates queries and keys by their positions, as does Nomic BERT (Nussbaum et al. 2024), which has gated feed-forward
+networks. Linformer, Performer and Longformer attend in linear time.
 
 B batch, T tokens, W embedding size, E hidden size, V vocabulary, C classes.
 """
@@ -16,10 +18,15 @@ from zoo.nn import (
     ACTIVATIONS,
     EmbeddingHead,
     FeedForward,
+    GatedFeedForward,
     LinformerAttention,
     LongformerAttention,
     MultiHeadAttention,
     PerformerAttention,
+    RelativePositionBias,
+    RotaryPositions,
+    Rotation,
+    SinusoidalPositions,
     build_mask,
     build_norm,
     initialize,
@@ -42,7 +49,32 @@ def build_attention(c: BERTConfig) -> nn.Module:
         case "longformer":
             window = c.attention_window or 0
             return LongformerAttention(*sizes, window, global_tokens=c.global_tokens, dropout=c.dropout)
-    return MultiHeadAttention(*sizes, dropout=c.dropout)
+    return MultiHeadAttention(*sizes, bias=c.attention_bias, dropout=c.dropout)
+
+
+def build_feed_forward(c: BERTConfig) -> nn.Module:
+    """Build the feed-forward network of a block, a module that maps (B, T, E) to (B, T, E)."""
+    kind = GatedFeedForward if c.gated else FeedForward
+    return kind(c.hidden_size, c.intermediate_size or 0, activation=c.activation, bias=c.mlp_bias)
+
+
+def build_rotary(c: BERTConfig) -> nn.Module:
+    """Build the rotary positions, a module that maps positions (1, T) and a dtype to a rotation."""
+    head_dim = c.hidden_size // c.num_heads
+    return TabulatedRotation(head_dim) if c.rope_table else RotaryPositions(head_dim, c.rope_theta)
+
+
+class TabulatedRotation(nn.Module):
+    """Rotations by the sinusoids of Vaswani et al. 2017, rounded to float32, as in published weights of RoFormer."""
+
+    def __init__(self, head_dim: int) -> None:
+        super().__init__()
+        self.table = SinusoidalPositions(head_dim, interleaved=False)
+
+    def forward(self, positions: Tensor, dtype: torch.dtype) -> Rotation:
+        """(B or 1, T) -> cosines and sines (B or 1, 1, T, D) in ``dtype``."""
+        sine, cosine = self.table(positions, dtype).unsqueeze(1).chunk(2, dim=-1)  # (1, 1, T, D / 2) each
+        return torch.cat((cosine, cosine), dim=-1), torch.cat((sine, sine), dim=-1)
 
 
 class BERTBlock(nn.Module):
@@ -52,26 +84,28 @@ class BERTBlock(nn.Module):
         super().__init__()
         self.attention = build_attention(c)
         self.norm_1 = build_norm(c.hidden_size, eps=c.norm_eps, kind=c.norm)
-        self.mlp = FeedForward(c.hidden_size, c.intermediate_size or 0, activation=c.activation)
+        self.mlp = build_feed_forward(c)
         self.norm_2 = build_norm(c.hidden_size, eps=c.norm_eps, kind=c.norm)
         self.dropout = nn.Dropout(c.dropout)
 
-    def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        """(B, T, E) -> (B, T, E). ``mask`` comes from :func:`build_mask` for full attention, else it is (B, T)."""
-        x = self.norm_1(x + self.dropout(self.attention(x, mask=mask)))
+    def forward(self, x: Tensor, mask: Tensor | None, **positions: Tensor | Rotation) -> Tensor:
+        """(B, T, E) -> (B, T, E). ``mask`` comes from :func:`build_mask` for full attention, else it is (B, T).
+
+        ``positions`` are the ``bias`` or ``rotation`` of full attention, if the model has one.
+        """
+        x = self.norm_1(x + self.dropout(self.attention(x, mask=mask, **positions)))
         return self.norm_2(x + self.dropout(self.mlp(x)))
 
 
 class Embeddings(nn.Module):
     """Sum of token, position and type embeddings, normalised and projected to the encoder's width."""
 
-    position_tensors = ("position.weight",)
-
     def __init__(self, c: BERTConfig) -> None:
         super().__init__()
         width = c.embedding_size or 0
         self.token = nn.Embedding(c.vocab_size, width)
-        self.position = nn.Embedding(c.position_rows, width)
+        self.position = nn.Embedding(c.position_rows, width) if c.position_rows else None
+        self.position_tensors = ("position.weight",) if c.position_rows else ()
         self.token_type = nn.Embedding(c.type_vocab_size, width) if c.type_vocab_size else None
         self.norm = build_norm(width, eps=c.norm_eps, kind=c.norm)
         self.dropout = nn.Dropout(c.dropout)
@@ -80,7 +114,9 @@ class Embeddings(nn.Module):
 
     def forward(self, input_ids: Tensor, token_type_ids: Tensor | None) -> Tensor:
         """(B, T) and (B, T) -> (B, T, E)."""
-        x = self.token(input_ids) + self.position(self.positions(input_ids))  # (B, T, W)
+        x = self.token(input_ids)  # (B, T, W)
+        if self.position is not None:
+            x = x + self.position(self.positions(input_ids))
         if self.token_type is not None:
             x = x + self.token_type(torch.zeros_like(input_ids) if token_type_ids is None else token_type_ids)
         x = self.dropout(self.norm(x))
@@ -133,6 +169,9 @@ class BERT(nn.Module):
         self.config = c
         self.embeddings = Embeddings(c)
         self.blocks = nn.ModuleList(BERTBlock(c) for _ in range(1 if c.share_layers else c.num_layers))
+        buckets = c.relative_buckets
+        self.relative = RelativePositionBias(c.num_heads, num_buckets=buckets) if buckets else None
+        self.rotary = build_rotary(c) if c.positions == "rotary" else None
         self.pooler = nn.Linear(c.hidden_size, c.hidden_size) if c.pooler else None
         self.pooler_activation = torch.tanh if c.pooler_activation == "tanh" else ACTIVATIONS[c.pooler_activation]
         if c.task == "sentence-embedding":
@@ -159,9 +198,14 @@ class BERT(nn.Module):
         full = self.config.attention == "full"
         mask = build_mask(length, length, padding=attention_mask) if full else attention_mask
         x = self.embeddings(input_ids, token_type_ids)
+        positions: dict[str, Tensor | Rotation] = {}
+        if self.relative is not None:
+            positions["bias"] = self.relative(length, length)
+        if self.rotary is not None:
+            positions["rotation"] = self.rotary(positions_of(length, length, device=x.device), x.dtype)
         states = [x]
         for layer in range(self.config.num_layers):
-            x = self.blocks[layer % len(self.blocks)](x, mask)
+            x = self.blocks[layer % len(self.blocks)](x, mask, **positions)
             states = [*states, x] if self.config.feature_layers else [x]
         return states
 
