@@ -84,6 +84,7 @@ FAMILIES = {
     ),
     "ALBERT": Family("AlbertForMaskedLM", {**_ENCODER, "embedding_size": 12}),
     "ELECTRA": Family("ElectraForMaskedLM", {**_ENCODER, "embedding_size": 12}),
+    "MPNet": Family("MPNetForMaskedLM", {**_ENCODER, "pad_token_id": 1}),
     "Longformer": Family("LongformerForMaskedLM", {**_ENCODER, "pad_token_id": 3, "attention_window": 8}),
     "ModernBERT": Family(
         "ModernBertForMaskedLM",

@@ -63,6 +63,8 @@ PUBLISHED = [
     ("electra-small", ["task=fill-mask"], 13_546_682),
     ("electra-base", [], 108_891_648),
     ("electra-base", ["task=replaced-token-detection"], 109_483_009),
+    ("all-mpnet-base", [], 109_486_464),
+    ("all-mpnet-base", ["task=fill-mask", "pooler=false"], 109_518_527),
     ("modernbert-base", [], 149_014_272),
     ("modernbert-base", ["task=fill-mask"], 149_655_232),
     ("modernbert-large", [], 394_781_696),

@@ -414,7 +414,7 @@ def test_directory_of_sentence_transformers(tmp_path: Path) -> None:
     (tmp_path / "hub" / "1_Pooling").mkdir()
     pooling = {"word_embedding_dimension": 24, "pooling_mode_mean_tokens": True}
     (tmp_path / "hub" / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
-    imported = import_checkpoint(tmp_path / "hub", tmp_path / "ours")
+    imported = import_checkpoint(tmp_path / "hub", tmp_path / "ours", model_type="transformers")
     assert imported.spec.task == "sentence-embedding"
     ids, mask = torch.tensor([[5, 6, 7], [9, 1, 1]]), torch.tensor([[1, 1, 1], [1, 0, 0]])
     with torch.inference_mode():

@@ -35,4 +35,5 @@ def zoo_architectures() -> Sequence[zoo.Architecture]:
 def zoo_importers() -> Sequence[zoo.Importer]:
     kinds = ("bert", "roberta", "xlm-roberta", "camembert", "distilbert", "albert", "electra")
     layouts = {kind: f"zoo_plugins.bert.hub:{kind.replace('-', '_').upper()}" for kind in kinds}
+    layouts["mpnet"] = "zoo_plugins.bert.hub_mpnet:MPNET"
     return [zoo.Importer(name=kind, architecture="bert", layout=layout) for kind, layout in layouts.items()]

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from zoo import UsageError
 from zoo.checkpoints import ACTIVATIONS, FAIRSEQ_TOKENS, Checkpoint, Field, Layout, PieceTokens, Rule
 from zoo_plugins.bert.config import BERTConfig
 from zoo_plugins.bert.hub_shared import (
@@ -24,6 +23,7 @@ from zoo_plugins.bert.hub_shared import (
     fields_of,
     has_tensor,
     require_types,
+    skipped_positions,
     unread_bias,
 )
 from zoo_plugins.bert.sentence import sentence_encoder, sentence_files
@@ -91,15 +91,8 @@ BERT = Layout(
 def derive_roberta(checkpoint: Checkpoint, values: dict[str, Any]) -> Mapping[str, Any]:
     """Read what RoBERTa and families derived from it do not share with BERT."""
     require_types(checkpoint, values)
-    pad = checkpoint.config.get("pad_token_id", 1)
-    rows = checkpoint.config.get("max_position_embeddings", 512)
-    if not isinstance(pad, int) or not isinstance(rows, int) or rows <= pad + 1:
-        what = f"max_position_embeddings {rows!r} leaves no position after pad_token_id {pad!r}"
-        raise UsageError(what, checkpoint.config_file)
     return {
-        "skip_padding": True,
-        "pad_token_id": pad,
-        "max_seq_len": rows - pad - 1,
+        **skipped_positions(checkpoint),
         "head_activation": "gelu",
         "pooler": values["task"] == "text-classification" or has_tensor(checkpoint, "pooler.dense.weight"),
         **sentence_encoder(checkpoint),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from zoo import UsageError
@@ -26,7 +27,9 @@ __all__ = [
     "fields_of",
     "has_tensor",
     "require_types",
+    "skipped_positions",
     "unread_bias",
+    "with_defaults",
 ]
 
 BASE = ("feature-extraction", "sentence-embedding")
@@ -69,6 +72,11 @@ def fields_of(*, activation: str = "gelu", dropout: float = 0.1) -> Sequence[Fie
     )
 
 
+def with_defaults(fields: Sequence[Field], **defaults: Any) -> Sequence[Field]:
+    """Return fields with these defaults, by the checkpoint's key."""
+    return tuple(replace(item, default=defaults.get(item.theirs, item.default)) for item in fields)
+
+
 def embedding_rules(base: str) -> Sequence[Rule]:
     """Return rules for the three embedding tables and their norm in a base model of this name, and for the dense layers
     of a sentence encoder."""
@@ -81,12 +89,12 @@ def embedding_rules(base: str) -> Sequence[Rule]:
     )
 
 
-def block_rules(base: str) -> Sequence[Rule]:
-    """Return rules for the blocks of a base model of this name."""
+def block_rules(base: str, row_order: tuple[int, ...] = ()) -> Sequence[Rule]:
+    """Return rules for the blocks of a base model of this name; ``row_order`` is that of queries and keys."""
     layer = f"{base}.encoder.layer.*"
     return (
-        Rule("blocks.*.attention.query", f"{layer}.attention.self.query"),
-        Rule("blocks.*.attention.key", f"{layer}.attention.self.key"),
+        Rule("blocks.*.attention.query", f"{layer}.attention.self.query", row_order=row_order),
+        Rule("blocks.*.attention.key", f"{layer}.attention.self.key", row_order=row_order),
         Rule("blocks.*.attention.value", f"{layer}.attention.self.value"),
         Rule("blocks.*.attention.output", f"{layer}.attention.output.dense"),
         Rule("blocks.*.norm_1", f"{layer}.attention.output.LayerNorm"),
@@ -124,3 +132,16 @@ def require_types(checkpoint: Checkpoint, values: Mapping[str, Any]) -> None:
     """Raise :class:`UsageError` if there are no segment types: the original classes have at least one."""
     if values["type_vocab_size"] == 0:
         raise UsageError("type_vocab_size 0 is not supported", checkpoint.config_file)
+
+
+def skipped_positions(checkpoint: Checkpoint) -> Mapping[str, Any]:
+    """Return the fields of positions that skip padding.
+
+    Raises :class:`UsageError` if padding takes all rows of the table.
+    """
+    pad = checkpoint.config.get("pad_token_id", 1)
+    rows = checkpoint.config.get("max_position_embeddings", 512)
+    if not isinstance(pad, int) or not isinstance(rows, int) or rows <= pad + 1:
+        what = f"max_position_embeddings {rows!r} leaves no position after pad_token_id {pad!r}"
+        raise UsageError(what, checkpoint.config_file)
+    return {"skip_padding": True, "pad_token_id": pad, "max_seq_len": rows - pad - 1}

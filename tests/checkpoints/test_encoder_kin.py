@@ -1,0 +1,271 @@
+"""Checkpoints of encoders akin to BERT: random transformers models are imported, exported to ONNX, and written back."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file
+from torch import Tensor
+from torch.testing import assert_close
+
+import zoo as library
+from tests.checkpoints.test_encoders import (
+    COMMON,
+    HEADS,
+    LABELS,
+    ROWS,
+    SIZES,
+    Family,
+    batch,
+    edit,
+    labelled,
+    rewrite,
+)
+from zoo.checkpoints import Checkpoint, Exact, export_checkpoint, import_checkpoint
+from zoo.checkpoints.configuration import find_layout
+from zoo.config import Config
+from zoo.models.count import parameter_count
+from zoo.registry import registry
+from zoo_export.export import export_model
+from zoo_plugins.bert.config import BERTConfig
+
+Zoo = Callable[..., Any]
+
+FAMILIES = {
+    "mpnet": Family(
+        "MPNet",
+        sizes={**{key: value for key, value in SIZES.items() if key != "type_vocab_size"}, "pad_token_id": 1},
+        ours={
+            "type_vocab_size": 0, "norm_eps": 1e-3, "skip_padding": True, "max_seq_len": ROWS - 2, "pad_token_id": 1,
+            "relative_buckets": 32, "head_activation": "gelu", "pooler_activation": "tanh",
+        },
+        pooler=True,
+    ),
+}  # fmt: skip
+LEFT_OUT: dict[str, str] = {}
+"""Tensors that are computed, not learned; files need not have them."""
+CASES = [
+    pytest.param(name, kind, task, id=f"{name}, {task}")
+    for name, family in FAMILIES.items()
+    for kind, task in {**HEADS, **family.heads}.items()
+    if hasattr(transformers, family.prefix + kind)
+]
+
+
+def make(family: Family, kind: str, **options: Any) -> transformers.PreTrainedModel:
+    """Build a small model with random tensors, except for tables of sinusoids."""
+    model = family.make(kind, **options)
+    for module in model.modules():
+        if hasattr(module, "create_weight"):
+            module.weight.copy_(module.create_weight())
+    return model
+
+
+def outputs(model: torch.nn.Module, feeds: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Compute outputs in float64, excluding padding. Originals do not round to float32, except for rotary angles."""
+    model = model.double()
+    exact = Exact(model) if isinstance(model, transformers.PreTrainedModel) else nullcontext()
+    with torch.inference_mode(), exact:
+        found = model(**feeds)
+    kept = feeds["attention_mask"].bool()
+    return {
+        name: value[kept] if value.shape[:2] == kept.shape else value
+        for name, value in found.items()
+        if value is not None
+    }
+
+
+def feeds_of(config: Config) -> dict[str, Tensor]:
+    """Draw rows with left, right and no padding, which consists of the padding token."""
+    feeds = batch(config)
+    ids, padding = feeds["input_ids"] % config.vocab_size, feeds["attention_mask"] == 0
+    return {**feeds, "input_ids": ids.masked_fill(padding, config.pad_token_id or 0)}
+
+
+def same(folder: Path, theirs: torch.nn.Module) -> None:
+    """Assert that every output of a model directory equals the original's in float64."""
+    ours = library.load(folder)
+    feeds = feeds_of(ours.config)
+    found, wanted = outputs(ours, feeds), outputs(theirs, feeds)
+    assert found.keys() == wanted.keys()
+    for name, value in wanted.items():
+        assert_close(found[name], value, rtol=0, atol=1e-12 * max(1.0, float(value.abs().max())))
+        assert value.std() > 1e-4
+
+
+@pytest.mark.slow_after(3)
+@pytest.mark.parametrize(("name", "kind", "task"), CASES)
+def test_import_and_round_trip(tmp_path: Path, name: str, kind: str, task: str) -> None:
+    """The imported model computes the same, and transformers loads the checkpoint written back."""
+    family = FAMILIES[name]
+    theirs = make(family, kind, **labelled(task))
+    theirs.save_pretrained(tmp_path / "hub")
+    imported = import_checkpoint(tmp_path / "hub", tmp_path / "ours", verify=True)
+    assert imported.comparison.exact < 1e-12
+    config = imported.spec.config
+    wanted = {**COMMON, **family.ours, "task": task}
+    assert {key: getattr(config, key) for key in wanted} == wanted
+    assert config.labels == (LABELS if labelled(task) else ())
+    assert config.pooler == (task == "text-classification" or (family.pooler and kind == "Model"))
+    same(tmp_path / "ours", theirs)
+
+    exported = export_checkpoint(tmp_path / "ours", tmp_path / "back", verify=True)
+    assert exported.model_type == name
+    again = type(theirs).from_pretrained(tmp_path / "back", attn_implementation="eager").eval()
+    feeds = feeds_of(config)
+    for output, value in outputs(again, feeds).items():
+        assert value.equal(outputs(theirs, feeds)[output])
+    tensors, written = (load_file(tmp_path / place / "model.safetensors") for place in ("hub", "back"))
+    learned = {key for key in tensors if not key.endswith(LEFT_OUT.get(name, "-"))}
+    assert learned == written.keys()
+    assert all(written[key].equal(tensors[key]) for key in learned)
+    unsaid = {
+        "_name_or_path", "transformers_version", "dtype", "attention_probs_dropout_prob", "classifier_dropout",
+        "bos_token_id", "eos_token_id", "label2id", "problem_type",
+    }  # fmt: skip
+    before, after = (type(theirs.config).from_pretrained(tmp_path / place).to_dict() for place in ("hub", "back"))
+    said = before.keys() - unsaid
+    assert {key: before[key] for key in said} == {key: after[key] for key in said}
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_missing_keys_have_the_defaults_of_the_original(name: str) -> None:
+    """A config.json without keys is the same model as one with all of the original's."""
+    full = getattr(transformers, f"{FAMILIES[name].prefix}Config")().to_dict()
+    layout, read = find_layout(name, "config.json")[2], []
+    for config in ({"model_type": name}, full):
+        Path("config.json").write_text(json.dumps(config))
+        read.append(BERTConfig(**layout.read_config(Checkpoint(Path(), planned={}))))
+    assert read[0] == read[1]
+
+
+def drawn_sizes(name: str, seed: int) -> dict[str, Any]:
+    """Draw the sizes and settings of a family."""
+    draw = random.Random(seed)
+    heads = draw.choice((1, 2, 3, 5))
+    hidden = heads * draw.choice((2, 6, 8))
+    sizes = {
+        "vocab_size": draw.randint(30, 90), "max_position_embeddings": draw.randint(12, 40), "hidden_size": hidden,
+        "num_hidden_layers": draw.randint(1, 4), "num_attention_heads": heads, "intermediate_size": draw.randint(5, 60),
+        "hidden_act": draw.choice(("gelu", "relu", "silu", "gelu_new")), "pad_token_id": draw.randint(0, 4),
+        "layer_norm_eps": draw.choice((1e-12, 1e-5, 1e-2)), "tie_word_embeddings": draw.random() < 0.7,
+    }  # fmt: skip
+    own: dict[str, dict[str, Any]] = {
+        "mpnet": {"pad_token_id": 1},
+    }
+    return sizes | own[name]
+
+
+def check_drawn(name: str, seed: int, folder: Path) -> None:
+    """Import a random model of a random class and configuration, and compare it with the original."""
+    kinds = [kind for kind in HEADS if hasattr(transformers, FAMILIES[name].prefix + kind)]
+    kind = random.Random(seed).choice(kinds)
+    drawn = Family(FAMILIES[name].prefix, sizes=drawn_sizes(name, seed))
+    theirs = make(drawn, kind, **labelled(HEADS[kind]))
+    theirs.save_pretrained(folder / "hub")
+    assert import_checkpoint(folder / "hub", folder / "ours", verify=True).comparison.exact < 1e-12
+    same(folder / "ours", theirs)
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("name", FAMILIES)
+def test_random_configurations(tmp_path: Path, name: str, seed: int) -> None:
+    check_drawn(name, seed, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["Model", "ForMaskedLM", "ForTokenClassification"])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_imported_model_is_exported_to_onnx(tmp_path: Path, name: str, kind: str) -> None:
+    make(FAMILIES[name], kind).save_pretrained(tmp_path / "hub")
+    import_checkpoint(tmp_path / "hub", tmp_path / "ours")
+    assert export_model(tmp_path / "ours").passed
+
+
+REFUSED = {
+    "other buckets": ("mpnet", {"relative_attention_num_buckets": 16}, ("relative_attention_num_buckets 16 is not",)),
+    "another padding token": ("mpnet", {"pad_token_id": 4}, ("pad_token_id 4 is not supported, only 1",)),
+    "multiple choice": ("mpnet", {"architectures": ["MPNetForMultipleChoice"]}, ("MPNetForMultipleChoice",)),
+}
+
+
+@pytest.mark.parametrize(("name", "changes", "fragments"), REFUSED.values(), ids=REFUSED)
+def test_unsupported_configuration_is_rejected(
+    tmp_path: Path, zoo: Zoo, name: str, changes: dict[str, Any], fragments: tuple[str, ...]
+) -> None:
+    make(FAMILIES[name], "Model").save_pretrained(tmp_path / "hub")
+    edit(tmp_path / "hub", **changes)
+    zoo("import", tmp_path / "hub", "-o", tmp_path / "ours").failed(2, *fragments)
+    assert not (tmp_path / "ours").exists()
+
+
+# Specifics of each family.
+
+
+def test_mpnet_at_distances_beyond_the_last_bucket(tmp_path: Path) -> None:
+    """The last bucket begins at a distance of 128."""
+    theirs = make(FAMILIES["mpnet"], "Model", max_position_embeddings=302, num_hidden_layers=1)
+    theirs.save_pretrained(tmp_path / "hub")
+    import_checkpoint(tmp_path / "hub", tmp_path / "ours", verify=False)
+    same(tmp_path / "ours", theirs)
+
+
+def test_published_mpnet_with_an_unused_pooler(tmp_path: Path) -> None:
+    """A file that names MPNetForMaskedLM, as that of all-mpnet-base-v2 does, also has the pooler of the base model."""
+    theirs = make(FAMILIES["mpnet"], "ForMaskedLM")
+    theirs.save_pretrained(tmp_path / "hub")
+    pooler = {f"mpnet.pooler.dense.{name}": torch.ones(shape) for name, shape in (("weight", (30, 30)), ("bias", 30))}
+    rewrite(tmp_path / "hub", lambda tensors: {**tensors, **pooler})
+    import_checkpoint(tmp_path / "hub", tmp_path / "ours", settings=["pooler=false"])
+    same(tmp_path / "ours", theirs)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_sentence_encoder(tmp_path: Path, name: str) -> None:
+    """Vectors are normalised means over tokens, and prompts are kept."""
+    theirs, hub = make(FAMILIES[name], "Model"), tmp_path / "hub"
+    theirs.save_pretrained(hub)
+    kinds = ("Transformer", "Pooling", "Normalize")
+    modules = [{"path": "", "type": f"sentence_transformers.models.{kind}"} for kind in kinds]
+    modules[1]["path"] = "1_Pooling"
+    (hub / "modules.json").write_text(json.dumps(modules))
+    (hub / "1_Pooling").mkdir()
+    (hub / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode_mean_tokens": True}))
+    prompts = {"query": "search_query: ", "document": "search_document: "}
+    (hub / "config_sentence_transformers.json").write_text(json.dumps({"prompts": prompts}))
+    config = import_checkpoint(hub, tmp_path / "ours", verify=True).spec.config
+    assert (config.task, config.pooling, config.normalize) == ("sentence-embedding", "mean", True)
+    feeds = feeds_of(config)
+    found = outputs(library.load(tmp_path / "ours"), feeds)["sentence_embedding"]
+    with torch.inference_mode(), Exact(theirs.double()):
+        states = theirs(**feeds).last_hidden_state
+    mask = feeds["attention_mask"].unsqueeze(-1)
+    means = (states * mask).sum(1) / mask.sum(1)
+    assert_close(found, means / means.norm(dim=-1, keepdim=True), rtol=0, atol=1e-12)
+    assert export_checkpoint(tmp_path / "ours", tmp_path / "back").model_type == name
+    said = json.loads((tmp_path / "back" / "config_sentence_transformers.json").read_text())
+    assert said["prompts"] == prompts
+    assert import_checkpoint(tmp_path / "back", tmp_path / "again", verify=False).spec.config == config
+
+
+@pytest.mark.parametrize(
+    ("preset", "model_class", "sizes"),
+    [
+        ("all-mpnet-base", "MPNetModel", {"max_position_embeddings": 514, "layer_norm_eps": 1e-5}),
+    ],
+)
+def test_presets_have_the_parameters_of_the_original(preset: str, model_class: str, sizes: dict[str, Any]) -> None:
+    """Those that are learned; the sizes are published."""
+    original = getattr(transformers, model_class)
+    with torch.device("meta"):
+        theirs = original(original.config_class(**sizes))
+    learned = sum(parameter.numel() for parameter in theirs.parameters() if parameter.requires_grad)
+    assert parameter_count(registry().resolve(preset)) == learned
