@@ -85,6 +85,10 @@ FAMILIES = {
     "ALBERT": Family("AlbertForMaskedLM", {**_ENCODER, "embedding_size": 12}),
     "ELECTRA": Family("ElectraForMaskedLM", {**_ENCODER, "embedding_size": 12}),
     "MPNet": Family("MPNetForMaskedLM", {**_ENCODER, "pad_token_id": 1}),
+    "Nomic BERT": Family(
+        "NomicBertForMaskedLM",
+        {**_ENCODER, "hidden_act": "gelu", "rope_parameters": {"rope_type": "default", "rope_theta": 50.0}},
+    ),
     "Longformer": Family("LongformerForMaskedLM", {**_ENCODER, "pad_token_id": 3, "attention_window": 8}),
     "ModernBERT": Family(
         "ModernBertForMaskedLM",

@@ -65,6 +65,8 @@ PUBLISHED = [
     ("electra-base", ["task=replaced-token-detection"], 109_483_009),
     ("all-mpnet-base", [], 109_486_464),
     ("all-mpnet-base", ["task=fill-mask", "pooler=false"], 109_518_527),
+    ("nomic-embed-text", [], 136_731_648),
+    ("nomic-embed-text", ["task=fill-mask"], 137_354_304),
     ("modernbert-base", [], 149_014_272),
     ("modernbert-base", ["task=fill-mask"], 149_655_232),
     ("modernbert-large", [], 394_781_696),

@@ -23,6 +23,7 @@ from tests.checkpoints.test_encoders import (
     LABELS,
     ROWS,
     SIZES,
+    TYPES,
     Family,
     batch,
     edit,
@@ -48,6 +49,14 @@ FAMILIES = {
             "relative_buckets": 32, "head_activation": "gelu", "pooler_activation": "tanh",
         },
         pooler=True,
+    ),
+    "nomic_bert": Family(
+        "NomicBert",
+        sizes={**SIZES, "rope_parameters": {"rope_type": "default", "rope_theta": 50.0}},
+        ours={
+            "type_vocab_size": TYPES, "norm_eps": 1e-3, "max_seq_len": ROWS, "positions": "rotary", "rope_theta": 50.0,
+            "gated": True, "attention_bias": False, "mlp_bias": False, "pooler_activation": "tanh",
+        },
     ),
 }  # fmt: skip
 LEFT_OUT: dict[str, str] = {}
@@ -158,8 +167,11 @@ def drawn_sizes(name: str, seed: int) -> dict[str, Any]:
         "hidden_act": draw.choice(("gelu", "relu", "silu", "gelu_new")), "pad_token_id": draw.randint(0, 4),
         "layer_norm_eps": draw.choice((1e-12, 1e-5, 1e-2)), "tie_word_embeddings": draw.random() < 0.7,
     }  # fmt: skip
+    types = {"type_vocab_size": draw.randint(1, 3)}
+    theta = draw.choice((100.0, 1000.0, 10000.0))
     own: dict[str, dict[str, Any]] = {
         "mpnet": {"pad_token_id": 1},
+        "nomic_bert": {**types, "rope_parameters": {"rope_type": "default", "rope_theta": theta}},
     }
     return sizes | own[name]
 
@@ -194,6 +206,14 @@ REFUSED = {
     "other buckets": ("mpnet", {"relative_attention_num_buckets": 16}, ("relative_attention_num_buckets 16 is not",)),
     "another padding token": ("mpnet", {"pad_token_id": 4}, ("pad_token_id 4 is not supported, only 1",)),
     "multiple choice": ("mpnet", {"architectures": ["MPNetForMultipleChoice"]}, ("MPNetForMultipleChoice",)),
+    "scaled frequencies": (
+        "nomic_bert",
+        {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 50.0}},
+        ("rope_parameters", "are not supported", "known: rope_type default"),
+    ),
+    "wide heads": ("nomic_bert", {"head_dim": 8}, ("head_dim 8 is not supported",)),
+    "experts": ("nomic_bert", {"num_experts": 8}, ("num_experts 8 is not supported",)),
+    "norms before": ("nomic_bert", {"prenorm": True}, ("prenorm True is not supported",)),
 }
 
 
@@ -256,10 +276,35 @@ def test_sentence_encoder(tmp_path: Path, name: str) -> None:
     assert import_checkpoint(tmp_path / "back", tmp_path / "again", verify=False).spec.config == config
 
 
+def test_either_names_of_nomic_bert(tmp_path: Path) -> None:
+    """Nomic's own code has other keys than the file that transformers writes, and transformers' class other tensors."""
+    theirs = make(FAMILIES["nomic_bert"], "Model")
+    theirs.save_pretrained(tmp_path / "hub")
+    tensors = {name: tensor.clone() for name, tensor in theirs.state_dict().items()}
+    assert any("self_attn.q_proj" in name for name in tensors)
+    rewrite(tmp_path / "hub", lambda _: tensors)
+    old = {
+        "hidden_size": "n_embd", "num_attention_heads": "n_head", "intermediate_size": "n_inner",
+        "num_hidden_layers": "n_layer", "max_position_embeddings": "max_trained_positions",
+        "layer_norm_eps": "layer_norm_epsilon", "hidden_dropout_prob": "resid_pdrop",
+    }  # fmt: skip
+    said = json.loads((tmp_path / "hub" / "config.json").read_text())
+    edit(tmp_path / "hub", **dict.fromkeys((*old, "rope_parameters", "head_dim")))
+    edit(
+        tmp_path / "hub", **{theirs: said[ours] for ours, theirs in old.items()}, rotary_emb_base=50,
+        activation_function="swiglu", n_positions=8192, prenorm=False, qkv_proj_bias=False, rotary_emb_fraction=1.0,
+    )  # fmt: skip
+    config = import_checkpoint(tmp_path / "hub", tmp_path / "ours", verify=False).spec.config
+    wanted = {**COMMON, **FAMILIES["nomic_bert"].ours}
+    assert {key: getattr(config, key) for key in wanted} == wanted
+    same(tmp_path / "ours", theirs)
+
+
 @pytest.mark.parametrize(
     ("preset", "model_class", "sizes"),
     [
         ("all-mpnet-base", "MPNetModel", {"max_position_embeddings": 514, "layer_norm_eps": 1e-5}),
+        ("nomic-embed-text", "NomicBertModel", {}),
     ],
 )
 def test_presets_have_the_parameters_of_the_original(preset: str, model_class: str, sizes: dict[str, Any]) -> None:
