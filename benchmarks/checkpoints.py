@@ -89,6 +89,7 @@ FAMILIES = {
         "NomicBertForMaskedLM",
         {**_ENCODER, "hidden_act": "gelu", "rope_parameters": {"rope_type": "default", "rope_theta": 50.0}},
     ),
+    "RoFormer": Family("RoFormerForMaskedLM", {**_ENCODER, "embedding_size": 12}),
     "Longformer": Family("LongformerForMaskedLM", {**_ENCODER, "pad_token_id": 3, "attention_window": 8}),
     "ModernBERT": Family(
         "ModernBertForMaskedLM",
@@ -226,6 +227,7 @@ def measure(family: Family, folder: Path) -> list[str]:
     torch.manual_seed(0)
     model = cls(cls.config_class(**family.config)).eval()
     learned = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    learned = [parameter for parameter in model.parameters() if parameter.requires_grad]  # not tables of sinusoids
     model.requires_grad_(False)
     for parameter in learned:
         parameter.copy_(0.3 * torch.randn(parameter.shape))

@@ -67,6 +67,9 @@ PUBLISHED = [
     ("all-mpnet-base", ["task=fill-mask", "pooler=false"], 109_518_527),
     ("nomic-embed-text", [], 136_731_648),
     ("nomic-embed-text", ["task=fill-mask"], 137_354_304),
+    # transformers also counts a table of sinusoids.
+    ("roformer-base", [], 123_555_840 - 1536 * 64),
+    ("roformer-base", ["task=fill-mask"], 124_197_968 - 1536 * 64),
     ("modernbert-base", [], 149_014_272),
     ("modernbert-base", ["task=fill-mask"], 149_655_232),
     ("modernbert-large", [], 394_781_696),

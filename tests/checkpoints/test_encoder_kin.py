@@ -58,8 +58,16 @@ FAMILIES = {
             "gated": True, "attention_bias": False, "mlp_bias": False, "pooler_activation": "tanh",
         },
     ),
+    "roformer": Family(
+        "RoFormer",
+        sizes={**SIZES, "embedding_size": 18},
+        ours={
+            "type_vocab_size": TYPES, "norm_eps": 1e-3, "max_seq_len": ROWS, "positions": "rotary", "rope_table": True,
+            "embedding_size": 18, "head_activation": "silu", "pooler_activation": "silu",
+        },
+    ),
 }  # fmt: skip
-LEFT_OUT: dict[str, str] = {}
+LEFT_OUT = {"roformer": "encoder.embed_positions.weight"}
 """Tensors that are computed, not learned; files need not have them."""
 CASES = [
     pytest.param(name, kind, task, id=f"{name}, {task}")
@@ -172,6 +180,7 @@ def drawn_sizes(name: str, seed: int) -> dict[str, Any]:
     own: dict[str, dict[str, Any]] = {
         "mpnet": {"pad_token_id": 1},
         "nomic_bert": {**types, "rope_parameters": {"rope_type": "default", "rope_theta": theta}},
+        "roformer": {**types, "embedding_size": draw.choice((None, 8, hidden))},
     }
     return sizes | own[name]
 
@@ -214,6 +223,9 @@ REFUSED = {
     "wide heads": ("nomic_bert", {"head_dim": 8}, ("head_dim 8 is not supported",)),
     "experts": ("nomic_bert", {"num_experts": 8}, ("num_experts 8 is not supported",)),
     "norms before": ("nomic_bert", {"prenorm": True}, ("prenorm True is not supported",)),
+    "rotated values": ("roformer", {"rotary_value": True}, ("rotary_value True is not supported, only False",)),
+    "a decoder": ("roformer", {"is_decoder": True}, ("is_decoder True is not supported",)),
+    "odd heads": ("roformer", {"num_attention_heads": 2}, ("rotary positions need heads of even width",)),
 }
 
 
@@ -305,6 +317,7 @@ def test_either_names_of_nomic_bert(tmp_path: Path) -> None:
     [
         ("all-mpnet-base", "MPNetModel", {"max_position_embeddings": 514, "layer_norm_eps": 1e-5}),
         ("nomic-embed-text", "NomicBertModel", {}),
+        ("roformer-base", "RoFormerModel", {}),
     ],
 )
 def test_presets_have_the_parameters_of_the_original(preset: str, model_class: str, sizes: dict[str, Any]) -> None:

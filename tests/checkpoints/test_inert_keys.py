@@ -22,7 +22,7 @@ FAMILIES = {
     "llama": "llama", "m2m_100": "m2m_100", "marian": "marian", "mistral": "mistral", "mixtral": "mixtral",
     "modernbert": "modernbert", "mpnet": "mpnet", "nomic_bert": "nomic_bert", "olmoe": "olmoe", "opt": "opt",
     "pegasus": "pegasus", "phi3": "phi3", "qwen2": "qwen2", "qwen3": "qwen3", "roberta": "roberta",
-    "smollm3": "smollm3", "t5": "t5", "vit": "vit", "whisper": "whisper",
+    "roformer": "roformer", "smollm3": "smollm3", "t5": "t5", "vit": "vit", "whisper": "whisper",
 }  # fmt: skip
 """Model types, and the folders of transformers with their models."""
 READ = {

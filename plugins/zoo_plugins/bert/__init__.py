@@ -37,4 +37,5 @@ def zoo_importers() -> Sequence[zoo.Importer]:
     layouts = {kind: f"zoo_plugins.bert.hub:{kind.replace('-', '_').upper()}" for kind in kinds}
     layouts["mpnet"] = "zoo_plugins.bert.hub_mpnet:MPNET"
     layouts["nomic_bert"] = "zoo_plugins.bert.hub_nomic:NOMIC_BERT"
+    layouts["roformer"] = "zoo_plugins.bert.hub_roformer:ROFORMER"
     return [zoo.Importer(name=kind, architecture="bert", layout=layout) for kind, layout in layouts.items()]
