@@ -90,6 +90,10 @@ FAMILIES = {
         {**_ENCODER, "hidden_act": "gelu", "rope_parameters": {"rope_type": "default", "rope_theta": 50.0}},
     ),
     "RoFormer": Family("RoFormerForMaskedLM", {**_ENCODER, "embedding_size": 12}),
+    "ESM-2": Family(
+        "EsmForMaskedLM",
+        {**_ENCODER, "position_embedding_type": "rotary", "token_dropout": True, "mask_token_id": 9, "pad_token_id": 1},
+    ),
     "Longformer": Family("LongformerForMaskedLM", {**_ENCODER, "pad_token_id": 3, "attention_window": 8}),
     "ModernBERT": Family(
         "ModernBertForMaskedLM",

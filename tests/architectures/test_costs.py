@@ -70,6 +70,9 @@ PUBLISHED = [
     # transformers also counts a table of sinusoids.
     ("roformer-base", [], 123_555_840 - 1536 * 64),
     ("roformer-base", ["task=fill-mask"], 124_197_968 - 1536 * 64),
+    # transformers also counts the head that predicts contacts, with one weight per head of all layers, and a bias.
+    ("esm2-8m", ["task=fill-mask"], 7_512_474 - 6 * 20 - 1),
+    ("esm2-650m", ["task=fill-mask"], 651_043_254 - 33 * 20 - 1),
     ("modernbert-base", [], 149_014_272),
     ("modernbert-base", ["task=fill-mask"], 149_655_232),
     ("modernbert-large", [], 394_781_696),
@@ -244,6 +247,10 @@ def test_parameter_counts_of_all_presets_equal_their_modules(name: str) -> None:
         ("all-attention-tiny", ["num_memories=0", "span_ramp=5"]),
         ("product-key-memory-tiny", ["memory_layers=[]", "tie_embeddings=false"]),
         ("product-key-memory-tiny", ["memory_layers=[0, 1]", "memory_query_size=6", "memory_heads=3"]),
+        ("esm-tiny", ["task=fill-mask", "dropped_token_id=259", "tie_embeddings=false"]),
+        ("esm-tiny", ["positions=learned", "pad_token_id=3", "embedding_norm=true", "pooler=true"]),
+        ("esm-tiny", ["task=text-classification", "num_classes=7"]),
+        ("esm-tiny", ["task=token-classification", "num_classes=7"]),
         ("modernbert-tiny", ["task=fill-mask", "decoder_bias=false", "norm_bias=true"]),
         ("modernbert-tiny", ["task=text-classification", "head_bias=true", "attention_bias=true", "mlp_bias=true"]),
         ("modernbert-tiny", ["task=token-classification", "num_classes=7"]),
@@ -466,6 +473,23 @@ def test_product_key_memory_flops(settings: list[str]) -> None:
 def test_bert_flops(settings: list[str], once: int) -> None:
     """Per token at full context, plus the parts that run once per sequence, which the closed form leaves out."""
     spec = registry().resolve("bert-tiny", ["max_seq_len=24", *settings])
+    ids = torch.zeros(1, 24, dtype=torch.long)
+    assert spec.cost is not None
+    assert counted_flops(spec, (ids, torch.ones_like(ids))) == 24 * spec.cost.flops + once
+
+
+@pytest.mark.parametrize(
+    ("settings", "once"),
+    [
+        (["task=fill-mask", "dropped_token_id=259"], 0),
+        (["positions=learned", "pad_token_id=3"], 0),
+        (["task=text-classification", "num_classes=5"], 2 * 64 * (64 + 5)),
+        (["task=token-classification", "num_classes=5", "num_heads=2"], 0),
+    ],
+)
+def test_esm_flops(settings: list[str], once: int) -> None:
+    """Per token at full context, plus the pooler and its classifier, which run once per sequence."""
+    spec = registry().resolve("esm-tiny", ["max_seq_len=24", *settings])
     ids = torch.zeros(1, 24, dtype=torch.long)
     assert spec.cost is not None
     assert counted_flops(spec, (ids, torch.ones_like(ids))) == 24 * spec.cost.flops + once

@@ -7,6 +7,7 @@ import random
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -36,7 +37,6 @@ from zoo.config import Config
 from zoo.models.count import parameter_count
 from zoo.registry import registry
 from zoo_export.export import export_model
-from zoo_plugins.bert.config import BERTConfig
 
 Zoo = Callable[..., Any]
 
@@ -66,9 +66,22 @@ FAMILIES = {
             "embedding_size": 18, "head_activation": "silu", "pooler_activation": "silu",
         },
     ),
+    "esm": Family(
+        "Esm",
+        sizes={
+            **{key: value for key, value in SIZES.items() if key not in ("type_vocab_size", "hidden_act")},
+            "pad_token_id": 1, "mask_token_id": 9, "token_dropout": True, "position_embedding_type": "rotary",
+            "rope_theta": 50.0, "emb_layer_norm_before": False,
+        },
+        ours={
+            "activation": None, "norm_eps": 1e-3, "max_seq_len": ROWS, "positions": "rotary", "rope_theta": 50.0,
+            "rope_float16": False, "embedding_norm": False, "dropped_token_id": 9, "pad_token_id": 1,
+        },
+        pooler=True,
+    ),
 }  # fmt: skip
-LEFT_OUT = {"roformer": "encoder.embed_positions.weight"}
-"""Tensors that are computed, not learned; files need not have them."""
+LEFT_OUT = {"roformer": ("embed_positions.weight",), "esm": ("regression.weight", "regression.bias")}
+"""Tensors that are computed, not learned, and those of a head that zoo's models lack."""
 CASES = [
     pytest.param(name, kind, task, id=f"{name}, {task}")
     for name, family in FAMILIES.items()
@@ -102,9 +115,19 @@ def outputs(model: torch.nn.Module, feeds: Mapping[str, Tensor]) -> dict[str, Te
 
 def feeds_of(config: Config) -> dict[str, Tensor]:
     """Draw rows with left, right and no padding, which consists of the padding token."""
-    feeds = batch(config)
+    types = getattr(config, "type_vocab_size", 0)
+    feeds = batch(SimpleNamespace(max_seq_len=config.max_seq_len, type_vocab_size=types))
     ids, padding = feeds["input_ids"] % config.vocab_size, feeds["attention_mask"] == 0
     return {**feeds, "input_ids": ids.masked_fill(padding, config.pad_token_id or 0)}
+
+
+def tensors_of(folder: Path) -> dict[str, Tensor]:
+    """Read the tensors of a checkpoint. transformers 5 gives those of ESM the names of old norms, and an asterisk."""
+    renamed = {".gamma": ".weight", ".beta": ".bias", "encoder.layer.*.attention.self.rotary": "rotary"}
+    tensors = load_file(folder / "model.safetensors")
+    for old, new in renamed.items():
+        tensors = {name.replace(old, new): tensor for name, tensor in tensors.items()}
+    return tensors
 
 
 def same(folder: Path, theirs: torch.nn.Module) -> None:
@@ -129,7 +152,7 @@ def test_import_and_round_trip(tmp_path: Path, name: str, kind: str, task: str) 
     assert imported.comparison.exact < 1e-12
     config = imported.spec.config
     wanted = {**COMMON, **family.ours, "task": task}
-    assert {key: getattr(config, key) for key in wanted} == wanted
+    assert {key: getattr(config, key, None) for key in wanted} == wanted
     assert config.labels == (LABELS if labelled(task) else ())
     assert config.pooler == (task == "text-classification" or (family.pooler and kind == "Model"))
     same(tmp_path / "ours", theirs)
@@ -140,8 +163,8 @@ def test_import_and_round_trip(tmp_path: Path, name: str, kind: str, task: str) 
     feeds = feeds_of(config)
     for output, value in outputs(again, feeds).items():
         assert value.equal(outputs(theirs, feeds)[output])
-    tensors, written = (load_file(tmp_path / place / "model.safetensors") for place in ("hub", "back"))
-    learned = {key for key in tensors if not key.endswith(LEFT_OUT.get(name, "-"))}
+    tensors, written = (tensors_of(tmp_path / place) for place in ("hub", "back"))
+    learned = {key for key in tensors if not key.endswith(LEFT_OUT.get(name, ()))}
     assert learned == written.keys()
     assert all(written[key].equal(tensors[key]) for key in learned)
     unsaid = {
@@ -156,11 +179,13 @@ def test_import_and_round_trip(tmp_path: Path, name: str, kind: str, task: str) 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_missing_keys_have_the_defaults_of_the_original(name: str) -> None:
     """A config.json without keys is the same model as one with all of the original's."""
-    full = getattr(transformers, f"{FAMILIES[name].prefix}Config")().to_dict()
-    layout, read = find_layout(name, "config.json")[2], []
-    for config in ({"model_type": name}, full):
+    required = {"vocab_size": 33, "pad_token_id": 1} if name == "esm" else {}
+    full = getattr(transformers, f"{FAMILIES[name].prefix}Config")(**required).to_dict()
+    _, architecture, layout = find_layout(name, "config.json")
+    config_class, read = registry().resolve(architecture.rpartition(":")[2] + "-tiny").config.__class__, []
+    for config in ({"model_type": name, **required}, full):
         Path("config.json").write_text(json.dumps(config))
-        read.append(BERTConfig(**layout.read_config(Checkpoint(Path(), planned={}))))
+        read.append(config_class(**{"pad_token_id": 1, **layout.read_config(Checkpoint(Path(), planned={}))}))
     assert read[0] == read[1]
 
 
@@ -180,8 +205,18 @@ def drawn_sizes(name: str, seed: int) -> dict[str, Any]:
     own: dict[str, dict[str, Any]] = {
         "mpnet": {"pad_token_id": 1},
         "nomic_bert": {**types, "rope_parameters": {"rope_type": "default", "rope_theta": theta}},
+        "esm": {
+            "pad_token_id": 1,
+            "mask_token_id": draw.choice((7, 9)),
+            "token_dropout": draw.random() < 0.5,
+            "emb_layer_norm_before": draw.choice((None, False, True)),
+            "rope_theta": theta,
+            "position_embedding_type": draw.choice(("rotary", "absolute")),
+        },
         "roformer": {**types, "embedding_size": draw.choice((None, 8, hidden))},
     }
+    if name == "esm":  # whose activation and padding are fixed
+        sizes.pop("hidden_act")
     return sizes | own[name]
 
 
@@ -225,6 +260,20 @@ REFUSED = {
     "norms before": ("nomic_bert", {"prenorm": True}, ("prenorm True is not supported",)),
     "rotated values": ("roformer", {"rotary_value": True}, ("rotary_value True is not supported, only False",)),
     "a decoder": ("roformer", {"is_decoder": True}, ("is_decoder True is not supported",)),
+    "a decoder of proteins": ("esm", {"is_decoder": True}, ("is_decoder True is not supported",)),
+    "a folding model": ("esm", {"is_folding_model": True}, ("is_folding_model True is not supported",)),
+    "no token to drop": ("esm", {"mask_token_id": None}, ("token_dropout needs a mask_token_id",)),
+    "other frequencies": ("esm", {"rope_theta": 60.0}, ("rotary_embeddings.inv_freq is not supported",)),
+    "positions without padding": (
+        "esm",
+        {"position_embedding_type": "absolute", "pad_token_id": None},
+        ("pad_token_id is missing, which positions skip",),
+    ),
+    "relative positions": (
+        "esm",
+        {"position_embedding_type": "relative_key"},
+        ("position_embedding_type 'relative_key' is not supported",),
+    ),
     "odd heads": ("roformer", {"num_attention_heads": 2}, ("rotary positions need heads of even width",)),
 }
 
@@ -312,18 +361,54 @@ def test_either_names_of_nomic_bert(tmp_path: Path) -> None:
     same(tmp_path / "ours", theirs)
 
 
+@pytest.mark.parametrize("half", [True, False])
+def test_frequencies_of_old_files_of_esm(tmp_path: Path, half: bool) -> None:
+    """Each layer has a table, which may be rounded to float16; the original uses it as it is, and so does the copy."""
+    theirs = make(FAMILIES["esm"], "Model")
+    exact = theirs.rotary_embeddings.inv_freq.clone()
+    if half:
+        theirs.rotary_embeddings.inv_freq.copy_(exact.half().float())
+        assert not theirs.rotary_embeddings.inv_freq.equal(exact)
+    theirs.save_pretrained(tmp_path / "hub")
+
+    def old(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        name = "encoder.layer.{}.attention.self.rotary_embeddings.inv_freq"
+        table = tensors.pop(name.format("*"))
+        unused = {"embeddings.position_embeddings.weight": torch.ones(ROWS, 30)}
+        return {**tensors, **unused, **{name.format(layer): table.clone() for layer in range(3)}}
+
+    rewrite(tmp_path / "hub", old)
+    imported = import_checkpoint(tmp_path / "hub", tmp_path / "ours")
+    assert imported.spec.config.rope_float16 == half
+    same(tmp_path / "ours", theirs)
+    export_checkpoint(tmp_path / "ours", tmp_path / "back")
+    written = load_file(tmp_path / "back" / "model.safetensors")["rotary_embeddings.inv_freq"]
+    assert written.equal(theirs.rotary_embeddings.inv_freq.float())
+
+
+ESM_SIZES = {
+    "vocab_size": 33, "num_attention_heads": 20, "position_embedding_type": "rotary", "pad_token_id": 1,
+    "layer_norm_eps": 1e-5, "mask_token_id": 32, "token_dropout": True,
+}  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("preset", "model_class", "sizes"),
     [
         ("all-mpnet-base", "MPNetModel", {"max_position_embeddings": 514, "layer_norm_eps": 1e-5}),
         ("nomic-embed-text", "NomicBertModel", {}),
         ("roformer-base", "RoFormerModel", {}),
+        ("esm2-8m", "EsmForMaskedLM", {**ESM_SIZES, "hidden_size": 320, "num_hidden_layers": 6}),
+        ("esm2-650m", "EsmForMaskedLM", {**ESM_SIZES, "hidden_size": 1280, "num_hidden_layers": 33}),
     ],
 )
 def test_presets_have_the_parameters_of_the_original(preset: str, model_class: str, sizes: dict[str, Any]) -> None:
-    """Those that are learned; the sizes are published."""
+    """Those that are learned, without the head of contacts; the sizes are published."""
     original = getattr(transformers, model_class)
+    if model_class.startswith("Esm"):
+        sizes = {**sizes, "intermediate_size": 4 * sizes["hidden_size"]}
     with torch.device("meta"):
         theirs = original(original.config_class(**sizes))
-    learned = sum(parameter.numel() for parameter in theirs.parameters() if parameter.requires_grad)
-    assert parameter_count(registry().resolve(preset)) == learned
+    parts = {name: part for name, part in theirs.named_parameters() if part.requires_grad and "contact" not in name}
+    settings = ["task=fill-mask"] if model_class.endswith("MaskedLM") else []
+    assert parameter_count(registry().resolve(preset, settings)) == sum(part.numel() for part in parts.values())

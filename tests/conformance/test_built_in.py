@@ -43,6 +43,8 @@ VARIANTS: dict[str, tuple[str, Sequence[str]]] = {
     "clip, first end": ("clip-tiny", ["text_pooling=end", "end_token_id=3", "image_resize=stretch"]),
     "clip, largest id": ("clip-tiny", ["text_pooling=largest", "pre_norm=false", "image_pooling=attention"]),
     "clip, siglip": ("siglip-tiny", []),
+    "esm, dropped tokens": ("esm-tiny", ["task=fill-mask", "dropped_token_id=259"]),
+    "esm, learned positions": ("esm-tiny", ["positions=learned", "pad_token_id=1", "embedding_norm=true"]),
     "gpt, mixed biases": (
         "gpt-tiny",
         ["norm=annotated", "attention_bias=true,false,true", "attention_output_bias=false", "norm_bias=false"],

@@ -134,13 +134,13 @@ def require_types(checkpoint: Checkpoint, values: Mapping[str, Any]) -> None:
         raise UsageError("type_vocab_size 0 is not supported", checkpoint.config_file)
 
 
-def skipped_positions(checkpoint: Checkpoint) -> Mapping[str, Any]:
-    """Return the fields of positions that skip padding.
+def skipped_positions(checkpoint: Checkpoint, *, default_rows: int = 512) -> Mapping[str, Any]:
+    """Return the fields of positions that skip padding; the table has ``default_rows`` rows if the file does not say.
 
     Raises :class:`UsageError` if padding takes all rows of the table.
     """
     pad = checkpoint.config.get("pad_token_id", 1)
-    rows = checkpoint.config.get("max_position_embeddings", 512)
+    rows = checkpoint.config.get("max_position_embeddings", default_rows)
     if not isinstance(pad, int) or not isinstance(rows, int) or rows <= pad + 1:
         what = f"max_position_embeddings {rows!r} leaves no position after pad_token_id {pad!r}"
         raise UsageError(what, checkpoint.config_file)
