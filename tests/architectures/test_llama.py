@@ -298,6 +298,11 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "turns": ({"rope_high_freq_factor": 1.0}, "rope_high_freq_factor 1.0 must exceed rope_low_freq_factor 1.0"),
     "factor": ({"rope_factor": 0.0}, "rope_factor must be positive, got 0.0"),
     "window": ({"sliding_windows": (4, -1)}, r"non-negative numbers, got \(4, -1\)"),
+    "no norms": ({"pre_norms": False}, "pre_norms False needs post_norms"),
+    "a bias of a shared head": ({"head_bias": True, "tie_embeddings": True}, "head_bias or tie_embeddings"),
+    "factor of embeddings": ({"embedding_multiplier": 0.0}, "embedding_multiplier must be positive, got 0.0"),
+    "factor of outputs": ({"residual_multiplier": -1.0}, "residual_multiplier must be positive, got -1.0"),
+    "factor of logits": ({"logit_multiplier": 0.0}, "logit_multiplier must be positive, got 0.0"),
     "no windows": ({"sliding_windows": ()}, r"one or more non-negative numbers, got \(\)"),
 }
 
