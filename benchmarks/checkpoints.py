@@ -128,6 +128,16 @@ FAMILIES = {
         "Phi3ForCausalLM", {**_DECODER, "rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}
     ),
     "SmolLM3": Family("SmolLM3ForCausalLM", {**_DECODER, "no_rope_layer_interval": 2}),
+    "Granite": Family(
+        "GraniteForCausalLM",
+        {**_DECODER, "embedding_multiplier": 3.0, "residual_multiplier": 0.3, "logits_scaling": 7.0,
+         "attention_multiplier": 0.2},
+    ),
+    "OLMo 2": Family("Olmo2ForCausalLM", _DECODER),
+    "OLMo 3": Family("Olmo3ForCausalLM", {**_DECODER, "sliding_window": 7}),
+    "GLM-4": Family("GlmForCausalLM", _DECODER),
+    "GLM-4-0414": Family("Glm4ForCausalLM", _DECODER),
+    "ERNIE 4.5": Family("Ernie4_5ForCausalLM", {**_DECODER, "use_bias": True}),
     "Mixtral": Family("MixtralForCausalLM", {**_DECODER, "num_local_experts": 5, "num_experts_per_tok": 3}),
     "OLMoE": Family(
         "OlmoeForCausalLM",

@@ -72,7 +72,7 @@ class Family:
 
     def make(self, model: type[PreTrainedModel] | None = None, **options: Any) -> PreTrainedModel:
         """Build a small model with random tensors; tied ones stay tied."""
-        chosen = {**self.options, "attn_implementation": "eager", "bos_token_id": None, **options}
+        chosen = {"attn_implementation": "eager", "bos_token_id": None, **self.options, **options}
         theirs = (model or self.model)(self.config(**chosen)).eval().requires_grad_(False)
         generator = torch.Generator().manual_seed(0)
         for parameter in theirs.parameters():

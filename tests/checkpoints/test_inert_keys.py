@@ -18,9 +18,10 @@ from zoo.errors import UsageError
 
 FAMILIES = {
     "albert": "albert", "bart": "bart", "bert": "bert", "blenderbot": "blenderbot", "distilbert": "distilbert",
-    "electra": "electra", "gemma": "gemma", "gemma2": "gemma2", "gemma3_text": "gemma3", "gpt2": "gpt2",
-    "llama": "llama", "m2m_100": "m2m_100", "marian": "marian", "mistral": "mistral", "mixtral": "mixtral",
-    "modernbert": "modernbert", "mpnet": "mpnet", "nomic_bert": "nomic_bert", "olmoe": "olmoe", "opt": "opt",
+    "electra": "electra", "ernie4_5": "ernie4_5", "gemma": "gemma", "gemma2": "gemma2", "gemma3_text": "gemma3",
+    "glm": "glm", "glm4": "glm4", "gpt2": "gpt2", "granite": "granite", "llama": "llama", "m2m_100": "m2m_100",
+    "marian": "marian", "mistral": "mistral", "mixtral": "mixtral", "modernbert": "modernbert", "mpnet": "mpnet",
+    "nomic_bert": "nomic_bert", "olmo2": "olmo2", "olmo3": "olmo3", "olmoe": "olmoe", "opt": "opt",
     "pegasus": "pegasus", "phi3": "phi3", "qwen2": "qwen2", "qwen3": "qwen3", "roberta": "roberta",
     "roformer": "roformer", "smollm3": "smollm3", "t5": "t5", "vit": "vit", "whisper": "whisper",
 }  # fmt: skip

@@ -33,4 +33,10 @@ def zoo_importers() -> Sequence[zoo.Importer]:
         zoo.Importer(name="gemma3_text", architecture="llama", layout="zoo_plugins.llama.hub_gemma:GEMMA3"),
         zoo.Importer(name="phi3", architecture="llama", layout="zoo_plugins.llama.hub_phi:PHI3"),
         zoo.Importer(name="smollm3", architecture="llama", layout="zoo_plugins.llama.hub_phi:SMOLLM3"),
+        zoo.Importer(name="granite", architecture="llama", layout="zoo_plugins.llama.hub_granite:GRANITE"),
+        zoo.Importer(name="olmo2", architecture="llama", layout="zoo_plugins.llama.hub_olmo:OLMO2"),
+        zoo.Importer(name="olmo3", architecture="llama", layout="zoo_plugins.llama.hub_olmo:OLMO3"),
+        zoo.Importer(name="glm", architecture="llama", layout="zoo_plugins.llama.hub_glm:GLM"),
+        zoo.Importer(name="glm4", architecture="llama", layout="zoo_plugins.llama.hub_glm:GLM4"),
+        zoo.Importer(name="ernie4_5", architecture="llama", layout="zoo_plugins.llama.hub_glm:ERNIE4_5"),
     ]

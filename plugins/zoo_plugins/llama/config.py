@@ -12,7 +12,7 @@ from zoo_plugins.gpt.tasks import DecoderConfig
 
 @dataclass(frozen=True, kw_only=True)
 class LlamaConfig(DecoderConfig):
-    """Configuration of Llama, Mistral, Qwen, Gemma, Phi-3, SmolLM3, OLMo 2 and Granite. The defaults are Llama 2 7B."""
+    """Configuration of Llama, Mistral, Qwen, Gemma, OLMo, Granite, GLM and their kin. The defaults are Llama 2 7B."""
 
     vocab_size: int = 32000
     """Vocabulary size."""

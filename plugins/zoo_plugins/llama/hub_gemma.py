@@ -7,20 +7,20 @@ from typing import Any
 
 from zoo import UsageError
 from zoo.checkpoints import ACTIVATIONS, Checkpoint, Field, Layout, Rule
-from zoo_plugins.bert.sentence import sentence_encoder
 from zoo_plugins.llama.config import LlamaConfig
-from zoo_plugins.llama.hub_rope import ROPE_KEYS, read_common, read_frequencies, write_frequencies, write_rope
+from zoo_plugins.llama.hub_rope import ROPE_KEYS, read_common, write_rope
 from zoo_plugins.llama.hub_shared import (
     ATTENTION_RULES,
     BLOCK_RULES,
     COMMON,
-    LOCAL,
     MLP_RULES,
     NO_TOKENS,
     classes_of,
     fields_of,
     kinds_of_layers,
+    read_rope_by_kind,
     read_windows,
+    write_rope_by_kind,
     write_windows,
 )
 
@@ -82,29 +82,15 @@ def _derive_gemma2(checkpoint: Checkpoint, values: dict[str, Any]) -> Mapping[st
 
 
 def _derive_gemma3(checkpoint: Checkpoint, values: dict[str, Any]) -> Mapping[str, Any]:
-    """Read the rotary positions of each kind of layer; transformers 5 has a mapping for each."""
+    """Read the period of the windows, and the rotary positions of each kind of layer."""
     hub, where = checkpoint.config, checkpoint.config_file
     period = hub.get("sliding_window_pattern", 6)
     if not isinstance(period, int) or period < 1:
         raise UsageError(f"sliding_window_pattern must be positive, got {period!r}", where)
-    both = hub.get("rope_parameters") or {}
-    if not isinstance(both, dict):
-        raise UsageError(f"rope_parameters must be a mapping, got {both!r}", where)
-    said = hub.get("rope_scaling") or both.get("full_attention") or {}
-    local = read_frequencies(both.get(LOCAL) or {}, where, theta=hub.get("rope_local_base_freq", 10000.0))
-    if local["rope_scaling"] != "none":
-        raise UsageError(f"rope_parameters of {LOCAL} have a rope_type, which is not supported", where)
+    local = hub.get("rope_local_base_freq", 10000.0)
     return {
         **_derive_newer(checkpoint, values, period=period),
-        **read_frequencies(
-            said,
-            where,
-            theta=hub.get("rope_theta", 1000000.0),
-            length=hub.get("max_position_embeddings", values["max_seq_len"]),
-            original=hub.get("original_max_position_embeddings"),
-        ),
-        **sentence_encoder(checkpoint),
-        "local_rope_theta": local["rope_theta"],
+        **read_rope_by_kind(checkpoint, values, theta=1000000.0, local_theta=local),
         "qk_norm": True,
     }
 
@@ -119,13 +105,7 @@ def _restore_gemma2(c: LlamaConfig) -> Mapping[str, Any]:
 
 
 def _restore_gemma3(c: LlamaConfig) -> Mapping[str, Any]:
-    local = {"rope_type": "default", "rope_theta": c.local_rope_theta}
-    return {
-        **_restore_newer(c),
-        **write_rope(c),
-        "rope_local_base_freq": c.local_rope_theta,
-        "rope_parameters": {"full_attention": write_frequencies(c), LOCAL: local},
-    }
+    return {**_restore_newer(c), **write_rope_by_kind(c), "rope_local_base_freq": c.local_rope_theta}
 
 
 GEMMA = Layout(

@@ -9,7 +9,13 @@ from zoo import UsageError
 from zoo.checkpoints import ACTIVATIONS, Checkpoint, Field, Layout, Rule
 from zoo_plugins.bert.sentence import sentence_encoder
 from zoo_plugins.llama.config import LlamaConfig
-from zoo_plugins.llama.hub_rope import ROPE_KEYS, read_common, read_partial_rotation, write_rope
+from zoo_plugins.llama.hub_rope import (
+    ROPE_KEYS,
+    read_common,
+    read_partial_rotation,
+    write_partial_rotation,
+    write_rope,
+)
 from zoo_plugins.llama.hub_shared import (
     ATTENTION_RULES,
     BLOCK_RULES,
@@ -61,14 +67,7 @@ def _derive_phi3(checkpoint: Checkpoint, values: dict[str, Any]) -> Mapping[str,
 
 
 def _restore_phi3(c: LlamaConfig) -> Mapping[str, Any]:
-    factor = {"partial_rotary_factor": c.turned_size / c.key_size}
-    rope = write_rope(c)
-    return {
-        **rope,
-        **factor,
-        "rope_parameters": {**rope["rope_parameters"], **factor},
-        "sliding_window": c.window(0),
-    }
+    return {**write_partial_rotation(c), "sliding_window": c.window(0)}
 
 
 def _derive_smollm3(checkpoint: Checkpoint, values: dict[str, Any]) -> Mapping[str, Any]:

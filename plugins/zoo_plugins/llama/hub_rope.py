@@ -13,12 +13,14 @@ from zoo_plugins.llama.config import LlamaConfig
 
 __all__ = [
     "ROPE_KEYS",
+    "SCALINGS",
     "paired_rows",
     "read_common",
     "read_frequencies",
     "read_partial_rotation",
     "rope_notes",
     "write_frequencies",
+    "write_partial_rotation",
     "write_rope",
 ]
 
@@ -34,6 +36,8 @@ _ROPE_TYPES = {
     "longrope": "longrope",
 }
 """``rope_type`` in config.json, and zoo's ``rope_scaling``."""
+SCALINGS = {kind: kind for kind in _ROPE_TYPES if kind != "default"}
+"""All kinds of scaling, for :func:`read_partial_rotation`."""
 _ROPE_FIELDS = {
     "rope_theta": "rope_theta",
     "factor": "rope_factor",
@@ -229,6 +233,12 @@ def write_rope(c: LlamaConfig) -> dict[str, Any]:
         values[_ORIGINAL] = c.rope_original_length
         values["max_position_embeddings"] = max(c.max_seq_len, round((c.rope_original_length or 0) * c.rope_factor))
     return values
+
+
+def write_partial_rotation(c: LlamaConfig) -> dict[str, Any]:
+    """Invert :func:`read_partial_rotation`, in the manner of :func:`write_rope`."""
+    rope, factor = write_rope(c), {"partial_rotary_factor": c.turned_size / c.key_size}
+    return {**rope, **factor, "rope_parameters": {**rope["rope_parameters"], **factor}}
 
 
 def rope_notes(c: LlamaConfig) -> Sequence[str]:

@@ -7,10 +7,10 @@ from typing import Any
 
 from zoo import UsageError
 from zoo.checkpoints import Checkpoint, Field, Rule
-from zoo_plugins.bert.sentence import PROJECTIONS, sentence_files
+from zoo_plugins.bert.sentence import PROJECTIONS, sentence_encoder, sentence_files
 from zoo_plugins.gpt.hub import OUTPUTS
 from zoo_plugins.llama.config import LlamaConfig
-from zoo_plugins.llama.hub_rope import rope_notes
+from zoo_plugins.llama.hub_rope import read_frequencies, rope_notes, write_frequencies, write_rope
 
 __all__ = [
     "ATTENTION_RULES",
@@ -23,8 +23,10 @@ __all__ = [
     "fields_of",
     "kinds_of_layers",
     "read_expert_layers",
+    "read_rope_by_kind",
     "read_windows",
     "write_expert_layers",
+    "write_rope_by_kind",
     "write_windows",
 ]
 
@@ -106,6 +108,42 @@ def write_windows(c: LlamaConfig) -> dict[str, Any]:
 def kinds_of_layers(local: Sequence[bool]) -> list[str]:
     """Return ``layer_types``, given which layers have a window."""
     return [LOCAL if item else _FULL for item in local]
+
+
+def read_rope_by_kind(
+    checkpoint: Checkpoint, values: Mapping[str, Any], *, theta: float, local_theta: object
+) -> dict[str, Any]:
+    """Read the rotary positions of layers without and with a window, and the files of a sentence encoder.
+
+    transformers 5 has a mapping for each kind of layer; ``theta`` and ``local_theta`` are the bases that it may leave
+    out. Layers with a window cannot be scaled.
+    """
+    hub, where = checkpoint.config, checkpoint.config_file
+    both = hub.get("rope_parameters") or {}
+    if not isinstance(both, dict):
+        raise UsageError(f"rope_parameters must be a mapping, got {both!r}", where)
+    if unknown := both.keys() - {_FULL, LOCAL}:
+        problem = f"rope_parameters must have {_FULL} and {LOCAL}, got {', '.join(sorted(unknown))}"
+        raise UsageError(problem, where)
+    local = read_frequencies(both.get(LOCAL) or {}, where, theta=local_theta)
+    if local["rope_scaling"] != "none":
+        raise UsageError(f"rope_parameters of {LOCAL} have a rope_type, which is not supported", where)
+    fields = read_frequencies(
+        hub.get("rope_scaling") or both.get(_FULL) or {},
+        where,
+        theta=hub.get("rope_theta", theta),
+        length=hub.get("max_position_embeddings", values["max_seq_len"]),
+        original=hub.get("original_max_position_embeddings"),
+    )
+    if fields.get("rope_truncate") is False:
+        raise UsageError(f"truncate False is not supported beside {LOCAL}: transformers ignores it there", where)
+    return {**fields, **sentence_encoder(checkpoint), "local_rope_theta": local["rope_theta"]}
+
+
+def write_rope_by_kind(c: LlamaConfig) -> dict[str, Any]:
+    """Invert :func:`read_rope_by_kind`."""
+    local = {"rope_type": "default", "rope_theta": c.local_rope_theta or c.rope_theta}
+    return {**write_rope(c), "rope_parameters": {_FULL: write_frequencies(c), LOCAL: local}}
 
 
 def read_expert_layers(checkpoint: Checkpoint, num_layers: int) -> tuple[bool, ...]:

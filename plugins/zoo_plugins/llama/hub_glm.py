@@ -1,0 +1,133 @@
+"""Checkpoints whose rotated pairs are neighbours: GLM-4 and ERNIE 4.5 in the hub's layout.
+
+Their queries and keys are reordered, so that the pairs lie where zoo and Llama have them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from zoo.checkpoints import ACTIVATIONS, Checkpoint, Field, Layout, Rule
+from zoo_plugins.bert.sentence import sentence_encoder
+from zoo_plugins.llama.config import LlamaConfig
+from zoo_plugins.llama.hub_rope import (
+    ROPE_KEYS,
+    SCALINGS,
+    paired_rows,
+    read_common,
+    read_partial_rotation,
+    write_partial_rotation,
+    write_rope,
+)
+from zoo_plugins.llama.hub_shared import BLOCK_RULES, COMMON, MLP_RULES, NO_TOKENS, classes_of, fields_of
+
+__all__ = ["ERNIE4_5", "GLM", "GLM4"]
+
+_NORM_2 = Rule("blocks.*.norm_2", "model.layers.*.post_attention_layernorm")
+_GATE_UP = Rule(("blocks.*.mlp.gate", "blocks.*.mlp.up"), "model.layers.*.mlp.gate_up_proj")
+_POST_NORMS = (
+    Rule("blocks.*.post_norm_1", "model.layers.*.post_self_attn_layernorm"),
+    Rule("blocks.*.post_norm_2", "model.layers.*.post_mlp_layernorm"),
+)
+
+
+def _rules(c: LlamaConfig, *, others: Sequence[Rule]) -> Sequence[Rule]:
+    """Return the rules of a family, given those of its feed-forward network and second norms."""
+    heads = (("query", "q_proj", c.num_heads), ("key", "k_proj", c.num_kv_heads or c.num_heads))
+    paired = (
+        Rule(
+            f"blocks.*.attention.{ours}",
+            f"model.layers.*.self_attn.{theirs}",
+            row_order=paired_rows(count, c.key_size, c.turned_size),
+        )
+        for ours, theirs, count in heads
+    )
+    value = Rule("blocks.*.attention.value", "model.layers.*.self_attn.v_proj")
+    return (*BLOCK_RULES, *paired, value, _NORM_2, *others)
+
+
+def _fields(*, eps: float, length: int, kv_heads: int, tied: bool = False) -> tuple[Field, ...]:
+    """Return the fields that all families share, with the defaults of one."""
+    return (
+        *fields_of(eps=eps),
+        Field("hidden_act", "activation", default="silu", values=ACTIVATIONS),
+        Field("head_dim", default=128),
+        Field("max_position_embeddings", "max_seq_len", default=length),
+        Field("num_key_value_heads", "num_kv_heads", default=kv_heads),
+        Field("tie_word_embeddings", "tie_embeddings", default=tied),
+    )
+
+
+_GLM_FIELDS = (
+    *_fields(eps=1.5625e-07, length=131072, kv_heads=2),
+    Field("attention_bias", default=True),
+    Field("pad_token_id", default=151329),
+)
+
+
+def _derive_glm(checkpoint: Checkpoint, values: dict[str, Any], *, post_norms: bool) -> Mapping[str, Any]:
+    """Read rotary positions, by default of half of each head."""
+    hub, where = checkpoint.config, checkpoint.config_file
+    width, heads = (LlamaConfig.check_field(key, values[key], where) for key in ("hidden_size", "num_heads"))
+    rope = read_partial_rotation(
+        hub,
+        where,
+        LlamaConfig.check_field("head_dim", values["head_dim"], where) or width // max(heads, 1),
+        part=0.5,
+        kinds=SCALINGS,
+        length=hub.get("max_position_embeddings", values["max_seq_len"]),
+        original=hub.get("original_max_position_embeddings"),
+    )
+    return {**rope, **sentence_encoder(checkpoint), "post_norms": post_norms}
+
+
+def _derive_ernie(checkpoint: Checkpoint, values: dict[str, Any]) -> Mapping[str, Any]:
+    biases = dict.fromkeys(("attention_output_bias", "mlp_bias"), values["attention_bias"])
+    return {**biases, **read_common(checkpoint, values, theta=500000.0)}
+
+
+GLM = Layout(
+    classes=classes_of("Glm"),
+    fields=_GLM_FIELDS,
+    rules=partial(_rules, others=(_GATE_UP,)),
+    ignored_keys=(*ROPE_KEYS, "partial_rotary_factor"),
+    read_extra=partial(_derive_glm, post_norms=False),
+    write_extra=write_partial_rotation,
+    constant={"model_type": "glm", **NO_TOKENS},
+    tokenizer="TokenizersBackend",
+    **COMMON,
+)
+"""``model_type`` glm, of GLM-4 until 2025."""
+
+GLM4 = Layout(
+    classes=classes_of("Glm4"),
+    fields=_GLM_FIELDS,
+    rules=partial(_rules, others=(_GATE_UP, *_POST_NORMS)),
+    ignored_keys=(*ROPE_KEYS, "partial_rotary_factor"),
+    read_extra=partial(_derive_glm, post_norms=True),
+    write_extra=write_partial_rotation,
+    constant={"model_type": "glm4", **NO_TOKENS},
+    tokenizer="TokenizersBackend",
+    **COMMON,
+)
+"""``model_type`` glm4, of GLM-4-0414 and GLM-Z1, with norms of the outputs of sub-layers too."""
+
+ERNIE4_5 = Layout(
+    classes={"Ernie4_5ForCausalLM": "text-generation", "Ernie4_5Model": "sentence-embedding"},
+    fields=(
+        *_fields(eps=1e-5, length=131072, kv_heads=2, tied=True),
+        Field("use_bias", "attention_bias", default=False),
+        Field("pad_token_id", default=0),
+    ),
+    rules=partial(_rules, others=MLP_RULES),
+    ignored_keys=ROPE_KEYS,
+    read_extra=_derive_ernie,
+    write_extra=write_rope,
+    constant={"model_type": "ernie4_5", **NO_TOKENS},
+    tokenizer="TokenizersBackend",
+    overrides_tokenizer=True,
+    **COMMON,
+)
+"""``model_type`` ernie4_5, of the dense models."""

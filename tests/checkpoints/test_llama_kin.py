@@ -1,0 +1,430 @@
+"""Checkpoints of other decoders that are Llama with settings, from random models of transformers."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file
+from transformers import PreTrainedModel
+
+from tests.checkpoints.test_decoders import (
+    LAYERS,
+    LLAMA3,
+    NEW,
+    OURS,
+    PROMPTS,
+    SIZES,
+    UNSAID,
+    WIDE,
+    Family,
+    edit,
+    logits_of,
+    same,
+    save,
+)
+from zoo import plugins
+from zoo.artifact import GENERATION
+from zoo.checkpoints import Checkpoint, Exact, Imported, export_checkpoint, import_checkpoint
+from zoo.checkpoints.configuration import find_layout, read_configuration
+from zoo.errors import UsageError
+from zoo.models.count import parameter_count
+from zoo.registry import config_class, registry
+from zoo_export.export import export_model
+from zoo_runtime import load_session
+
+Zoo = Callable[..., Any]
+
+LINEAR = {"rope_type": "linear", "factor": 2.5, "rope_theta": 100.0}
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 100.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 10,
+    "attention_factor": 1.3,
+    "beta_fast": 3.0,
+    "beta_slow": 0.5,
+    "truncate": False,
+}
+BY_KIND = {
+    "full_attention": {**YARN, "truncate": True},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 30.0},
+}
+HALF = {"rope_type": "default", "rope_theta": 100.0, "partial_rotary_factor": 0.5}
+AFTER = {**OURS, "pre_norms": False, "post_norms": True, "qk_norm": True}
+"""Ours, with norms of outputs alone."""
+
+
+def family(prefix: str, options: dict[str, Any], ours: dict[str, Any]) -> Family:
+    """Return a family by the names of its classes."""
+    model = getattr(transformers, f"{prefix}ForCausalLM")
+    return Family(model, model.config_class, options, ours)
+
+
+FAMILIES = {
+    "granite": family(
+        "Granite",
+        {
+            **SIZES,
+            "embedding_multiplier": 3.0,
+            "residual_multiplier": 0.3,
+            "logits_scaling": 7.0,
+            "attention_multiplier": 0.2,
+            "attention_bias": True,
+            "rope_parameters": LLAMA3,
+        },
+        {
+            **OURS,
+            "embedding_multiplier": 3.0,
+            "residual_multiplier": 0.3,
+            "logit_multiplier": 1 / 7,
+            "attention_scale": 0.2,
+            "attention_bias": True,
+            "attention_output_bias": True,
+            "mlp_bias": False,
+            "rope_scaling": "llama3",
+            "tie_embeddings": False,
+        },
+    ),
+    "granite, tied": family(
+        "Granite",
+        {**SIZES, "head_dim": 4, "attention_multiplier": 0.5, "mlp_bias": True, "tie_word_embeddings": True},
+        {
+            **OURS,
+            "head_dim": 4,
+            "attention_scale": None,
+            "logit_multiplier": 1.0,
+            "residual_multiplier": 1.0,
+            "attention_bias": False,
+            "mlp_bias": True,
+            "tie_embeddings": True,
+        },
+    ),
+    "olmo2": family(
+        "Olmo2",
+        {**SIZES, "rope_parameters": LINEAR},
+        {**AFTER, "joint_qk_norm": True, "rope_scaling": "linear", "attention_bias": False, "sliding_windows": (0,)},
+    ),
+    "olmo2, biases": family(
+        "Olmo2",
+        {**SIZES, "attention_bias": True, "num_key_value_heads": None, "tie_word_embeddings": True},
+        {
+            **AFTER,
+            "joint_qk_norm": True,
+            "attention_bias": True,
+            "attention_output_bias": True,
+            "num_kv_heads": 6,
+            "tie_embeddings": True,
+            "rope_theta": 10000.0,
+        },
+    ),
+    "olmo3": family(
+        "Olmo3",
+        {
+            **SIZES,
+            "sliding_window": 4,
+            "layer_types": LAYERS,
+            "rope_parameters": BY_KIND,
+        },
+        {
+            **AFTER,
+            "joint_qk_norm": True,
+            "sliding_windows": (0, 4, 4),
+            "rope_scaling": "yarn",
+            "rope_theta": 100.0,
+            "local_rope_theta": 30.0,
+        },
+    ),
+    "glm": family(
+        "Glm",
+        {**SIZES, "head_dim": 8, "rope_parameters": HALF},
+        {
+            **OURS,
+            "head_dim": 8,
+            "rotary_dim": 4,
+            "rope_theta": 100.0,
+            "attention_bias": True,
+            "attention_output_bias": False,
+            "post_norms": False,
+        },
+    ),
+    "glm, yarn": family(
+        "Glm",
+        {**SIZES, "attention_bias": False, "rope_parameters": {**YARN, "partial_rotary_factor": 4 / 6}},
+        {**OURS, "rotary_dim": 4, "rope_scaling": "yarn", "attention_bias": False},
+    ),
+    "glm4": family(
+        "Glm4",
+        {**SIZES, "head_dim": 8, "tie_word_embeddings": True},
+        {**OURS, "head_dim": 8, "rotary_dim": 4, "pre_norms": True, "post_norms": True, "tie_embeddings": True},
+    ),
+    "ernie4_5": family(
+        "Ernie4_5",
+        {**{key: value for key, value in SIZES.items() if key != "attention_dropout"}, "use_bias": True},
+        {
+            **OURS,
+            "dropout": 0.0,
+            "attention_bias": True,
+            "attention_output_bias": True,
+            "mlp_bias": True,
+            "rope_theta": 500000.0,
+            "tie_embeddings": True,
+        },
+    ),
+}
+REDUNDANT = {*UNSAID, "sliding_window_pattern"}
+"""Keys of config.json that follow from others or act in training."""
+
+
+def check(theirs: PreTrainedModel, folder: Path) -> Imported:
+    """Import a model and publish it; compare both with the original, and the files with each other."""
+    source = save(theirs, folder / "hub")
+    imported = import_checkpoint(source, folder / "ours", verify=True)
+    assert imported.comparison.exact < 1e-12
+    assert parameter_count(imported.spec) == sum(parameter.numel() for parameter in theirs.parameters())
+    made = export_checkpoint(folder / "ours", folder / "back", model_type=theirs.config.model_type, verify=True)
+    assert made.comparison.exact < 1e-12
+    before, after = (load_file(path / "model.safetensors") for path in (source, folder / "back"))
+    assert set(after) == set(before)
+    assert all(torch.equal(after[key], before[key]) for key in after)
+    again = type(theirs).from_pretrained(folder / "back", attn_implementation="eager")
+    kept, wanted = (
+        {key: value for key, value in model.config.to_dict().items() if key not in REDUNDANT}
+        for model in (again, theirs)
+    )
+    assert kept == wanted
+    return imported
+
+
+PRESETS = {
+    "granite-3.0-2b": "granite",
+    "olmo2-1b": "olmo2",
+    "olmo3-7b": "olmo3",
+    "glm-4-9b": "glm",
+    "glm-4-9b-0414": "glm4",
+    "ernie-4.5-0.3b": "ernie4_5",
+}
+
+
+@pytest.mark.parametrize(("preset", "name"), PRESETS.items())
+def test_presets_have_the_parameters_of_the_original(preset: str, name: str) -> None:
+    """The config.json that zoo writes makes a model of the same size in transformers."""
+    spec = registry().resolve(preset)
+    written = find_layout(name, "here")[2].write_config(spec.config, "here")
+    with torch.device("meta"):
+        theirs = FAMILIES[name].model(FAMILIES[name].config.from_dict(written))
+    assert parameter_count(spec) == sum(parameter.numel() for parameter in theirs.parameters())
+
+
+@pytest.mark.slow_after(3)
+@pytest.mark.parametrize("name", FAMILIES)
+def test_checkpoint_is_imported_and_published(tmp_path: Path, name: str) -> None:
+    """The import compares without padding and with right padding; this test adds left padding."""
+    theirs = FAMILIES[name].make()
+    config = check(theirs, tmp_path).spec.config
+    assert {key: getattr(config, key) for key in FAMILIES[name].ours} == FAMILIES[name].ours
+    same(tmp_path / "ours", theirs)
+    again = type(theirs).from_pretrained(tmp_path / "back", attn_implementation="eager")
+    assert torch.equal(logits_of(again), logits_of(theirs))
+
+
+BIASES = {"attention_bias": (False, True), "mlp_bias": (False, True)}
+TIED = {"tie_word_embeddings": (False, True)}
+ROPES = {"rope_parameters": (None, LINEAR, LLAMA3, YARN)}
+WINDOWS = {"sliding_window": (3, 7), "layer_types": (None, LAYERS, LAYERS[::-1], LAYERS[1:] * 2)}
+KINDS = (
+    None,
+    BY_KIND,
+    {"full_attention": LINEAR, "sliding_attention": {"rope_type": "default", "rope_theta": 100.0}},
+    {kind: {"rope_type": "default", "rope_theta": 7.0} for kind in ("full_attention", "sliding_attention")},
+)
+PARTS = (None, HALF, {**LINEAR, "partial_rotary_factor": 0.5}, {**YARN, "partial_rotary_factor": 1.0})
+MULTIPLIERS = {
+    "embedding_multiplier": (1.0, 12.0, 0.3),
+    "residual_multiplier": (1.0, 0.22),
+    "logits_scaling": (1.0, 8.0, 49.0, 0.7),
+    "attention_multiplier": (1.0, 0.0078125, 8**-0.5, 0.3),
+}
+CHOICES: dict[str, dict[str, tuple[Any, ...]]] = {
+    "granite": {**BIASES, **TIED, **ROPES, **MULTIPLIERS},
+    "olmo2": {"attention_bias": (False, True), **TIED, **ROPES},
+    "olmo3": {"attention_bias": (False, True), **TIED, **WINDOWS, "rope_parameters": KINDS},
+    "glm": {"attention_bias": (False, True), **TIED, "rope_parameters": PARTS},
+    "glm4": {"attention_bias": (False, True), **TIED, "rope_parameters": PARTS},
+    "ernie4_5": {"use_bias": (False, True), **TIED, **ROPES},
+}
+"""Values of the settings of each family."""
+HEADS = ("ForCausalLM", "Model", "ForSequenceClassification")
+
+
+def drawn(name: str, draw: random.Random) -> PreTrainedModel:
+    """Make a model of a random class and random settings of a family."""
+    heads, groups, size = draw.choice([1, 2, 3]), draw.choice([1, 2]), draw.choice([4, 8])
+    said = {key: draw.choice(values) for key, values in CHOICES[name].items()}
+    if said.get("layer_types") is not None:
+        said["layer_types"] = said["layer_types"][:3]
+    sizes = {
+        "num_attention_heads": heads * groups,
+        "num_key_value_heads": heads,
+        "head_dim": size,
+        "hidden_size": draw.choice([12, 24]) * heads,
+        "intermediate_size": draw.choice([5, 40]),
+        "rms_norm_eps": draw.choice([1e-3, 1e-6]),
+        "hidden_act": draw.choice(["silu", "gelu", "relu"]),
+        "pad_token_id": draw.choice([0, 3]),
+    }
+    prefix = FAMILIES[name].model.__name__.removesuffix("ForCausalLM")
+    cls = getattr(transformers, prefix + draw.choice(HEADS), FAMILIES[name].model)
+    labels = (
+        {"num_labels": 4, "problem_type": "single_label_classification"}
+        if cls.__name__.endswith("Classification")
+        else {}
+    )
+    return FAMILIES[name].make(cls, **{**sizes, **said, **labels})
+
+
+@pytest.mark.slow_after(2)
+@pytest.mark.parametrize("name", CHOICES)
+def test_random_settings(tmp_path: Path, name: str) -> None:
+    """Any class and settings of a family, imported and published."""
+    for seed in range(3):
+        check(drawn(name, random.Random(f"{name} {seed}")), tmp_path / str(seed))
+
+
+BARE = {
+    "granite": ({}, 2048),
+    "olmo2": ({}, 2048),
+    "olmo3": ({}, 2048),
+    "glm": ({}, 131072),
+    "glm4": ({}, 131072),
+    "ernie4_5": ({}, 131072),
+}
+"""Required sizes that differ from those of others, and the default number of positions."""
+
+
+@pytest.mark.parametrize("name", BARE)
+def test_defaults_equal_those_of_the_original(tmp_path: Path, name: str) -> None:
+    """Missing keys have the defaults of the original class."""
+    own, positions = BARE[name]
+    said = {**WIDE, "eos_token_id": 7, "pad_token_id": 3, **own}
+    theirs = FAMILIES[name].config(**{"bos_token_id": None, **said})
+
+    def read(content: str) -> dict[str, Any]:
+        (tmp_path / "config.json").write_text(content)
+        _, architecture, layout = find_layout(theirs.model_type, "here")
+        cls = config_class(*plugins.active().architecture(architecture))
+        return read_configuration(layout, Checkpoint(tmp_path, planned={}), cls).to_dict()
+
+    bare = read(json.dumps({**said, "model_type": theirs.model_type}))
+    assert bare == read(theirs.to_json_string(use_diff=False))
+    assert bare["max_seq_len"] == positions
+
+
+REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
+    "logits divided by zero": ("granite", {"logits_scaling": 0}, "logits_scaling must be positive, got 0"),
+    "scores in words": ("granite", {"attention_multiplier": "1"}, "attention_multiplier must be positive, got '1'"),
+    "no residuals": ("granite", {"residual_multiplier": 0.0}, "residual_multiplier must be positive, got 0"),
+    "a classifier": (
+        "granite", {"architectures": ["GraniteForSequenceClassification"]}, "known: GraniteForCausalLM, GraniteModel"
+    ),
+    "clipped queries": ("olmo2", {"clip_qkv": 3.0}, "not understood: clip_qkv 3.0"),
+    "scaled local layers": (
+        "olmo3",
+        {"rope_parameters": {"sliding_attention": {"rope_type": "linear", "factor": 2.0}}},
+        "rope_parameters of sliding_attention have a rope_type",
+    ),
+    "one mapping for both kinds of layers": (
+        "olmo3", {"rope_parameters": LINEAR}, "must have full_attention and sliding_attention, got factor, rope_theta"
+    ),
+    "whole numbers that transformers always has": (
+        "olmo3", {"rope_parameters": {"full_attention": YARN}}, "truncate False is not supported beside sliding"
+    ),
+    "a base of unknown layers": (
+        "olmo3", {"rope_parameters": None, "rope_theta": 5.0}, "rope_theta 5.0 may be that of all layers"
+    ),
+    "no part of the head": ("glm", {"rope_parameters": {"partial_rotary_factor": 0}}, "partial_rotary_factor must lie"),
+    "an odd part of the head": (
+        "glm4", {"rope_parameters": {"partial_rotary_factor": 0.4}}, "rotary_dim must be even and at most head_dim 8"
+    ),
+    "another scaling": ("ernie4_5", {"rope_parameters": {"rope_type": "ntk"}}, "rope_type 'ntk' is not supported"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "changes", "message"), REFUSED.values(), ids=REFUSED)
+def test_unsupported_configuration_is_rejected(
+    tmp_path: Path, name: str, changes: dict[str, Any], message: str
+) -> None:
+    folder = save(FAMILIES[name].make(), tmp_path / "hub")
+    content = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**content, **changes}))
+    with pytest.raises(UsageError, match=message):
+        import_checkpoint(folder, tmp_path / "ours", verify=False)
+    assert not (tmp_path / "ours").exists()
+
+
+SCALED = {key: value for key, value in YARN.items() if key != "rope_theta"}
+OLD: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "granite": (
+        "granite",
+        {"rope_parameters": LINEAR},
+        {"rope_theta": 100.0, "rope_scaling": {"type": "linear", "factor": 2.5}},
+    ),
+    "olmo2": ("olmo2", {"rope_parameters": {**LINEAR, "rope_type": "default"}}, {"rope_theta": 100.0}),
+    "olmo3": (
+        "olmo3",
+        {
+            "rope_parameters": {
+                "full_attention": {**YARN, "rope_theta": 5e5, "truncate": True},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 5e5},
+            }
+        },
+        {"rope_theta": 5e5, "rope_scaling": {**SCALED, "truncate": True}},
+    ),
+    "glm": ("glm", {"rope_parameters": HALF}, {"rope_theta": 100.0, "partial_rotary_factor": 0.5}),
+}
+"""Rotary settings of transformers 5, and the keys of earlier versions."""
+
+
+@pytest.mark.parametrize(("name", "options", "keys"), OLD.values(), ids=OLD)
+def test_rotary_settings_of_transformers_4_are_read(
+    tmp_path: Path, name: str, options: dict[str, Any], keys: dict[str, Any]
+) -> None:
+    """The base and the scaling next to each other; the import compares with transformers, which reads them too."""
+    theirs = FAMILIES[name].make(**options)
+    folder = save(theirs, tmp_path / "hub")
+    edit(folder, rope_parameters=None, **keys)
+    imported = import_checkpoint(folder, tmp_path / "ours", verify=True)
+    assert imported.comparison.exact < 1e-12
+    same(tmp_path / "ours", theirs)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["granite", "olmo2", "olmo3", "glm", "glm4", "ernie4_5"])
+def test_generation_equals_transformers(tmp_path: Path, name: str) -> None:
+    """After import, export and verification, greedy tokens of a ragged batch equal those of ``generate``."""
+    theirs = FAMILIES[name].make(tie_word_embeddings=False, max_position_embeddings=24)
+    for key, parameter in theirs.named_parameters():  # otherwise some models only repeat themselves
+        parameter.mul_(2.0 if parameter.ndim > 1 else 0.1 if key.endswith("bias") else 1.0)
+    folder = save(theirs, tmp_path / "hub")
+    edit(folder, eos_token_id=None)
+    (folder / GENERATION).unlink()
+    import_checkpoint(folder, tmp_path / "ours", verify=False)
+    assert export_model(tmp_path / "ours").passed
+    width = max(map(len, PROMPTS))
+    ids = torch.tensor([[0] * (width - len(prompt)) + prompt for prompt in PROMPTS])
+    mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in PROMPTS])
+    theirs.generation_config.eos_token_id = None
+    theirs = theirs.double()
+    with Exact(theirs), torch.inference_mode():
+        found = theirs.generate(ids, attention_mask=mask, max_new_tokens=NEW, do_sample=False, pad_token_id=0)
+    wanted = found[:, width:].tolist()
+    with load_session(tmp_path / "ours", threads=1) as session:
+        results = session.run(PROMPTS, max_new_tokens=NEW)
+    assert [result["generated_ids"] for result in results] == wanted
+    assert len({token for row in wanted for token in row}) > 6
