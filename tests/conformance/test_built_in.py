@@ -54,6 +54,23 @@ VARIANTS: dict[str, tuple[str, Sequence[str]]] = {
     "llama, windows": ("llama-tiny", ["sliding_windows=[2]", "rope_scaling=llama3", "qk_norm=true"]),
     "llama, gemma": ("gemma-tiny", []),
     "llama, phi": ("phi-tiny", []),
+    "llama, granite": (
+        "llama-tiny",
+        ["embedding_multiplier=3.0", "residual_multiplier=0.3", "logit_multiplier=0.2", "attention_scale=0.1"],
+    ),
+    "llama, olmo": (
+        "llama-tiny",
+        [
+            "pre_norms=false",
+            "post_norms=true",
+            "qk_norm=true",
+            "joint_qk_norm=true",
+            "sliding_windows=[3, 0]",
+            "local_rope_theta=100.0",
+            "rope_scaling=linear",
+            "rope_factor=2.0",
+        ],
+    ),
     "mixtral, olmoe": (
         "mixtral-tiny",
         ["qk_norm=true", "joint_qk_norm=true", "num_experts=5", "experts_per_token=3", "normalize_routing=false"],
