@@ -37,6 +37,8 @@ PUBLISHED = [
     ("olmoe-1b-7b", [], 6_919_161_856),
     ("qwen3-30b-a3b", [], 30_532_122_624),
     ("phi3-mini-4k", [], 3_821_079_552),
+    ("gpt-neox-20b", [], 20_554_567_680),
+    ("pythia-160m", [], 162_322_944),
     ("smollm2-135m", [], 134_515_008),
     ("smollm2-360m", [], 361_821_120),
     ("smollm3-3b", [], 3_075_098_624),
@@ -205,6 +207,12 @@ def test_parameter_counts_of_all_presets_equal_their_modules(name: str) -> None:
         ("llama-tiny", ["pre_norms=false", "post_norms=true", "qk_norm=true", "joint_qk_norm=true"]),
         ("llama-tiny", ["embedding_multiplier=3.0", "residual_multiplier=0.3", "logit_multiplier=0.1"]),
         ("llama-tiny", ["head_bias=true", "rotary_dim=4"]),
+        ("neox-tiny", []),
+        ("neox-tiny", ["shared_norm=true", "head_bias=true", "qk_norm=true", "num_kv_heads=2"]),
+        ("neox-tiny", ["gated=true", "norm_bias=false", "attention_bias=false", "mlp_bias=false", "parallel=false"]),
+        ("neox-tiny", ["positions=alibi", "embedding_norm=true", "tie_embeddings=true", "attention_output_bias=false"]),
+        ("neox-tiny", ["norm=rms", "qk_norm=true", "joint_qk_norm=true", "num_kv_heads=2"]),
+        ("neox-tiny", ["norm_offset=true", "qk_norm=true", "joint_qk_norm=true", "num_kv_heads=2"]),
         ("mixtral-tiny", []),
         ("wav2vec2-tiny", []),
         ("wav2vec2-tiny", ["convolution_norm=group", "convolution_bias=true", "projection_norm=false"]),
@@ -401,6 +409,18 @@ def test_gpt_flops(settings: list[str], masked: bool) -> None:
 def test_llama_flops(settings: list[str]) -> None:
     """Per token at full context: rotations are not matrix products, and a window saves no work."""
     spec = registry().resolve("llama-tiny", ["max_seq_len=24", *settings])
+    ids = torch.zeros(1, 24, dtype=torch.long)
+    assert spec.cost is not None
+    assert counted_flops(spec, (ids, torch.ones_like(ids))) == 24 * spec.cost.flops
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [[], ["shared_norm=true", "gated=true", "head_bias=true"], ["positions=alibi", "embedding_norm=true"]],
+)
+def test_neox_flops(settings: list[str]) -> None:
+    """Per token at full context: norms and biases of scores are not matrix products."""
+    spec = registry().resolve("neox-tiny", ["max_seq_len=24", *settings])
     ids = torch.zeros(1, 24, dtype=torch.long)
     assert spec.cost is not None
     assert counted_flops(spec, (ids, torch.ones_like(ids))) == 24 * spec.cost.flops

@@ -7,8 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.testing import assert_close
+from transformers.models.nemotron.modeling_nemotron import NemotronLayerNorm1P
 
-from zoo.nn import AnnotatedLayerNorm, Residual, build_norm
+from zoo.nn import AnnotatedLayerNorm, OffsetLayerNorm, Residual, build_norm
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:
@@ -82,3 +83,27 @@ def test_norms_by_name() -> None:
 def test_one_number_has_no_unbiased_deviation() -> None:
     with pytest.raises(ValueError, match="at least 2 numbers, got hidden_size 1"):
         AnnotatedLayerNorm(1)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_offset_layer_norm_equals_nemotron(bias: bool) -> None:
+    """At any weights; without training, it is a plain layer norm, because weights start at 0."""
+    ours, theirs = (
+        OffsetLayerNorm(6, eps=1e-2, bias=bias).double(),
+        NemotronLayerNorm1P(6, eps=1e-2, bias=bias).double(),
+    )
+    x = 2 + 3 * normal(2, 3, 6)
+    assert_close(ours(x), torch.nn.functional.layer_norm(x, (6,), eps=1e-2), atol=1e-14, rtol=0)
+    for seed, parameter in enumerate(ours.requires_grad_(False).parameters(), 1):
+        parameter.copy_(normal(6, seed=seed))
+    theirs.load_state_dict(ours.state_dict())
+    assert_close(ours(x), theirs(x), atol=1e-14, rtol=0)
+
+
+def test_offset_layer_norm_adds_one_in_float32() -> None:
+    """In bfloat16, 1 + 2^-9 would be 1."""
+    layer = OffsetLayerNorm(4, eps=1e-5, bias=False).bfloat16().requires_grad_(False)
+    layer.weight.fill_(2.0**-9)
+    x = normal(5, 4).bfloat16()
+    wanted = torch.nn.functional.layer_norm(x.float(), (4,), torch.full((4,), 1 + 2.0**-9), eps=1e-5)
+    assert_close(layer(x), wanted.bfloat16(), atol=0, rtol=0)

@@ -7,9 +7,11 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.testing import assert_close
 from transformers import T5Config
+from transformers.models.bloom.modeling_bloom import build_alibi_tensor
+from transformers.models.mpt.modeling_mpt import build_mpt_alibi_tensor
 from transformers.models.t5.modeling_t5 import T5Attention
 
-from zoo.nn import RelativePositionBias, relative_buckets
+from zoo.nn import LinearBiases, RelativePositionBias, relative_buckets
 
 FAR = torch.arange(-5000, 5001)
 
@@ -83,3 +85,30 @@ def test_bias_is_learned() -> None:
     bias(3, 3).sum().backward()
     assert bias.table.weight.grad is not None
     assert bias.table.weight.grad.flatten().tolist() == [3, 3, 0, 3]
+
+
+@pytest.mark.parametrize("heads", [*range(1, 18), 32, 40, 64, 71, 112])
+def test_linear_biases_equal_those_of_bloom_and_mpt(heads: int) -> None:
+    """For any number of heads; BLOOM counts positions from the first key, MPT from the last, as zoo does."""
+    x = torch.zeros(1, dtype=torch.float64)
+    ours = LinearBiases(heads)(19, x)
+    assert ours.shape == (1, heads, 1, 19)
+    bloom = build_alibi_tensor(torch.ones(1, 19), heads, torch.float64).view(1, heads, 1, 19)
+    mpt = build_mpt_alibi_tensor(heads, 19)[None].double()
+    assert_close(ours, bloom - bloom[..., -1:], rtol=0, atol=1e-5)  # both compute in float32
+    assert_close(ours, mpt, rtol=0, atol=1e-5)
+
+
+def test_linear_biases_of_eight_heads_equal_the_paper() -> None:
+    """Press et al. 2022, section 3: slopes 1/2 to 1/256; scores fall with the distance of a key."""
+    biases = LinearBiases(8)
+    assert biases.slopes == tuple(2.0**-n for n in range(1, 9))
+    assert biases(4, torch.zeros(1))[0, 1, 0].tolist() == [-0.75, -0.5, -0.25, 0.0]
+    assert not biases.state_dict()
+
+
+def test_linear_biases_in_narrow_types_are_rounded_once() -> None:
+    """Positions beyond 256 are no bfloat16 numbers; the product is rounded, not its factors."""
+    wide, narrow = (LinearBiases(5)(600, torch.zeros(1, dtype=dtype)) for dtype in (torch.float32, torch.bfloat16))
+    assert narrow.dtype == torch.bfloat16
+    assert narrow.equal(wide.bfloat16())

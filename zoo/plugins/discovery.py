@@ -50,6 +50,7 @@ BUILT_IN = {
     "mamba2": "zoo_plugins.mamba2",
     "mixtral": "zoo_plugins.mixtral",
     "modernbert": "zoo_plugins.modernbert",
+    "neox": "zoo_plugins.neox",
     "onnx": "zoo_export.plugin",
     "own-module": "zoo_plugins.own_module",
     "perceiver": "zoo_plugins.perceiver",

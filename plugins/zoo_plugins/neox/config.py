@@ -11,8 +11,8 @@ from zoo_plugins.llama.config import LlamaConfig
 
 @dataclass(frozen=True, kw_only=True)
 class NeoXConfig(LlamaConfig):
-    """Configuration of GPT-NeoX and its relatives: that of Llama, and more. The defaults are GPT-NeoX-20B,
-    which rotates only 24 of the 96 elements of a head."""
+    """Configuration of GPT-NeoX and its relatives: that of Llama, and more. The defaults are the sizes
+    of GPT-NeoX-20B; its ``rotary_dim`` is 24."""
 
     vocab_size: int = 50432
     """Vocabulary size."""

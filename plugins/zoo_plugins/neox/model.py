@@ -22,7 +22,7 @@ from zoo_plugins.neox.config import NeoXConfig
 class NeoXBlock(LlamaBlock):
     """Attention and feed-forward, side by side or in turn, each normalised before and added."""
 
-    def __init__(self, c: NeoXConfig, layer: int) -> None:
+    def __init__(self, c: Any, layer: int) -> None:
         super().__init__(c, layer)
         self.parallel = c.parallel
         self.shared_norm = c.shared_norm

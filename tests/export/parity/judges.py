@@ -122,6 +122,7 @@ FAMILIES = {
         "mamba2-tiny", size=("max_seq_len=48", "hidden_size=12", "head_dim=4", "state_size=4", "num_groups=2")
     ),
     "mixtral": Study("mixtral-tiny", ("num_experts=4",), size=_NARROW),
+    "neox": Study("neox-tiny", ("rotary_dim=2",), size=_NARROW),
     "modernbert": Study("modernbert-tiny", ("sliding_windows=[0, 8]",), size=_NARROW),
     "perceiver": Study(
         "perceiver-tiny",
