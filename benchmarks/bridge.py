@@ -56,7 +56,7 @@ def main() -> None:
 def _imports(hub: Path, directory: Path, model_class: str, repeat: int) -> list[list[float]]:
     """Return the seconds of loads by transformers, and of imports with and without the comparison."""
     load = f"import transformers; transformers.{model_class}.from_pretrained({str(hub)!r})"
-    ours = [*_ZOO, "import", str(hub), "-o", str(directory), "--force"]
+    ours = [*_ZOO, "import", str(hub), "-o", str(directory), "--via", "transformers", "--force"]
     commands = [[sys.executable, "-c", load], [*ours, "--verify"], [*ours, "--no-verify"]]
     return _in_turn([lambda command=command: _run(command) for command in commands], repeat)
 

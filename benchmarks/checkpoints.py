@@ -55,6 +55,11 @@ _TEXTS = {**_ENCODER, "hidden_size": 24, "max_position_embeddings": 16, "eos_tok
 _IMAGES = {key: value for key, value in _VISION.items() if key != "num_labels"}
 
 
+_NEOX = {
+    "vocab_size": 61, "max_position_embeddings": 40, "hidden_size": 48, "num_hidden_layers": 2,
+    "num_attention_heads": 6, "intermediate_size": 37, "layer_norm_eps": 1e-3, "hidden_act": "gelu", "bos_token_id": 1,
+    "eos_token_id": 2, "pad_token_id": 0, "tie_word_embeddings": False,
+}  # fmt: skip
 _GEMMA = {**_DECODER, "sliding_window": 7, "query_pre_attn_scalar": 11}
 
 _DINO = {key: value for key, value in _VISION.items() if key != "intermediate_size"} | {"mlp_ratio": 2}
@@ -138,6 +143,8 @@ FAMILIES = {
     "GLM-4": Family("GlmForCausalLM", _DECODER),
     "GLM-4-0414": Family("Glm4ForCausalLM", _DECODER),
     "ERNIE 4.5": Family("Ernie4_5ForCausalLM", {**_DECODER, "use_bias": True}),
+    "GPT-NeoX": Family("GPTNeoXForCausalLM", _NEOX),
+    "Phi": Family("PhiForCausalLM", {**_NEOX, "num_key_value_heads": 3, "qk_layernorm": True}),
     "Mixtral": Family("MixtralForCausalLM", {**_DECODER, "num_local_experts": 5, "num_experts_per_tok": 3}),
     "OLMoE": Family(
         "OlmoeForCausalLM",

@@ -1,4 +1,6 @@
 """GPT-NeoX with linear biases against transformers' BLOOM and MPT, parts of a text, padding and settings.
+
+``tests/checkpoints/test_neox_kin.py`` compares models with rotary positions.
 """
 
 from __future__ import annotations

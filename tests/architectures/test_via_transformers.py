@@ -87,7 +87,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "Starcoder2ForCausalLM": ("starcoder2", {"num_key_value_heads": 2, "sliding_window": 5}),
     "XLMRobertaXLForMaskedLM": ("xlm-roberta-xl", {"pad_token_id": 1}),
 }
-"""Classes that have no layout, and BERT's, which has one."""
+"""Classes with a layout and without one."""
 
 
 def save(model_class: str, folder: Path, **options: Any) -> Any:
@@ -121,7 +121,7 @@ def test_imported_model_equals_the_original_and_is_published_as_it_was(tmp_path:
 @pytest.mark.parametrize("model_class", [name for name in MODELS if name != "BertForMaskedLM"])
 def test_export_is_verified(tmp_path: Path, model_class: str) -> None:
     save(model_class, tmp_path / "hub")
-    import_checkpoint(tmp_path / "hub", tmp_path / "ours", verify=False)
+    import_checkpoint(tmp_path / "hub", tmp_path / "ours", model_type="transformers", verify=False)
     assert export_model(tmp_path / "ours").passed
 
 
@@ -139,7 +139,7 @@ def test_export_is_verified(tmp_path: Path, model_class: str) -> None:
 )
 def test_generated_tokens_of_a_padded_batch_equal_those_of_transformers(tmp_path: Path, model_class: str) -> None:
     theirs = save(model_class, tmp_path / "hub", eos_token_id=None)
-    import_checkpoint(tmp_path / "hub", tmp_path / "ours", verify=False)
+    import_checkpoint(tmp_path / "hub", tmp_path / "ours", model_type="transformers", verify=False)
     assert export_model(tmp_path / "ours").passed
     prompts = [[5, 9, 33, 2], [8, 40, 3, 3, 17, 21, 60, 11, 4, 9, 7], [41]]
     with load_session(tmp_path / "ours") as session:
@@ -171,7 +171,7 @@ def test_generated_tokens_of_a_padded_batch_equal_those_of_transformers(tmp_path
 def test_text_with_the_padding_token_means_the_same(tmp_path: Path, model_class: str) -> None:
     """Some classes give it no position, and some find the end of a text by it."""
     theirs = save(model_class, tmp_path / "hub", **({"tie_word_embeddings": False} if "OPT" in model_class else {}))
-    import_checkpoint(tmp_path / "hub", tmp_path / "ours")
+    import_checkpoint(tmp_path / "hub", tmp_path / "ours", model_type="transformers")
     pad = theirs.config.pad_token_id
     ids = torch.tensor([[5, 6, pad, 9, 8, pad], [7, pad, pad, 4, 9, pad]])
     with torch.inference_mode():
@@ -204,7 +204,7 @@ def test_class_that_changes_its_weights_when_they_are_read_is_refused(tmp_path: 
 
 def test_layers_keep_keys_and_values_or_states(tmp_path: Path) -> None:
     save("GraniteMoeHybridForCausalLM", tmp_path / "hub")
-    imported = import_checkpoint(tmp_path / "hub", tmp_path / "ours")
+    imported = import_checkpoint(tmp_path / "hub", tmp_path / "ours", model_type="transformers")
     config = imported.spec.config
     assert (config.key_layers, config.state_layers, config.num_layers) == ((1,), (0,), 2)
     (graph,) = imported.spec.graphs
@@ -218,7 +218,7 @@ def test_layers_keep_keys_and_values_or_states(tmp_path: Path) -> None:
 
 def test_masks_of_recurrences_are_those_of_transformers_after_a_call(tmp_path: Path) -> None:
     save("Lfm2ForCausalLM", tmp_path / "hub")
-    import_checkpoint(tmp_path / "hub", tmp_path / "ours", verify=False)
+    import_checkpoint(tmp_path / "hub", tmp_path / "ours", model_type="transformers", verify=False)
     model = library.load(tmp_path / "ours")
     module = sys.modules[type(model.original).__module__]
     before = module.create_recurrent_attention_mask
@@ -251,7 +251,7 @@ def test_absent_tokens_stay_absent(tmp_path: Path) -> None:
     save("OPTForCausalLM", tmp_path / "hub")
     (tmp_path / "hub" / "generation_config.json").unlink()
     change(tmp_path / "hub", **absent)
-    import_checkpoint(tmp_path / "hub", tmp_path / "ours")
+    import_checkpoint(tmp_path / "hub", tmp_path / "ours", model_type="transformers")
     export_checkpoint(tmp_path / "ours", tmp_path / "back")
     config = transformers.AutoConfig.from_pretrained(tmp_path / "back")
     assert {name: getattr(config, name) for name in absent} == absent
@@ -264,7 +264,9 @@ def test_embedding_with_more_rows_than_the_vocabulary(tmp_path: Path) -> None:
         max_position_embeddings=48,
     )  # fmt: skip
     save_random("MoshiForCausalLM", config, tmp_path / "hub")
-    assert import_checkpoint(tmp_path / "hub", tmp_path / "ours").spec.config.vocab_size == 61
+    assert (
+        import_checkpoint(tmp_path / "hub", tmp_path / "ours", model_type="transformers").spec.config.vocab_size == 61
+    )
 
 
 def test_cache_of_more_than_the_tokens_is_refused(tmp_path: Path, zoo: Zoo) -> None:
@@ -295,7 +297,7 @@ def test_original_without_float64_is_not_compared(tmp_path: Path) -> None:
         vocab_size=61, d_model=24, num_layers=2, attention_heads=4, ffn_dim=40, max_position_embeddings=48
     )
     transformers.XGLMForCausalLM(config).save_pretrained(tmp_path / "hub")
-    reason = import_checkpoint(tmp_path / "hub", tmp_path / "ours").comparison.reason
+    reason = import_checkpoint(tmp_path / "hub", tmp_path / "ours", model_type="transformers").comparison.reason
     assert reason is not None
     assert reason.startswith("the original cannot run in float64")
 
@@ -307,7 +309,7 @@ def test_first_position_of_a_table_that_is_not_after_that_of_padding(tmp_path: P
         pad_token_id=0,
     )  # fmt: skip
     theirs = save_random("XGLMForCausalLM", config, tmp_path / "hub")
-    import_checkpoint(tmp_path / "hub", tmp_path / "ours")
+    import_checkpoint(tmp_path / "hub", tmp_path / "ours", model_type="transformers")
     ids = torch.tensor([[5, 6, 7]])
     with torch.inference_mode():
         assert_close(library.load(tmp_path / "ours")(ids)["logits"], theirs(ids).logits)
@@ -318,7 +320,7 @@ def test_original_without_numbers_in_float64_is_not_compared(tmp_path: Path) -> 
     save_random(
         "SplinterForQuestionAnswering", transformers.SplinterConfig(**SIZES, question_token_id=9), tmp_path / "hub"
     )
-    reason = import_checkpoint(tmp_path / "hub", tmp_path / "ours").comparison.reason
+    reason = import_checkpoint(tmp_path / "hub", tmp_path / "ours", model_type="transformers").comparison.reason
     assert reason == "the original cannot run in float64: start_logits has no numbers"
 
 
@@ -343,7 +345,7 @@ def test_infinity_in_a_configuration(tmp_path: Path) -> None:
     """JSON has none: transformers writes an object in its place."""
     save("GPTNeoXForCausalLM", tmp_path / "hub")
     change(tmp_path / "hub", limits=[0.0, {"__float__": "Infinity"}])
-    imported = import_checkpoint(tmp_path / "hub", tmp_path / "ours", verify=False)
+    imported = import_checkpoint(tmp_path / "hub", tmp_path / "ours", model_type="transformers", verify=False)
     assert read_original(imported.spec.config).limits == [0.0, float("inf")]
 
 
@@ -351,14 +353,14 @@ def test_settings_of_calls_change_nothing(tmp_path: Path) -> None:
     save("GPTNeoXForCausalLM", tmp_path / "hub")
     settings = {"return_dict": False, "output_attentions": True, "output_hidden_states": True, "use_cache": False}
     change(tmp_path / "hub", **settings, _attn_implementation="flash_attention_2")
-    imported = import_checkpoint(tmp_path / "hub", tmp_path / "ours", verify=False)
+    imported = import_checkpoint(tmp_path / "hub", tmp_path / "ours", model_type="transformers", verify=False)
     assert imported.spec.config.num_kv_heads == 4
 
 
 def test_base_model_gets_the_head_of_a_generator(tmp_path: Path) -> None:
     theirs = save("OPTForCausalLM", tmp_path / "whole")
     theirs.model.save_pretrained(tmp_path / "hub")
-    imported = import_checkpoint(tmp_path / "hub", tmp_path / "ours", task="text-generation")
+    imported = import_checkpoint(tmp_path / "hub", tmp_path / "ours", model_type="transformers", task="text-generation")
     assert imported.head.new == ()
     ids = torch.tensor([[5, 6, 7]])
     with torch.inference_mode():
@@ -386,7 +388,7 @@ def test_preset_states_what_its_class_needs() -> None:
 def test_computed_tensors_stay_in_float32(tmp_path: Path) -> None:
     """As in transformers: rounded to bfloat16, the frequencies of rotary positions would be off by 0.4 %."""
     theirs = save("GPTNeoXForCausalLM", tmp_path / "hub")
-    import_checkpoint(tmp_path / "hub", tmp_path / "ours", dtype="bfloat16")
+    import_checkpoint(tmp_path / "hub", tmp_path / "ours", model_type="transformers", dtype="bfloat16")
     model = library.load(tmp_path / "ours")
     assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
     ours, wanted = (item.gpt_neox.rotary_emb.inv_freq for item in (model, theirs))
@@ -396,7 +398,9 @@ def test_computed_tensors_stay_in_float32(tmp_path: Path) -> None:
 
 def test_another_task_keeps_the_trunk(tmp_path: Path) -> None:
     save("GPTNeoXForCausalLM", tmp_path / "hub")
-    imported = import_checkpoint(tmp_path / "hub", tmp_path / "ours", task="token-classification")
+    imported = import_checkpoint(
+        tmp_path / "hub", tmp_path / "ours", model_type="transformers", task="token-classification"
+    )
     assert imported.spec.config.model_class == "GPTNeoXForTokenClassification"
     assert set(imported.head.new) == {"classifier.weight", "classifier.bias"}
     old, new = stored(tmp_path / "hub"), stored(tmp_path / "ours")
@@ -476,11 +480,6 @@ DAMAGE: dict[str, tuple[Callable[[Path], None], int, str]] = {
         2,
         "auto_map names code of its own, which is never run",
     ),
-    "an unknown type": (
-        lambda folder: change(folder, model_type="gpt_noex"),
-        2,
-        "no importer for model_type 'gpt_noex'",
-    ),
     "a class without a known task": (
         lambda folder: change(folder, architectures=["GPTNeoXForPreTraining"]),
         2,
@@ -526,19 +525,26 @@ def test_bad_checkpoint_is_refused_in_one_line(tmp_path: Path, zoo: Zoo, damage:
     save("GPTNeoXForCausalLM", tmp_path / "hub")
     edit, status, message = DAMAGE[damage]
     edit(tmp_path / "hub")
-    zoo("import", tmp_path / "hub", "-o", "ours").failed(status, message)
+    zoo("import", tmp_path / "hub", "-o", "ours", "--via", "transformers").failed(status, message)
+    assert not Path("ours").exists()
+
+
+def test_unknown_type_is_refused(tmp_path: Path, zoo: Zoo) -> None:
+    save("GPTNeoXForCausalLM", tmp_path / "hub")
+    change(tmp_path / "hub", model_type="gpt_noex")
+    zoo("import", tmp_path / "hub", "-o", "ours").failed(2, "no importer for model_type 'gpt_noex'")
     assert not Path("ours").exists()
 
 
 def test_missing_package_is_named(tmp_path: Path, zoo: Zoo, monkeypatch: pytest.MonkeyPatch) -> None:
-    save("GPTNeoXForCausalLM", tmp_path / "hub")
+    save("OPTForCausalLM", tmp_path / "hub")
     for name in [
         name for name in sys.modules if name.partition(".")[0] == "transformers" or "via_transformers" in name
     ]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "transformers", None)
     install = 'transformers is not installed: pip install "attention-zoo[transformers]"'
-    zoo("import", tmp_path / "hub", "-o", "ours").failed(2, "no importer for model_type 'gpt_neox'", install)
+    zoo("import", tmp_path / "hub", "-o", "ours").failed(2, "no importer for model_type 'opt'", install)
     zoo("build", "via-transformers-tiny").failed(1, install)
     assert "GPTNeoXForCausalLM" in zoo("show", "via-transformers-tiny").out
 
@@ -556,4 +562,6 @@ def test_scaling_by_the_length_of_a_text_is_refused(tmp_path: Path, zoo: Zoo) ->
     save("GPTNeoXForCausalLM", tmp_path / "hub")
     scaling = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0, "partial_rotary_factor": 1.0}
     change(tmp_path / "hub", rope_parameters=scaling)
-    zoo("import", tmp_path / "hub", "-o", "ours").failed(2, "'dynamic', which depend on the length of a text")
+    zoo("import", tmp_path / "hub", "-o", "ours", "--via", "transformers").failed(
+        2, "'dynamic', which depend on the length of a text"
+    )

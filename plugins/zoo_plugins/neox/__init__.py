@@ -19,3 +19,17 @@ def zoo_architectures() -> Sequence[zoo.Architecture]:
             reference="Black et al. 2022, GPT-NeoX-20B: An Open-Source Autoregressive Language Model",
         )
     ]
+
+
+@zoo.hookimpl
+def zoo_importers() -> Sequence[zoo.Importer]:
+    return [
+        zoo.Importer(name="gpt_neox", architecture="neox", layout="zoo_plugins.neox.hub:GPT_NEOX"),
+        zoo.Importer(name="phi", architecture="neox", layout="zoo_plugins.neox.hub:PHI"),
+        zoo.Importer(name="stablelm", architecture="neox", layout="zoo_plugins.neox.hub:STABLELM"),
+        zoo.Importer(name="starcoder2", architecture="neox", layout="zoo_plugins.neox.hub:STARCODER2"),
+        zoo.Importer(name="gptj", architecture="neox", layout="zoo_plugins.neox.hub_gptj:GPTJ"),
+        zoo.Importer(name="falcon", architecture="neox", layout="zoo_plugins.neox.hub_falcon:FALCON"),
+        zoo.Importer(name="cohere", architecture="neox", layout="zoo_plugins.neox.hub_cohere:COHERE"),
+        zoo.Importer(name="cohere2", architecture="neox", layout="zoo_plugins.neox.hub_cohere:COHERE2"),
+    ]

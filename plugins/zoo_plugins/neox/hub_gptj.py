@@ -1,0 +1,72 @@
+"""GPT-J checkpoints in the hub's layout."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from zoo import UsageError
+from zoo.checkpoints import ACTIVATIONS, Checkpoint, Field, Layout, Rule
+from zoo_plugins.bert.sentence import PROJECTIONS, sentence_encoder
+from zoo_plugins.llama.hub_shared import COMMON, NO_TOKENS, classes_of
+from zoo_plugins.neox.config import NeoXConfig
+from zoo_plugins.neox.hub_shared import paired_rules, refuse_other
+
+__all__ = ["GPTJ"]
+
+
+def _derive_gptj(checkpoint: Checkpoint, values: dict[str, Any]) -> Mapping[str, Any]:
+    if values["rotary_dim"] is None:
+        raise UsageError("rotary_dim None is not supported", checkpoint.config_file)
+    refuse_other(checkpoint, tie_word_embeddings=False, rotary=True, scale_attn_weights=True)
+    inner = values["intermediate_size"]
+    return {
+        "intermediate_size": 4 * values["hidden_size"] if inner is None else inner,
+        "attention_bias": False,
+        "attention_output_bias": False,
+        "shared_norm": True,
+        "head_bias": True,
+        **sentence_encoder(checkpoint),
+    }
+
+
+def _restore_gptj(c: NeoXConfig) -> Mapping[str, Any]:
+    return {"embd_pdrop": c.residual_dropout, "tie_word_embeddings": c.tie_embeddings}
+
+
+GPTJ = Layout(
+    classes=classes_of("GPTJ"),
+    fields=(
+        Field("vocab_size"),
+        Field("n_positions", "max_seq_len", default=2048),
+        Field("n_embd", "hidden_size"),
+        Field("n_layer", "num_layers"),
+        Field("n_head", "num_heads"),
+        Field("n_inner", "intermediate_size", default=None),
+        Field("rotary_dim", default=64),
+        Field("activation_function", "activation", default="gelu_new", values=ACTIVATIONS),
+        Field("layer_norm_epsilon", "norm_eps", default=1e-5),
+        Field("attn_pdrop", "dropout", default=0.0),
+        Field("resid_pdrop", "residual_dropout", default=0.0),
+    ),
+    rules=lambda c: (
+        Rule("token_embedding", "transformer.wte"),
+        Rule("blocks.*.norm_1", "transformer.h.*.ln_1"),
+        *paired_rules(c, "transformer.h.*.attn"),
+        Rule("blocks.*.attention.value", "transformer.h.*.attn.v_proj"),
+        Rule("blocks.*.attention.output", "transformer.h.*.attn.out_proj"),
+        Rule("blocks.*.mlp.up", "transformer.h.*.mlp.fc_in"),
+        Rule("blocks.*.mlp.down", "transformer.h.*.mlp.fc_out"),
+        Rule("norm", "transformer.ln_f"),
+        Rule("head", "lm_head"),
+        Rule("classifier", "score"),
+        PROJECTIONS,
+    ),
+    ignored_keys=("tie_word_embeddings", "rotary", "scale_attn_weights"),
+    read_extra=_derive_gptj,
+    write_extra=_restore_gptj,
+    constant={"model_type": "gptj", **NO_TOKENS},
+    tokenizer="GPT2Tokenizer",
+    **{**COMMON, "prefix": "transformer.", "ignored_tensors": (r".*\.attn\.(masked_)?bias",), "notes": None},
+)
+"""``model_type`` gptj."""
