@@ -145,6 +145,16 @@ FAMILIES = {
     "ERNIE 4.5": Family("Ernie4_5ForCausalLM", {**_DECODER, "use_bias": True}),
     "GPT-NeoX": Family("GPTNeoXForCausalLM", _NEOX),
     "Phi": Family("PhiForCausalLM", {**_NEOX, "num_key_value_heads": 3, "qk_layernorm": True}),
+    "GPT-J": Family(
+        "GPTJForCausalLM",
+        {"vocab_size": 61, "n_positions": 40, "n_embd": 48, "n_layer": 2, "n_head": 6, "n_inner": 37, "rotary_dim": 4,
+         "layer_norm_epsilon": 1e-3, "bos_token_id": 1, "eos_token_id": 2},
+    ),
+    "Cohere": Family("CohereForCausalLM", {**_NEOX, "num_key_value_heads": 3, "logit_scale": 0.5}),
+    "Cohere 2": Family(
+        "Cohere2ForCausalLM",
+        {**_NEOX, "num_key_value_heads": 3, "logit_scale": 0.5, "sliding_window": 7, "sliding_window_pattern": 2},
+    ),
     "Mixtral": Family("MixtralForCausalLM", {**_DECODER, "num_local_experts": 5, "num_experts_per_tok": 3}),
     "OLMoE": Family(
         "OlmoeForCausalLM",
