@@ -150,6 +150,7 @@ FAMILIES = {
         {"vocab_size": 61, "n_positions": 40, "n_embd": 48, "n_layer": 2, "n_head": 6, "n_inner": 37, "rotary_dim": 4,
          "layer_norm_epsilon": 1e-3, "bos_token_id": 1, "eos_token_id": 2},
     ),
+    "StableLM": Family("StableLmForCausalLM", {**_NEOX, "num_key_value_heads": 3, "use_qkv_bias": True}),
     "Cohere": Family("CohereForCausalLM", {**_NEOX, "num_key_value_heads": 3, "logit_scale": 0.5}),
     "Cohere 2": Family(
         "Cohere2ForCausalLM",
