@@ -346,6 +346,15 @@ def test_buffers_of_old_files_are_ignored(tmp_path: Path) -> None:
         same(tmp_path / f"our {name}", theirs)
 
 
+def test_cohere_2_without_windows_survives_a_round_trip(tmp_path: Path) -> None:
+    """Its class builds the mask of a window even if no layer has one."""
+    theirs = FAMILIES["cohere2"].make(layer_types=["full_attention"] * 3)
+    import_checkpoint(save(theirs, tmp_path / "hub"), tmp_path / "ours", verify=False)
+    export_checkpoint(tmp_path / "ours", tmp_path / "back", model_type="cohere2", verify=False)
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "back", attn_implementation="eager")
+    assert torch.equal(logits_of(again), logits_of(theirs))
+
+
 @pytest.mark.slow_after(2)
 @pytest.mark.parametrize("name", BASE)
 def test_base_model_becomes_a_sentence_encoder(tmp_path: Path, name: str) -> None:
@@ -551,6 +560,7 @@ def drawn(name: str, rng: random.Random) -> dict[str, Any]:
 @pytest.mark.slow_after(2)
 @pytest.mark.parametrize("name", BASE)
 def test_random_configurations_equal_the_original(tmp_path: Path, name: str, draws: int = 2) -> None:
+    """Imported, and published back."""
     rng = random.Random(name)
     for number in range(draws):
         family = FAMILIES[name]
@@ -563,7 +573,8 @@ def test_random_configurations_equal_the_original(tmp_path: Path, name: str, dra
             tmp_path / f"ours {number}", tmp_path / f"back {number}", model_type=theirs.config.model_type, verify=False
         )
         again = AutoModelForCausalLM.from_pretrained(tmp_path / f"back {number}", attn_implementation="eager")
-        assert torch.equal(logits_of(again), logits_of(theirs)), options
+        # Falcon with one head of keys has two forms, which transformers computes in another order.
+        assert_close(logits_of(again), logits_of(theirs), rtol=0, atol=1e-12)
 
 
 # Generation.

@@ -48,6 +48,8 @@ _SUPPORTED = {
 }
 """Keys of published files, and their values in all of them; Command R+, which normalises queries and keys with a weight
 for each head, is not supported."""
+_WINDOW = 4096
+"""Default window of Cohere 2; the original needs one even if no layer has it."""
 _INERT = (*_SUPPORTED, "layer_switch", "order_of_interleaved_layers", "use_embedding_sharing", "use_parallel_embedding")
 
 
@@ -79,7 +81,7 @@ def _derive_cohere2(checkpoint: Checkpoint, values: dict[str, Any]) -> Mapping[s
     if not isinstance(period, int) or period < 1:
         raise UsageError(f"sliding_window_pattern must be positive, got {period!r}", where)
     default = kinds_of_layers([(layer + 1) % period != 0 for layer in range(count)])
-    windows = read_windows(hub.get("layer_types") or default, hub.get("sliding_window", 4096), values, where)
+    windows = read_windows(hub.get("layer_types") or default, hub.get("sliding_window", _WINDOW), values, where)
     return {
         **_derive(checkpoint, values),
         **windows,
@@ -89,7 +91,8 @@ def _derive_cohere2(checkpoint: Checkpoint, values: dict[str, Any]) -> Mapping[s
 
 
 def _restore_cohere2(c: NeoXConfig) -> Mapping[str, Any]:
-    return {**write_rope(c), **write_windows(c)}
+    windows = write_windows(c)
+    return {**write_rope(c), **windows, "sliding_window": windows["sliding_window"] or _WINDOW}
 
 
 def _rules(c: NeoXConfig) -> Sequence[Rule]:
