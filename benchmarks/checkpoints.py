@@ -51,6 +51,11 @@ _VISION = {
     "hidden_size": 30, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 37, "hidden_act": "relu",
     "layer_norm_eps": 1e-3, "image_size": 24, "patch_size": 8, "num_channels": 2, "num_labels": 5,
 }  # fmt: skip
+_SOUND = {
+    "vocab_size": 11, "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 37,
+    "conv_dim": [8, 12], "conv_kernel": [10, 3], "conv_stride": [5, 2], "num_feat_extract_layers": 2,
+    "num_conv_pos_embeddings": 7, "num_conv_pos_embedding_groups": 4, "hidden_act": "relu",
+}  # fmt: skip
 _TEXTS = {**_ENCODER, "hidden_size": 24, "max_position_embeddings": 16, "eos_token_id": 5}
 _IMAGES = {key: value for key, value in _VISION.items() if key != "num_labels"}
 
@@ -150,7 +155,18 @@ FAMILIES = {
         {"vocab_size": 61, "n_positions": 40, "n_embd": 48, "n_layer": 2, "n_head": 6, "n_inner": 37, "rotary_dim": 4,
          "layer_norm_epsilon": 1e-3, "bos_token_id": 1, "eos_token_id": 2},
     ),
+    "Falcon": Family(
+        "FalconForCausalLM",
+        {"vocab_size": 61, "max_position_embeddings": 40, "hidden_size": 48, "num_hidden_layers": 2,
+         "num_attention_heads": 6, "num_kv_heads": 3, "new_decoder_architecture": True, "ffn_hidden_size": 37,
+         "layer_norm_epsilon": 1e-3, "bos_token_id": 1, "eos_token_id": 2},
+    ),
     "StableLM": Family("StableLmForCausalLM", {**_NEOX, "num_key_value_heads": 3, "use_qkv_bias": True}),
+    "StarCoder 2": Family(
+        "Starcoder2ForCausalLM",
+        {**{key: value for key, value in _NEOX.items() if key != "layer_norm_eps"}, "num_key_value_heads": 3,
+         "sliding_window": 7, "norm_epsilon": 1e-3},
+    ),
     "Cohere": Family("CohereForCausalLM", {**_NEOX, "num_key_value_heads": 3, "logit_scale": 0.5}),
     "Cohere 2": Family(
         "Cohere2ForCausalLM",
@@ -200,6 +216,8 @@ FAMILIES = {
          "eos_token_id": 49, "pad_token_id": 49, "decoder_start_token_id": 50, "suppress_tokens": None,
          "begin_suppress_tokens": None},
     ),
+    "wav2vec 2.0": Family("Wav2Vec2ForCTC", {**_SOUND, "feat_extract_norm": "layer", "do_stable_layer_norm": True}),
+    "HuBERT": Family("HubertForCTC", _SOUND),
     "ViT": Family("ViTForImageClassification", _VISION),
     "DINOv2": Family("Dinov2ForImageClassification", {**_DINO, "use_swiglu_ffn": True}),
     "DeiT": Family("DeiTForImageClassificationWithTeacher", _VISION),
@@ -258,7 +276,6 @@ def measure(family: Family, folder: Path) -> list[str]:
     cls = getattr(transformers, family.cls)
     torch.manual_seed(0)
     model = cls(cls.config_class(**family.config)).eval()
-    learned = [parameter for parameter in model.parameters() if parameter.requires_grad]
     learned = [parameter for parameter in model.parameters() if parameter.requires_grad]  # not tables of sinusoids
     model.requires_grad_(False)
     for parameter in learned:

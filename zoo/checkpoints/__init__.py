@@ -18,7 +18,7 @@ from zoo.checkpoints.importing import Imported, import_checkpoint
 from zoo.checkpoints.layout import ACTIVATIONS, REQUIRED, Field, Layout
 from zoo.checkpoints.original import Comparison
 from zoo.checkpoints.prompt_texts import read_prompt_text
-from zoo.checkpoints.rules import Rule, TensorPlace
+from zoo.checkpoints.rules import Rule, TensorPlace, paired_rows
 from zoo.checkpoints.sounds import EXTRACTORS, ProcessedSounds, process_sounds
 from zoo.checkpoints.source import Checkpoint, SourceModule, SourceTensor
 from zoo.tokenizers.files.pieces import FAIRSEQ_TOKENS, PieceTokens
@@ -49,6 +49,7 @@ __all__ = [
     "feature_side",
     "image_processor",
     "import_checkpoint",
+    "paired_rows",
     "process_images",
     "process_sounds",
     "processor_file",

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-__all__ = ["Rule", "TensorPlace"]
+__all__ = ["Rule", "TensorPlace", "paired_rows"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,3 +87,12 @@ class TensorPlace:
     group: tuple[str, ...]
     """All of zoo's tensors that it holds."""
     rule: Rule
+
+
+def paired_rows(num_heads: int, head_dim: int, rotary_dim: int) -> tuple[int, ...]:
+    """Return the ``row_order`` of queries or keys whose rotated pairs are the elements 2 i and 2 i + 1 of a head.
+
+    In zoo they are i and i + ``rotary_dim`` / 2, as in Llama. A dot product does not depend on their order.
+    """
+    head = [*range(0, rotary_dim, 2), *range(1, rotary_dim, 2), *range(rotary_dim, head_dim)]
+    return tuple(start + element for start in range(0, num_heads * head_dim, head_dim) for element in head)

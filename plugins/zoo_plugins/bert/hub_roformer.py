@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from zoo.checkpoints import Checkpoint, Field, Layout, Rule
+from zoo.checkpoints import Checkpoint, Field, Layout, Rule, paired_rows
 from zoo_plugins.bert.config import BERTConfig
 from zoo_plugins.bert.hub_shared import (
     BASE,
@@ -27,13 +27,6 @@ from zoo_plugins.bert.sentence import sentence_encoder, sentence_files
 __all__ = ["ROFORMER"]
 
 
-def _row_order(num_heads: int, head_dim: int) -> tuple[int, ...]:
-    """Return the order of rows whose rotated pairs are the elements 2 i and 2 i + 1 of a head; in zoo they are i and
-    i + D / 2."""
-    starts = range(0, num_heads * head_dim, head_dim)
-    return tuple(start + element for start in starts for first in (0, 1) for element in range(first, head_dim, 2))
-
-
 def _derive(checkpoint: Checkpoint, values: dict[str, Any]) -> Mapping[str, Any]:
     require_types(checkpoint, values)
     return {
@@ -46,10 +39,11 @@ def _derive(checkpoint: Checkpoint, values: dict[str, Any]) -> Mapping[str, Any]
 
 
 def _rules(c: BERTConfig) -> Sequence[Rule]:
+    size = c.hidden_size // c.num_heads
     return (
         *embedding_rules("roformer"),
         Rule("embeddings.projection", "roformer.embeddings_project"),
-        *block_rules("roformer", _row_order(c.num_heads, c.hidden_size // c.num_heads)),
+        *block_rules("roformer", paired_rows(c.num_heads, size, size)),
         *classifier_rules(c),
         Rule("masked_lm.dense", "cls.predictions.transform.dense"),
         Rule("masked_lm.norm", "cls.predictions.transform.LayerNorm"),

@@ -9,13 +9,12 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from zoo.checkpoints import ACTIVATIONS, Checkpoint, Field, Layout, Rule
+from zoo.checkpoints import ACTIVATIONS, Checkpoint, Field, Layout, Rule, paired_rows
 from zoo_plugins.bert.sentence import sentence_encoder
 from zoo_plugins.llama.config import LlamaConfig
 from zoo_plugins.llama.hub_rope import (
     ROPE_KEYS,
     SCALINGS,
-    paired_rows,
     read_common,
     read_partial_rotation,
     write_partial_rotation,

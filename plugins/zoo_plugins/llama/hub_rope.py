@@ -14,7 +14,6 @@ from zoo_plugins.llama.config import LlamaConfig
 __all__ = [
     "ROPE_KEYS",
     "SCALINGS",
-    "paired_rows",
     "read_common",
     "read_frequencies",
     "read_partial_rotation",
@@ -200,15 +199,6 @@ def read_partial_rotation(
     if len(kinds) == 1:
         fields = {"rope_theta": fields["rope_theta"]}
     return {**fields, "rotary_dim": int(head_dim * part)}
-
-
-def paired_rows(num_heads: int, head_dim: int, rotary_dim: int) -> tuple[int, ...]:
-    """Return the ``row_order`` of queries or keys whose rotated pairs are the elements 2 i and 2 i + 1 of a head.
-
-    In zoo and Llama they are i and i + ``rotary_dim`` / 2. A dot product does not depend on the order of the elements.
-    """
-    head = [*range(0, rotary_dim, 2), *range(1, rotary_dim, 2), *range(rotary_dim, head_dim)]
-    return tuple(start + element for start in range(0, num_heads * head_dim, head_dim) for element in head)
 
 
 def write_frequencies(c: LlamaConfig) -> dict[str, Any]:

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from zoo import UsageError
-from zoo.checkpoints import Checkpoint, Rule
+from zoo.checkpoints import Checkpoint, Rule, paired_rows
 from zoo_plugins.bert.sentence import sentence_encoder
-from zoo_plugins.llama.hub_rope import paired_rows, read_partial_rotation, write_rope
+from zoo_plugins.llama.hub_rope import read_partial_rotation, write_rope
 from zoo_plugins.neox.config import NeoXConfig
 
 __all__ = ["QKV", "paired_rules", "read_rotation", "refuse_other", "write_rotation"]
