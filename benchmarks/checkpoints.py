@@ -145,9 +145,17 @@ FAMILIES = {
     ),
     "OLMo 2": Family("Olmo2ForCausalLM", _DECODER),
     "OLMo 3": Family("Olmo3ForCausalLM", {**_DECODER, "sliding_window": 7}),
+    "EXAONE 4": Family("Exaone4ForCausalLM", {**_DECODER, "sliding_window": 7, "sliding_window_pattern": 2}),
     "GLM-4": Family("GlmForCausalLM", _DECODER),
     "GLM-4-0414": Family("Glm4ForCausalLM", _DECODER),
     "ERNIE 4.5": Family("Ernie4_5ForCausalLM", {**_DECODER, "use_bias": True}),
+    "Helium": Family("HeliumForCausalLM", {**_DECODER, "hidden_size": 48}),
+    "Seed-OSS": Family("SeedOssForCausalLM", {**_DECODER, "attention_out_bias": True}),
+    "Ministral": Family("MinistralForCausalLM", {**_DECODER, "sliding_window": 7}),
+    "CWM": Family("CwmForCausalLM", {**_DECODER, "hidden_size": 48, "sliding_window": 7}),
+    "VaultGemma": Family(
+        "VaultGemmaForCausalLM", {**_GEMMA, "hidden_size": 48, "attn_logit_softcapping": 5.0}
+    ),
     "GPT-NeoX": Family("GPTNeoXForCausalLM", _NEOX),
     "Phi": Family("PhiForCausalLM", {**_NEOX, "num_key_value_heads": 3, "qk_layernorm": True}),
     "GPT-J": Family(

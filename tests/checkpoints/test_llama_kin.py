@@ -15,6 +15,8 @@ from safetensors.torch import load_file
 from transformers import PreTrainedModel
 
 from tests.checkpoints.test_decoders import (
+    GEMMA,
+    GEMMA_OURS,
     LAYERS,
     LLAMA3,
     NEW,
@@ -141,6 +143,22 @@ FAMILIES = {
             "local_rope_theta": 30.0,
         },
     ),
+    "exaone4": family(
+        "Exaone4",
+        {**SIZES, "sliding_window": 4, "sliding_window_pattern": 2, "rope_parameters": LLAMA3},
+        {
+            **AFTER,
+            "joint_qk_norm": False,
+            "sliding_windows": (4, 0),
+            "rope_layers": (True, False),
+            "rope_scaling": "llama3",
+        },
+    ),
+    "exaone4, no windows": family(
+        "Exaone4",
+        {**SIZES, "sliding_window": None, "layer_types": ["full_attention"] * 3, "tie_word_embeddings": True},
+        {**AFTER, "sliding_windows": (0,), "rope_layers": (True,), "tie_embeddings": True},
+    ),
     "glm": family(
         "Glm",
         {**SIZES, "head_dim": 8, "rope_parameters": HALF},
@@ -177,6 +195,75 @@ FAMILIES = {
             "tie_embeddings": True,
         },
     ),
+    "helium": family(
+        "Helium",
+        {**SIZES, "hidden_size": 36, "attention_bias": True, "rope_parameters": LINEAR},
+        {
+            **OURS,
+            "hidden_size": 36,
+            "attention_bias": True,
+            "attention_output_bias": False,
+            "mlp_bias": False,
+            "rope_scaling": "linear",
+        },
+    ),
+    "seed_oss": family(
+        "SeedOss",
+        {**SIZES, "attention_out_bias": True, "rope_parameters": YARN},
+        {
+            **OURS,
+            "attention_bias": True,
+            "attention_output_bias": True,
+            "mlp_bias": False,
+            "rope_scaling": "yarn",
+            "rope_attention_factor": 1.3,
+        },
+    ),
+    "seed_oss, other biases": family(
+        "SeedOss",
+        {**SIZES, "attention_bias": False, "mlp_bias": True, "tie_word_embeddings": True},
+        {**OURS, "attention_bias": False, "attention_output_bias": False, "mlp_bias": True, "tie_embeddings": True},
+    ),
+    "ministral": family(
+        "Ministral",
+        {**SIZES, "sliding_window": 4, "layer_types": LAYERS, "rope_parameters": LINEAR},
+        {**OURS, "sliding_windows": (0, 4, 4), "rope_scaling": "linear", "attention_bias": False},
+    ),
+    "cwm": family(
+        "Cwm",
+        {**SIZES, "hidden_size": 36, "sliding_window": 4, "mlp_bias": True, "bos_token_id": 2},
+        {
+            **OURS,
+            "hidden_size": 36,
+            "sliding_windows": (0, 4, 4),
+            "mlp_bias": True,
+            "rope_scaling": "llama3",
+            "rope_theta": 1e6,
+            "rope_factor": 16.0,
+        },
+    ),
+    "vaultgemma": family(
+        "VaultGemma",
+        {
+            **{key: value for key, value in GEMMA.items() if key != "hidden_size"},
+            "hidden_size": 36,
+            "query_pre_attn_scalar": 11,
+            "sliding_window": 4,
+            "attn_logit_softcapping": 3.0,
+            "final_logit_softcapping": 2.0,
+            "attention_bias": True,
+        },
+        {
+            **GEMMA_OURS,
+            "hidden_size": 36,
+            "post_norms": False,
+            "attention_softcap": 3.0,
+            "logit_softcap": 2.0,
+            "attention_bias": True,
+            "attention_output_bias": True,
+            "sliding_windows": (4, 0),
+        },
+    ),
 }
 REDUNDANT = {*UNSAID, "sliding_window_pattern"}
 """Keys of config.json that follow from others or act in training."""
@@ -206,9 +293,13 @@ PRESETS = {
     "granite-3.0-2b": "granite",
     "olmo2-1b": "olmo2",
     "olmo3-7b": "olmo3",
+    "exaone-4.0-1.2b": "exaone4",
     "glm-4-9b": "glm",
     "glm-4-9b-0414": "glm4",
     "ernie-4.5-0.3b": "ernie4_5",
+    "helium-1-2b-preview": "helium",
+    "seed-oss-36b": "seed_oss",
+    "cwm-32b": "cwm",
 }
 
 
@@ -251,15 +342,25 @@ MULTIPLIERS = {
     "logits_scaling": (1.0, 8.0, 49.0, 0.7),
     "attention_multiplier": (1.0, 0.0078125, 8**-0.5, 0.3),
 }
+CAPS = {"attn_logit_softcapping": (None, 3.0), "final_logit_softcapping": (None, 2.0)}
+SCALARS = {"query_pre_attn_scalar": (6, 8, 11)}
 CHOICES: dict[str, dict[str, tuple[Any, ...]]] = {
     "granite": {**BIASES, **TIED, **ROPES, **MULTIPLIERS},
     "olmo2": {"attention_bias": (False, True), **TIED, **ROPES},
     "olmo3": {"attention_bias": (False, True), **TIED, **WINDOWS, "rope_parameters": KINDS},
+    "exaone4": {**TIED, **ROPES, **WINDOWS, "sliding_window_pattern": (2, 3, 4)},
     "glm": {"attention_bias": (False, True), **TIED, "rope_parameters": PARTS},
     "glm4": {"attention_bias": (False, True), **TIED, "rope_parameters": PARTS},
     "ernie4_5": {"use_bias": (False, True), **TIED, **ROPES},
+    "helium": {**BIASES, **TIED, **ROPES},
+    "seed_oss": {**BIASES, "attention_out_bias": (False, True), **TIED, **ROPES},
+    "ministral": {**TIED, **ROPES, **WINDOWS},
+    "cwm": {"mlp_bias": (False, True), **TIED, **ROPES, **WINDOWS},
+    "vaultgemma": {"attention_bias": (False, True), **TIED, **ROPES, **WINDOWS, **CAPS, **SCALARS},
 }
 """Values of the settings of each family."""
+SQUARE = ("helium", "cwm", "vaultgemma")
+"""Families whose heads together are as wide as the residual stream, or evenly divide it."""
 HEADS = ("ForCausalLM", "Model", "ForSequenceClassification")
 
 
@@ -269,14 +370,15 @@ def drawn(name: str, draw: random.Random) -> PreTrainedModel:
     said = {key: draw.choice(values) for key, values in CHOICES[name].items()}
     if said.get("layer_types") is not None:
         said["layer_types"] = said["layer_types"][:3]
+    act = "hidden_activation" if "hidden_activation" in FAMILIES[name].options else "hidden_act"
     sizes = {
         "num_attention_heads": heads * groups,
         "num_key_value_heads": heads,
         "head_dim": size,
-        "hidden_size": draw.choice([12, 24]) * heads,
+        "hidden_size": heads * groups * size if name in SQUARE else draw.choice([12, 24]) * heads,
         "intermediate_size": draw.choice([5, 40]),
         "rms_norm_eps": draw.choice([1e-3, 1e-6]),
-        "hidden_act": draw.choice(["silu", "gelu", "relu"]),
+        act: draw.choice(["silu", "gelu", "relu"]),
         "pad_token_id": draw.choice([0, 3]),
     }
     prefix = FAMILIES[name].model.__name__.removesuffix("ForCausalLM")
@@ -301,9 +403,15 @@ BARE = {
     "granite": ({}, 2048),
     "olmo2": ({}, 2048),
     "olmo3": ({}, 2048),
+    "exaone4": ({}, 2048),
     "glm": ({}, 131072),
     "glm4": ({}, 131072),
     "ernie4_5": ({}, 131072),
+    "helium": ({"num_attention_heads": 20, "hidden_size": 2560}, 4096),
+    "seed_oss": ({}, 524288),
+    "ministral": ({}, 131072),
+    "cwm": ({"bos_token_id": 2}, 131072),
+    "vaultgemma": ({}, 8192),
 }
 """Required sizes that differ from those of others, and the default number of positions."""
 
@@ -348,11 +456,21 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "a base of unknown layers": (
         "olmo3", {"rope_parameters": None, "rope_theta": 5.0}, "rope_theta 5.0 may be that of all layers"
     ),
+    "a pattern without layers": (
+        "exaone4", {"layer_types": None, "sliding_window_pattern": "LLLG"}, "pattern 'LLLG' needs layer_types"
+    ),
     "no part of the head": ("glm", {"rope_parameters": {"partial_rotary_factor": 0}}, "partial_rotary_factor must lie"),
     "an odd part of the head": (
         "glm4", {"rope_parameters": {"partial_rotary_factor": 0.4}}, "rotary_dim must be even and at most head_dim 8"
     ),
     "another scaling": ("ernie4_5", {"rope_parameters": {"rope_type": "ntk"}}, "rope_type 'ntk' is not supported"),
+    "a part of the heads": (
+        "helium", {"rope_parameters": {"partial_rotary_factor": 0.5}}, "unsupported rope_parameters: partial_rotary"
+    ),
+    "experts": ("seed_oss", {"num_experts": 4}, "not understood: num_experts"),
+    "no window": ("ministral", {"sliding_window": None, "use_cache": True}, "layer_types has sliding_attention"),
+    "a bias": ("cwm", {"attention_bias": True}, "not understood: attention_bias True"),
+    "no scale": ("vaultgemma", {"query_pre_attn_scalar": 0}, "query_pre_attn_scalar must be positive, got 0"),
 }  # fmt: skip
 
 
@@ -387,6 +505,7 @@ OLD: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         {"rope_theta": 5e5, "rope_scaling": {**SCALED, "truncate": True}},
     ),
     "glm": ("glm", {"rope_parameters": HALF}, {"rope_theta": 100.0, "partial_rotary_factor": 0.5}),
+    "cwm": ("cwm", {"rope_parameters": YARN}, {"rope_theta": 100.0, "rope_scaling": SCALED}),
 }
 """Rotary settings of transformers 5, and the keys of earlier versions."""
 
@@ -404,8 +523,11 @@ def test_rotary_settings_of_transformers_4_are_read(
     same(tmp_path / "ours", theirs)
 
 
+GENERATED = ["granite", "olmo2", "olmo3", "exaone4", "glm", "glm4", "ernie4_5", "helium", "seed_oss", "ministral"]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["granite", "olmo2", "olmo3", "glm", "glm4", "ernie4_5"])
+@pytest.mark.parametrize("name", [*GENERATED, "cwm", "vaultgemma"])
 def test_generation_equals_transformers(tmp_path: Path, name: str) -> None:
     """After import, export and verification, greedy tokens of a ragged batch equal those of ``generate``."""
     theirs = FAMILIES[name].make(tie_word_embeddings=False, max_position_embeddings=24)

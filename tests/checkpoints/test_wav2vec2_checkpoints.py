@@ -147,11 +147,21 @@ def test_unsupported_configurations_are_refused(tmp_path: Path, changes: dict[st
     assert not (tmp_path / "ours").exists()
 
 
-def test_another_feature_extractor_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"padding_value": 1.0}, r"padding_value 1\.0 is not supported, only 0\.0.*preprocessor_config"),
+        ({"feature_extractor_type": "SeamlessM4TFeatureExtractor"}, "SeamlessM4TFeatureExtractor' is not supported"),
+        ({"sampling_rate": 0}, "sampling_rate must be a positive number of samples per second, got 0.*preprocessor"),
+        ({"do_normalize": "yes"}, "normalize_sound must be bool.*preprocessor_config"),
+    ],
+    ids=str,
+)
+def test_another_feature_extractor_is_refused(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
     save_sound_model("HubertForCTC", tmp_path / "hub")
     path = tmp_path / "hub/preprocessor_config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "padding_value": 1.0}))
-    with pytest.raises(UsageError, match=r"padding_value 1\.0 is not supported, only 0\.0"):
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+    with pytest.raises(UsageError, match=message):
         import_checkpoint(tmp_path / "hub", tmp_path / "ours")
 
 

@@ -559,7 +559,7 @@ def test_importer_of_an_unknown_checkpoint_type_is_a_usage_error() -> None:
     [
         ("acme", "model_type == 'acme'", "a:B"),
         ("acme", "1 / 0", "plugin 'zoo-acme' (zoo-acme 1.2) cannot say whether the importer acme-files reads 'acme'"),
-        ("opt", "True", "importer 'opt' is provided by"),
+        ("xglm", "True", "importer 'xglm' is provided by"),
     ],
     ids=["one", "raises", "two"],
 )

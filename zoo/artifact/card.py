@@ -13,6 +13,7 @@ from zoo.registry import ModelSpec
 __all__ = ["adapter_card", "checkpoint_card", "model_card", "pipeline_tags"]
 
 _HUB_TASKS = {
+    "ctc-speech-recognition": "automatic-speech-recognition",
     "image-embedding": "image-feature-extraction",
     "pretraining": "fill-mask",
     "sentence-embedding": "sentence-similarity",

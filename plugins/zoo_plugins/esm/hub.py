@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from zoo import Config, UsageError
-from zoo.checkpoints import Checkpoint, Field, Layout, Rule
-from zoo.checkpoints.source import SourceTensor
+from zoo.checkpoints import Checkpoint, Field, Layout, Rule, SourceTensor
 from zoo_plugins.bert.hub_shared import (
     BASE,
     OLD_NORMS,

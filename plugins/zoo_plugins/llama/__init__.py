@@ -36,7 +36,13 @@ def zoo_importers() -> Sequence[zoo.Importer]:
         zoo.Importer(name="granite", architecture="llama", layout="zoo_plugins.llama.hub_granite:GRANITE"),
         zoo.Importer(name="olmo2", architecture="llama", layout="zoo_plugins.llama.hub_olmo:OLMO2"),
         zoo.Importer(name="olmo3", architecture="llama", layout="zoo_plugins.llama.hub_olmo:OLMO3"),
+        zoo.Importer(name="exaone4", architecture="llama", layout="zoo_plugins.llama.hub_olmo:EXAONE4"),
         zoo.Importer(name="glm", architecture="llama", layout="zoo_plugins.llama.hub_glm:GLM"),
         zoo.Importer(name="glm4", architecture="llama", layout="zoo_plugins.llama.hub_glm:GLM4"),
         zoo.Importer(name="ernie4_5", architecture="llama", layout="zoo_plugins.llama.hub_glm:ERNIE4_5"),
+        zoo.Importer(name="helium", architecture="llama", layout="zoo_plugins.llama.hub_glm:HELIUM"),
+        zoo.Importer(name="seed_oss", architecture="llama", layout="zoo_plugins.llama.hub:SEED_OSS"),
+        zoo.Importer(name="ministral", architecture="llama", layout="zoo_plugins.llama.hub:MINISTRAL"),
+        zoo.Importer(name="cwm", architecture="llama", layout="zoo_plugins.llama.hub:CWM"),
+        zoo.Importer(name="vaultgemma", architecture="llama", layout="zoo_plugins.llama.hub_gemma:VAULTGEMMA"),
     ]

@@ -1,4 +1,4 @@
-"""Gemma, Gemma 2 and Gemma 3 (text) checkpoints in the hub's layout."""
+"""Gemma, Gemma 2, Gemma 3 (text) and VaultGemma checkpoints in the hub's layout."""
 
 from __future__ import annotations
 
@@ -24,14 +24,17 @@ from zoo_plugins.llama.hub_shared import (
     write_windows,
 )
 
-__all__ = ["GEMMA", "GEMMA2", "GEMMA3"]
+__all__ = ["GEMMA", "GEMMA2", "GEMMA3", "VAULTGEMMA"]
 
-_RULES = (
+_VAULT_RULES = (
     *BLOCK_RULES,
     *ATTENTION_RULES,
     *MLP_RULES,
-    Rule("blocks.*.post_norm_1", "model.layers.*.post_attention_layernorm"),
     Rule("blocks.*.norm_2", "model.layers.*.pre_feedforward_layernorm"),
+)
+_RULES = (
+    *_VAULT_RULES,
+    Rule("blocks.*.post_norm_1", "model.layers.*.post_attention_layernorm"),
     Rule("blocks.*.post_norm_2", "model.layers.*.post_feedforward_layernorm"),
 )
 _ACTIVATIONS = {"gelu_pytorch_tanh": "gelu_tanh", **ACTIVATIONS}
@@ -45,6 +48,13 @@ _FIELDS = (
 _NEWER = (
     Field("num_key_value_heads", "num_kv_heads", default=4),
     Field("hidden_activation", "activation", default="gelu_pytorch_tanh", values=_ACTIVATIONS),
+)
+_CAPPED = (
+    *_FIELDS,
+    *_NEWER,
+    Field("max_position_embeddings", "max_seq_len", default=8192),
+    Field("attn_logit_softcapping", "attention_softcap", default=50.0),
+    Field("final_logit_softcapping", "logit_softcap", default=30.0),
 )
 _IGNORED = (*ROPE_KEYS, "hidden_act", "hidden_activation", "cache_implementation", "use_bidirectional_attention")
 _WINDOW_KEYS = ("sliding_window", "sliding_window_pattern", "_sliding_window_pattern", "layer_types")
@@ -79,6 +89,10 @@ def _derive_newer(checkpoint: Checkpoint, values: dict[str, Any], *, period: int
 
 def _derive_gemma2(checkpoint: Checkpoint, values: dict[str, Any]) -> Mapping[str, Any]:
     return {**_derive_newer(checkpoint, values, period=2), **read_common(checkpoint, values)}
+
+
+def _derive_vault(checkpoint: Checkpoint, values: dict[str, Any]) -> Mapping[str, Any]:
+    return {**_derive_gemma2(checkpoint, values), "post_norms": False}
 
 
 def _derive_gemma3(checkpoint: Checkpoint, values: dict[str, Any]) -> Mapping[str, Any]:
@@ -134,13 +148,7 @@ GEMMA = Layout(
 
 GEMMA2 = Layout(
     classes=classes_of("Gemma2"),
-    fields=(
-        *_FIELDS,
-        *_NEWER,
-        Field("max_position_embeddings", "max_seq_len", default=8192),
-        Field("attn_logit_softcapping", "attention_softcap", default=50.0),
-        Field("final_logit_softcapping", "logit_softcap", default=30.0),
-    ),
+    fields=_CAPPED,
     rules=_RULES,
     ignored_keys=(*_IGNORED, *_WINDOW_KEYS, "query_pre_attn_scalar", "sliding_window_size"),
     read_extra=_derive_gemma2,
@@ -173,3 +181,15 @@ GEMMA3 = Layout(
     **COMMON,
 )
 """``model_type`` gemma3_text, the decoder of Gemma 3 without its image encoder."""
+
+VAULTGEMMA = Layout(
+    classes={"VaultGemmaForCausalLM": "text-generation", "VaultGemmaModel": "sentence-embedding"},
+    fields=_CAPPED,
+    rules=_VAULT_RULES,
+    ignored_keys=(*_IGNORED, *_WINDOW_KEYS, "query_pre_attn_scalar"),
+    read_extra=_derive_vault,
+    write_extra=_restore_gemma2,
+    constant={"model_type": "vaultgemma", **NO_TOKENS},
+    **COMMON,
+)
+"""``model_type`` vaultgemma, Gemma 2 without norms of outputs."""

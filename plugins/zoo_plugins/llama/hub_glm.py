@@ -1,4 +1,4 @@
-"""Checkpoints whose rotated pairs are neighbours: GLM-4 and ERNIE 4.5 in the hub's layout.
+"""Checkpoints whose rotated pairs are neighbours: GLM-4, ERNIE 4.5 and Helium in the hub's layout.
 
 Their queries and keys are reordered, so that the pairs lie where zoo and Llama have them.
 """
@@ -22,7 +22,7 @@ from zoo_plugins.llama.hub_rope import (
 )
 from zoo_plugins.llama.hub_shared import BLOCK_RULES, COMMON, MLP_RULES, NO_TOKENS, classes_of, fields_of
 
-__all__ = ["ERNIE4_5", "GLM", "GLM4"]
+__all__ = ["ERNIE4_5", "GLM", "GLM4", "HELIUM"]
 
 _NORM_2 = Rule("blocks.*.norm_2", "model.layers.*.post_attention_layernorm")
 _GATE_UP = Rule(("blocks.*.mlp.gate", "blocks.*.mlp.up"), "model.layers.*.mlp.gate_up_proj")
@@ -130,3 +130,20 @@ ERNIE4_5 = Layout(
     **COMMON,
 )
 """``model_type`` ernie4_5, of the dense models."""
+
+HELIUM = Layout(
+    classes=classes_of("Helium"),
+    fields=(
+        *_fields(eps=1e-8, length=4096, kv_heads=20),
+        Field("attention_bias", default=False),
+        Field("mlp_bias", default=False),
+        Field("pad_token_id", default=3),
+    ),
+    rules=partial(_rules, others=MLP_RULES),
+    ignored_keys=ROPE_KEYS,
+    read_extra=partial(read_common, theta=100000.0),
+    write_extra=write_rope,
+    constant={"model_type": "helium", **NO_TOKENS},
+    **COMMON,
+)
+"""``model_type`` helium."""

@@ -1,4 +1,4 @@
-"""OLMo 2 and OLMo 3 checkpoints in the hub's layout: norms of the outputs of sub-layers alone."""
+"""OLMo 2, OLMo 3 and EXAONE 4 checkpoints in the hub's layout: norms of the outputs of sub-layers alone."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from zoo_plugins.llama.hub_shared import (
     write_windows,
 )
 
-__all__ = ["OLMO2", "OLMO3"]
+__all__ = ["EXAONE4", "OLMO2", "OLMO3"]
 
 _RULES = (
     *BLOCK_RULES,
@@ -72,6 +72,22 @@ def _derive_olmo3(checkpoint: Checkpoint, values: dict[str, Any]) -> Mapping[str
     return {**_derive_olmo(values), **rope, **_windows(checkpoint, values, 4)}
 
 
+def _derive_exaone4(checkpoint: Checkpoint, values: dict[str, Any]) -> Mapping[str, Any]:
+    """Read windows; only layers with one rotate, unless no layer has one."""
+    hub, where = checkpoint.config, checkpoint.config_file
+    period = hub.get("sliding_window_pattern", 4) or 0
+    if not hub.get("layer_types") and (type(period) is not int or period < 0):
+        raise UsageError(f"sliding_window_pattern {period!r} needs layer_types", where)
+    windows = _windows(checkpoint, values, period)
+    turned = hub.get("sliding_window", 4096) is None
+    return {
+        **_NORMS,
+        **windows,
+        "rope_layers": tuple(turned or bool(window) for window in windows["sliding_windows"]),
+        **read_common(checkpoint, values),
+    }
+
+
 def _windows(checkpoint: Checkpoint, values: Mapping[str, Any], period: int) -> dict[str, Any]:
     """Read windows, of which by default all but every ``period``-th layer has one; 0 for none."""
     hub, where = checkpoint.config, checkpoint.config_file
@@ -84,6 +100,10 @@ def _windows(checkpoint: Checkpoint, values: Mapping[str, Any], period: int) -> 
 
 def _restore_olmo3(c: LlamaConfig) -> Mapping[str, Any]:
     return {**write_rope_by_kind(c), **write_windows(c)}
+
+
+def _restore_exaone4(c: LlamaConfig) -> Mapping[str, Any]:
+    return {**write_rope(c), **write_windows(c)}
 
 
 OLMO2 = Layout(
@@ -111,3 +131,15 @@ OLMO3 = Layout(
     **COMMON,
 )
 """``model_type`` olmo3."""
+
+EXAONE4 = Layout(
+    classes=classes_of("Exaone4"),
+    fields=(*_FIELDS, Field("num_key_value_heads", "num_kv_heads", default=32)),
+    rules=_RULES,
+    ignored_keys=(*ROPE_KEYS, "sliding_window", "sliding_window_pattern", "layer_types"),
+    read_extra=_derive_exaone4,
+    write_extra=_restore_exaone4,
+    constant={"model_type": "exaone4", **NO_TOKENS},
+    **COMMON,
+)
+"""``model_type`` exaone4."""

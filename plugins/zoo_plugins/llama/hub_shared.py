@@ -73,8 +73,8 @@ def classes_of(name: str) -> dict[str, str]:
     }
 
 
-def fields_of(*, eps: float = 1e-6) -> Sequence[Field]:
-    """Return the fields of config.json that all families share, with the default of a family."""
+def fields_of(*, eps: float = 1e-6, dropout: float = 0.0) -> Sequence[Field]:
+    """Return the fields of config.json that all families share, with the defaults of a family."""
     return (
         Field("vocab_size"),
         Field("hidden_size"),
@@ -82,7 +82,7 @@ def fields_of(*, eps: float = 1e-6) -> Sequence[Field]:
         Field("num_attention_heads", "num_heads"),
         Field("intermediate_size"),
         Field("rms_norm_eps", "norm_eps", default=eps),
-        Field("attention_dropout", "dropout", default=0.0),
+        Field("attention_dropout", "dropout", default=dropout),
     )
 
 

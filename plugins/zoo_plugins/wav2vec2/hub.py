@@ -7,6 +7,7 @@ from typing import Any
 
 from zoo import UsageError
 from zoo.checkpoints import ACTIVATIONS, Checkpoint, Field, Layout, Rule
+from zoo.spectrogram import SAMPLING_RATE
 from zoo_plugins.wav2vec2.config import Wav2Vec2Config
 
 __all__ = ["HUBERT", "WAV2VEC2"]
@@ -54,8 +55,11 @@ def _read(checkpoint: Checkpoint, _: dict[str, Any]) -> Mapping[str, Any]:
     for key, value in _EXTRACTOR.items():
         if said.get(key, value) != value:
             raise UsageError(f"{key} {said[key]!r} is not supported, only {value!r}", where)
-    fields = {"sampling_rate": "sampling_rate", "do_normalize": "normalize_sound"}
-    return {ours: said[theirs] for theirs, ours in fields.items() if theirs in said}
+    rate = said.get("sampling_rate", SAMPLING_RATE)
+    if type(rate) is not int or rate < 1:
+        raise UsageError(f"sampling_rate must be a positive number of samples per second, got {rate!r:.40}", where)
+    normalize = Wav2Vec2Config.check_field("normalize_sound", said.get("do_normalize", True), where)
+    return {"sampling_rate": rate, "normalize_sound": normalize}
 
 
 def _files(c: Wav2Vec2Config) -> Mapping[str, Any]:

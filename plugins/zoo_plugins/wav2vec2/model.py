@@ -134,7 +134,7 @@ class Wav2Vec2(nn.Module):
         x = self.dropout(self.projection(self.projection_norm(self.features(input_values))))
         padding = None if attention_mask is None else self.position_mask(attention_mask, x.shape[1])
         if padding is not None:
-            x = x * padding.unsqueeze(-1).to(x.dtype)
+            x = x.masked_fill(padding.unsqueeze(-1) == 0, 0.0)
         x = x + self.positions(x)
         first = self.config.norm_first
         x = self.dropout(x if first else self.norm(x))

@@ -40,6 +40,11 @@ SETTINGS: Mapping[str, Setting] = {
     **_all("applied", "number of T5's sentinel tokens", "extra_ids"),
     **_all(
         "applied",
+        "the token between words, and the character that is written for it, in speech recognition by CTC",
+        "word_delimiter_token replace_word_delimiter_char",
+    ),
+    **_all(
+        "applied",
         "spaces removed from decoded texts, of BPE only with the second",
         "clean_up_tokenization_spaces clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output",
     ),
@@ -82,6 +87,7 @@ SETTINGS: Mapping[str, Setting] = {
         "add_generation_prompt commit_message repo_id save_jinja_files sanitize_control_tokens max_target_length "
         "use_source_tokenizer initial_alphabet continuing_subword_prefix end_of_word_suffix",
     ),
+    **_all("inert", "PEGASUS's tokens for pretraining, which tokenizer.json states", "mask_token_sent offset"),
     **_all(
         "inert",
         "tokenizer.json states it",
