@@ -10,10 +10,14 @@ from zoo.checkpoints import ACTIVATIONS, Checkpoint, Field, Layout, Rule
 from zoo_plugins.bert.sentence import PROJECTIONS, sentence_encoder, sentence_files
 from zoo_plugins.gpt.config import GPTConfig
 
-__all__ = ["GPT2", "GPT_NEO", "NO_TOKENS", "OUTPUTS"]
+__all__ = ["DECODER", "GPT2", "GPT_NEO", "NO_TOKENS"]
 
-OUTPUTS = {"sentence_embedding": ""}
-"""Not compared: the originals have no such output."""
+DECODER: dict[str, Any] = {
+    "headless_tasks": ("sentence-embedding",),
+    "outputs": {"sentence_embedding": ""},  # not compared: the originals have no such output
+    "files": sentence_files,
+}
+"""What the layouts of causal decoders have in common."""
 _WINDOW = 256
 """Default window size of GPT-Neo."""
 
@@ -67,9 +71,7 @@ GPT2 = Layout(
         PROJECTIONS,
     ),
     prefix="transformer.",
-    headless_tasks=("sentence-embedding",),
-    outputs=OUTPUTS,
-    files=sentence_files,
+    **DECODER,
     ignored_tensors=(r".*\.attn\.(masked_)?bias",),
     required_values={
         "scale_attn_by_inverse_layer_idx": False,
@@ -154,9 +156,7 @@ GPT_NEO = Layout(
         PROJECTIONS,
     ),
     prefix="transformer.",
-    headless_tasks=("sentence-embedding",),
-    outputs=OUTPUTS,
-    files=sentence_files,
+    **DECODER,
     ignored_tensors=(r".*\.attn\.attention\.(masked_)?bias",),
     # read_extra handles the first two; attention_layers is attention_types expanded.
     ignored_keys=("attention_types", "window_size", "attention_layers", "attention_dropout", "embed_dropout",

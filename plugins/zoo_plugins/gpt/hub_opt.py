@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from zoo.checkpoints import ACTIVATIONS, Checkpoint, Field, Layout, Rule
-from zoo_plugins.bert.sentence import PROJECTIONS, sentence_encoder, sentence_files
+from zoo_plugins.bert.sentence import PROJECTIONS, sentence_encoder
 from zoo_plugins.gpt.config import GPTConfig
-from zoo_plugins.gpt.hub import NO_TOKENS, OUTPUTS
+from zoo_plugins.gpt.hub import DECODER, NO_TOKENS
 
 __all__ = ["OPT"]
 
@@ -72,9 +72,7 @@ OPT = Layout(
         PROJECTIONS,
     ),
     prefix="model.",
-    headless_tasks=("sentence-embedding",),
-    outputs=OUTPUTS,
-    files=sentence_files,
+    **DECODER,
     required_values={"_remove_final_layer_norm": False, "layer_norm_elementwise_affine": True},
     ignored_keys=("activation_dropout", "attention_dropout", "enable_bias", "init_std", "layerdrop", "prefix"),
     read_extra=_derive,

@@ -9,18 +9,17 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from zoo.checkpoints import ACTIVATIONS, Checkpoint, Field, Layout, Rule, paired_rows
-from zoo_plugins.bert.sentence import sentence_encoder
+from zoo.checkpoints import ACTIVATIONS, Checkpoint, Field, Layout, Rule
 from zoo_plugins.llama.config import LlamaConfig
 from zoo_plugins.llama.hub_rope import (
     ROPE_KEYS,
     SCALINGS,
     read_common,
-    read_partial_rotation,
+    read_partial_common,
     write_partial_rotation,
     write_rope,
 )
-from zoo_plugins.llama.hub_shared import BLOCK_RULES, COMMON, MLP_RULES, NO_TOKENS, classes_of, fields_of
+from zoo_plugins.llama.hub_shared import BLOCK_RULES, COMMON, MLP_RULES, NO_TOKENS, classes_of, fields_of, paired_rules
 
 __all__ = ["ERNIE4_5", "GLM", "GLM4", "HELIUM"]
 
@@ -34,17 +33,8 @@ _POST_NORMS = (
 
 def _rules(c: LlamaConfig, *, others: Sequence[Rule]) -> Sequence[Rule]:
     """Return the rules of a family, given those of its feed-forward network and second norms."""
-    heads = (("query", "q_proj", c.num_heads), ("key", "k_proj", c.num_kv_heads or c.num_heads))
-    paired = (
-        Rule(
-            f"blocks.*.attention.{ours}",
-            f"model.layers.*.self_attn.{theirs}",
-            row_order=paired_rows(count, c.key_size, c.turned_size),
-        )
-        for ours, theirs, count in heads
-    )
     value = Rule("blocks.*.attention.value", "model.layers.*.self_attn.v_proj")
-    return (*BLOCK_RULES, *paired, value, _NORM_2, *others)
+    return (*BLOCK_RULES, *paired_rules(c, "model.layers.*.self_attn"), value, _NORM_2, *others)
 
 
 def _fields(*, eps: float, length: int, kv_heads: int, tied: bool = False) -> tuple[Field, ...]:
@@ -68,18 +58,7 @@ _GLM_FIELDS = (
 
 def _derive_glm(checkpoint: Checkpoint, values: dict[str, Any], *, post_norms: bool) -> Mapping[str, Any]:
     """Read rotary positions, by default of half of each head."""
-    hub, where = checkpoint.config, checkpoint.config_file
-    width, heads = (LlamaConfig.check_field(key, values[key], where) for key in ("hidden_size", "num_heads"))
-    rope = read_partial_rotation(
-        hub,
-        where,
-        LlamaConfig.check_field("head_dim", values["head_dim"], where) or width // max(heads, 1),
-        part=0.5,
-        kinds=SCALINGS,
-        length=hub.get("max_position_embeddings", values["max_seq_len"]),
-        original=hub.get("original_max_position_embeddings"),
-    )
-    return {**rope, **sentence_encoder(checkpoint), "post_norms": post_norms}
+    return {**read_partial_common(checkpoint, values, part=0.5, kinds=SCALINGS), "post_norms": post_norms}
 
 
 def _derive_ernie(checkpoint: Checkpoint, values: dict[str, Any]) -> Mapping[str, Any]:

@@ -16,6 +16,7 @@ __all__ = [
     "SCALINGS",
     "read_common",
     "read_frequencies",
+    "read_partial_common",
     "read_partial_rotation",
     "rope_notes",
     "write_frequencies",
@@ -223,6 +224,32 @@ def write_rope(c: LlamaConfig) -> dict[str, Any]:
         values[_ORIGINAL] = c.rope_original_length
         values["max_position_embeddings"] = max(c.max_seq_len, round((c.rope_original_length or 0) * c.rope_factor))
     return values
+
+
+def read_partial_common(
+    checkpoint: Checkpoint,
+    values: Mapping[str, Any],
+    *,
+    part: float,
+    kinds: Mapping[str, str],
+    theta: object = 10000.0,
+) -> dict[str, Any]:
+    """Read rotary positions of a part of each head, and the files of a sentence encoder.
+
+    ``part``, ``kinds`` and ``theta`` are as for :func:`read_partial_rotation` and :func:`read_frequencies`.
+    """
+    hub, where = checkpoint.config, checkpoint.config_file
+    width, heads = (LlamaConfig.check_field(key, values[key], where) for key in ("hidden_size", "num_heads"))
+    rotation = read_partial_rotation(
+        {"rope_theta": theta, **hub},
+        where,
+        LlamaConfig.check_field("head_dim", values.get("head_dim"), where) or width // max(heads, 1),
+        part=part,
+        kinds=kinds,
+        length=hub.get("max_position_embeddings", values["max_seq_len"]),
+        original=hub.get(_ORIGINAL),
+    )
+    return {**rotation, **sentence_encoder(checkpoint)}
 
 
 def write_partial_rotation(c: LlamaConfig) -> dict[str, Any]:

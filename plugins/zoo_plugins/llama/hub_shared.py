@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from zoo import UsageError
-from zoo.checkpoints import Checkpoint, Field, Rule
-from zoo_plugins.bert.sentence import PROJECTIONS, sentence_encoder, sentence_files
-from zoo_plugins.gpt.hub import OUTPUTS
+from zoo.checkpoints import Checkpoint, Field, Rule, paired_rows
+from zoo_plugins.bert.sentence import PROJECTIONS, sentence_encoder
+from zoo_plugins.gpt.hub import DECODER, NO_TOKENS
 from zoo_plugins.llama.config import LlamaConfig
 from zoo_plugins.llama.hub_rope import read_frequencies, rope_notes, write_frequencies, write_rope
 
@@ -22,6 +22,7 @@ __all__ = [
     "classes_of",
     "fields_of",
     "kinds_of_layers",
+    "paired_rules",
     "read_expert_layers",
     "read_rope_by_kind",
     "read_windows",
@@ -51,13 +52,9 @@ BLOCK_RULES = (
     PROJECTIONS,
 )
 """Rules that all families share."""
-NO_TOKENS = {"bos_token_id": None, "eos_token_id": None}
-"""Always written, because the original classes have other defaults."""
 COMMON: dict[str, Any] = {
+    **DECODER,
     "prefix": "model.",
-    "headless_tasks": ("sentence-embedding",),
-    "outputs": OUTPUTS,
-    "files": sentence_files,
     "ignored_tensors": (r".*\.rotary_emb\.inv_freq",),
     "notes": rope_notes,
 }
@@ -71,6 +68,17 @@ def classes_of(name: str) -> dict[str, str]:
         f"{name}ForSequenceClassification": "text-classification",
         f"{name}Model": "sentence-embedding",
     }
+
+
+def paired_rules(c: LlamaConfig, module: str) -> tuple[Rule, ...]:
+    """Return the rules of queries and keys whose rotated pairs are neighbours, given the name of their module."""
+    heads = (("query", "q_proj", c.num_heads), ("key", "k_proj", c.num_kv_heads or c.num_heads))
+    return tuple(
+        Rule(
+            f"blocks.*.attention.{ours}", f"{module}.{theirs}", row_order=paired_rows(count, c.key_size, c.turned_size)
+        )
+        for ours, theirs, count in heads
+    )
 
 
 def fields_of(*, eps: float = 1e-6, dropout: float = 0.0) -> Sequence[Field]:

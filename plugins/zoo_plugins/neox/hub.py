@@ -7,7 +7,7 @@ from typing import Any
 
 from zoo.checkpoints import ACTIVATIONS, Checkpoint, Field, Layout, Rule
 from zoo_plugins.bert.sentence import PROJECTIONS
-from zoo_plugins.llama.hub_rope import ROPE_KEYS, read_common, write_rope
+from zoo_plugins.llama.hub_rope import ROPE_KEYS, read_common, write_partial_rotation, write_rope
 from zoo_plugins.llama.hub_shared import (
     ATTENTION_RULES,
     BLOCK_RULES,
@@ -17,7 +17,7 @@ from zoo_plugins.llama.hub_shared import (
     classes_of,
 )
 from zoo_plugins.neox.config import NeoXConfig
-from zoo_plugins.neox.hub_shared import QKV, read_rotation, refuse_other, write_rotation
+from zoo_plugins.neox.hub_shared import QKV, read_rotation, refuse_other
 
 __all__ = ["GPT_NEOX", "PHI", "STABLELM", "STARCODER2"]
 
@@ -44,7 +44,7 @@ def _derive_gpt_neox(checkpoint: Checkpoint, values: dict[str, Any]) -> Mapping[
 
 
 def _restore_gpt_neox(c: NeoXConfig) -> Mapping[str, Any]:
-    written = write_rotation(c)
+    written = write_partial_rotation(c)
     return {
         "rope_parameters": written["rope_parameters"],
         "rope_scaling": written["rope_scaling"],
@@ -99,7 +99,7 @@ def _derive_phi(checkpoint: Checkpoint, values: dict[str, Any]) -> Mapping[str, 
 
 
 def _restore_phi(c: NeoXConfig) -> Mapping[str, Any]:
-    return {**write_rotation(c), "embd_pdrop": c.residual_dropout, "tie_word_embeddings": c.tie_embeddings}
+    return {**write_partial_rotation(c), "embd_pdrop": c.residual_dropout, "tie_word_embeddings": c.tie_embeddings}
 
 
 PHI = Layout(
@@ -160,7 +160,7 @@ STABLELM = Layout(
     rules=(*BLOCK_RULES, *ATTENTION_RULES, *MLP_RULES, _NORM_2),
     ignored_keys=(*ROPE_KEYS, "partial_rotary_factor", "qk_layernorm"),
     read_extra=_derive_stablelm,
-    write_extra=write_rotation,
+    write_extra=write_partial_rotation,
     constant={"model_type": "stablelm", **NO_TOKENS},
     tokenizer="TokenizersBackend",
     **COMMON,

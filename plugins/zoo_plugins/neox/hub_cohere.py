@@ -15,11 +15,12 @@ from zoo_plugins.llama.hub_shared import (
     NO_TOKENS,
     classes_of,
     kinds_of_layers,
+    paired_rules,
     read_windows,
     write_windows,
 )
 from zoo_plugins.neox.config import NeoXConfig
-from zoo_plugins.neox.hub_shared import paired_rules, refuse_other
+from zoo_plugins.neox.hub_shared import refuse_other
 
 __all__ = ["COHERE", "COHERE2"]
 

@@ -8,9 +8,9 @@ from typing import Any
 from zoo import UsageError
 from zoo.checkpoints import ACTIVATIONS, Checkpoint, Field, Layout, Rule
 from zoo_plugins.bert.sentence import PROJECTIONS, sentence_encoder
-from zoo_plugins.llama.hub_shared import COMMON, NO_TOKENS, classes_of
+from zoo_plugins.llama.hub_shared import COMMON, NO_TOKENS, classes_of, paired_rules
 from zoo_plugins.neox.config import NeoXConfig
-from zoo_plugins.neox.hub_shared import paired_rules, refuse_other
+from zoo_plugins.neox.hub_shared import refuse_other
 
 __all__ = ["GPTJ"]
 

@@ -100,7 +100,7 @@ def _family(
     classifier: str | None = None,
     activation: str = "gelu",
     scaled: bool = False,
-    sizes: Mapping[str, int] | None = None,
+    sizes: Mapping[str, int] = _SIZES,
 ) -> Layout:
     """The layout of one family.
 
@@ -114,9 +114,8 @@ def _family(
         classifier: class of the model with a classification head, if there is one.
         activation: default of ``activation_function``.
         scaled: default of ``scale_embedding``.
-        sizes: defaults of sizes that differ from those of BART.
+        sizes: defaults of the sizes, by the checkpoint's key; those of BART if not given.
     """
-    default = {**_SIZES, **(sizes or {})}
     from_padding = fixed["positions"] == "sinusoidal-tensor2tensor"  # counted from the number of the padding token
     fixed = {"norm_eps": 1e-5, "attention_bias": True, **fixed}
 
@@ -151,7 +150,7 @@ def _family(
         aliases=classes[1:],
         fields=(
             Field("vocab_size"),
-            *(Field(theirs, ours, default=default[theirs]) for theirs, ours in _SIZE_FIELDS.items()),
+            *(Field(theirs, ours, default=sizes[theirs]) for theirs, ours in _SIZE_FIELDS.items()),
             Field("activation_function", "activation", default=activation, values=ACTIVATIONS),
             Field("scale_embedding", "scale_embeddings", default=scaled),
             Field("dropout", default=0.1),

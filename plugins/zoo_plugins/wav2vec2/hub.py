@@ -15,12 +15,11 @@ __all__ = ["HUBERT", "WAV2VEC2"]
 _PREPROCESSOR = "preprocessor_config.json"
 _EXTRACTOR = {"feature_extractor_type": "Wav2Vec2FeatureExtractor", "feature_size": 1, "padding_value": 0.0}
 _TRAINING = (
-    "activation_dropout", "apply_spec_augment", "attention_dropout", "codevector_dim", "contrastive_logits_temperature",
-    "ctc_loss_reduction", "ctc_zero_infinity", "diversity_loss_weight", "feat_*dropout", "final_dropout", "layerdrop",
-    "mask_*", "num_codevector*", "num_feat_extract_layers", "num_negatives", "proj_codevector_dim", "tdnn_*",
-    "xvector_output_dim", "adapter_kernel_size", "adapter_stride", "num_adapter_layers", "output_hidden_size",
-    "gradient_checkpointing", "hidden_dropout_prob", "freeze_feat_extract_train", "tokenizer_class", "no_mask_*",
-    "feature_layer_norm", "do_normalize",
+    "adapter_kernel_size", "adapter_stride", "apply_spec_augment", "codevector_dim", "contrastive_logits_temperature",
+    "ctc_loss_reduction", "ctc_zero_infinity", "diversity_loss_weight", "do_normalize", "feature_layer_norm",
+    "freeze_feat_extract_train", "layerdrop", "mask_*", "no_mask_*", "num_adapter_layers", "num_codevector*",
+    "num_feat_extract_layers", "num_negatives", "output_hidden_size", "proj_codevector_dim", "tdnn_*",
+    "xvector_output_dim",
 )  # fmt: skip
 """Keys that matter in training alone, or describe parts that are refused."""
 

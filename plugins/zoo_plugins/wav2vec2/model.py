@@ -122,7 +122,6 @@ class Wav2Vec2(nn.Module):
             self.classifier = nn.Linear(c.classifier_size, c.num_classes)
         self.dropout = nn.Dropout(c.dropout)
         initialize(self, "normal", std=0.02)
-        self.positions.init_weights()
 
     def forward(self, input_values: Tensor, attention_mask: Tensor | None = None) -> Tensor:
         """Return the logits of tokens, (B, T, V), or of classes, (B, N).
