@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+from itertools import pairwise
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.testing import assert_close
 
-__all__ = ["block_weights", "random_ids", "randomized", "rms", "silu", "softmax"]
+from zoo.nn import Cache
+
+__all__ = [
+    "block_weights",
+    "check_padding",
+    "check_parts",
+    "random_ids",
+    "randomized",
+    "rms",
+    "silu",
+    "softmax",
+]
 
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -26,6 +39,22 @@ def randomized(model: Model, scale: float = 0.5) -> Model:
 def random_ids(rows: int, length: int) -> Tensor:
     """Return tokens of a vocabulary of 23."""
     return torch.randint(23, (rows, length), generator=torch.Generator().manual_seed(1))
+
+
+def check_parts(model: Any, cuts: tuple[int, ...]) -> None:
+    """Calls on parts of two texts, cut after these numbers of tokens, give the same as one call."""
+    tokens, cache = random_ids(2, 37), Cache.empty(model.config.num_layers)
+    parts = [model(tokens[:, start:stop], None, cache) for start, stop in pairwise((0, *cuts, 37))]
+    assert_close(torch.cat(parts, 1), model(tokens))
+
+
+def check_padding(model: nn.Module, side: str) -> None:
+    """Nine tokens of padding on a side of a text change nothing."""
+    tokens, padding = random_ids(1, 20), torch.zeros(1, 9, dtype=torch.long)
+    parts = [padding, tokens] if side == "left" else [tokens, padding]
+    mask = torch.cat([torch.full_like(part, part is tokens) for part in parts], 1)
+    found = model(torch.cat(parts, 1), mask)
+    assert_close(found[:, 9:] if side == "left" else found[:, :20], model(tokens))
 
 
 def block_weights(weights: dict[str, np.ndarray], layer: int) -> dict[str, np.ndarray]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -10,8 +9,17 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from tests.architectures.equations import block_weights, random_ids, randomized, rms, silu, softmax
-from zoo.nn import Cache, GatedFeedForward, MixtureOfExperts, recorded_routes
+from tests.architectures.equations import (
+    block_weights,
+    check_padding,
+    check_parts,
+    random_ids,
+    randomized,
+    rms,
+    silu,
+    softmax,
+)
+from zoo.nn import GatedFeedForward, MixtureOfExperts, recorded_routes
 from zoo_plugins.mixtral.config import MixtralConfig
 from zoo_plugins.mixtral.model import Mixtral
 
@@ -87,21 +95,14 @@ def test_outputs_equal_the_equations(options: dict[str, Any]) -> None:
 @pytest.mark.parametrize("options", VARIANTS, ids=str)
 @pytest.mark.parametrize("cuts", [(1,), (3, 4, 33), tuple(range(1, 37))], ids=str)
 def test_calls_on_parts_equal_one_call(options: dict[str, Any], cuts: tuple[int, ...]) -> None:
-    model, tokens = make(**options), random_ids(2, 37)
-    cache = Cache.empty(model.config.num_layers)
-    parts = [model(tokens[:, start:stop], None, cache) for start, stop in pairwise((0, *cuts, 37))]
-    assert_close(torch.cat(parts, 1), model(tokens))
+    check_parts(make(**options), cuts)
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("options", VARIANTS, ids=str)
 def test_padding_changes_nothing(options: dict[str, Any], side: str) -> None:
     """Padding is routed too, but no token reads what it computes."""
-    model, tokens, padding = make(**options), random_ids(1, 20), torch.zeros(1, 9, dtype=torch.long)
-    parts = [padding, tokens] if side == "left" else [tokens, padding]
-    mask = torch.cat([torch.full_like(part, part is tokens) for part in parts], 1)
-    found = model(torch.cat(parts, 1), mask)
-    assert_close(found[:, 9:] if side == "left" else found[:, :20], model(tokens))
+    check_padding(make(**options), side)
 
 
 def test_the_pattern_of_layers_repeats() -> None:

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -14,9 +13,8 @@ from torch import Tensor
 from torch.testing import assert_close
 from transformers import BloomConfig, BloomForCausalLM, MptConfig, MptForCausalLM, PreTrainedModel
 
-from tests.architectures.equations import random_ids, randomized
+from tests.architectures.equations import check_padding, check_parts, random_ids, randomized
 from zoo.checkpoints import Exact
-from zoo.nn import Cache
 from zoo_plugins.neox.config import NeoXConfig
 from zoo_plugins.neox.model import NeoX
 
@@ -112,20 +110,13 @@ def test_linear_biases_equal_mpt() -> None:
 @pytest.mark.parametrize("cuts", [(1,), (3, 4, 33)], ids=str)
 def test_calls_on_parts_equal_one_call(options: dict[str, Any], cuts: tuple[int, ...]) -> None:
     """A bias by distance is counted from the last key, so that a step has the same differences."""
-    model, tokens = make(**options), random_ids(2, 37)
-    cache = Cache.empty(model.config.num_layers)
-    parts = [model(tokens[:, start:stop], None, cache) for start, stop in pairwise((0, *cuts, 37))]
-    assert_close(torch.cat(parts, 1), model(tokens))
+    check_parts(make(**options), cuts)
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("options", VARIANTS, ids=str)
 def test_padding_changes_nothing(options: dict[str, Any], side: str) -> None:
-    model, tokens, padding = make(**options), random_ids(1, 20), torch.zeros(1, 9, dtype=torch.long)
-    parts = [padding, tokens] if side == "left" else [tokens, padding]
-    mask = torch.cat([torch.full_like(part, part is tokens) for part in parts], 1)
-    found = model(torch.cat(parts, 1), mask)
-    assert_close(found[:, 9:] if side == "left" else found[:, :20], model(tokens))
+    check_padding(make(**options), side)
 
 
 def test_parallel_sub_layers_read_the_same_stream() -> None:

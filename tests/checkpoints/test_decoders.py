@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from torch import Tensor
-from torch.testing import assert_close
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
@@ -37,7 +33,6 @@ from transformers import (
     OPTForCausalLM,
     Phi3Config,
     Phi3ForCausalLM,
-    PreTrainedConfig,
     PreTrainedModel,
     Qwen2Config,
     Qwen2ForCausalLM,
@@ -47,37 +42,26 @@ from transformers import (
     SmolLM3ForCausalLM,
 )
 
-import zoo as library
-from zoo import plugins
-from zoo.checkpoints import Checkpoint, Exact, export_checkpoint, import_checkpoint
-from zoo.checkpoints.configuration import find_layout, read_configuration
+from tests.checkpoints.decoders import (
+    NEW,
+    PROMPTS,
+    Family,
+    check_defaults,
+    check_generation,
+    check_imported,
+    check_published,
+    edit,
+    logits_of,
+    same,
+    save,
+    sharpen,
+)
+from zoo.checkpoints import export_checkpoint, import_checkpoint
 from zoo.errors import ArtifactError, UsageError
-from zoo.models.count import parameter_count
-from zoo.registry import config_class
-from zoo_export.export import export_model
-from zoo_export.trace.make import PORTABLE, Options
+from zoo_export.trace.make import PORTABLE
 from zoo_runtime import load_session
 
 Zoo = Callable[..., Any]
-
-
-@dataclass(frozen=True)
-class Family:
-    """A family of transformers models, and the corresponding configurations of ours."""
-
-    model: type[PreTrainedModel]
-    config: type[PreTrainedConfig]
-    options: dict[str, Any]
-    ours: dict[str, Any] = field(default_factory=dict)
-
-    def make(self, model: type[PreTrainedModel] | None = None, **options: Any) -> PreTrainedModel:
-        """Build a small model with random tensors; tied ones stay tied."""
-        chosen = {"attn_implementation": "eager", "bos_token_id": None, **self.options, **options}
-        theirs = (model or self.model)(self.config(**chosen)).eval().requires_grad_(False)
-        generator = torch.Generator().manual_seed(0)
-        for parameter in theirs.parameters():
-            parameter.copy_(0.4 * torch.randn(parameter.shape, generator=generator))
-        return theirs
 
 
 SIZES = {
@@ -386,56 +370,14 @@ FAMILIES = {
 }
 
 
-def save(theirs: PreTrainedModel, folder: Path) -> Path:
-    theirs.save_pretrained(folder)
-    return folder
-
-
-def edit(folder: Path, **changes: Any) -> None:
-    """Change values in a checkpoint's config.json; None removes a key."""
-    path = folder / "config.json"
-    content = {**json.loads(path.read_text()), **changes}
-    path.write_text(json.dumps({key: value for key, value in content.items() if value is not None}))
-
-
-def batch() -> tuple[Tensor, Tensor, Tensor]:
-    """Draw token ids of four rows, a mask with left padding, and positions."""
-    ids = torch.randint(61, (4, 20), generator=torch.Generator().manual_seed(1))
-    mask = (torch.arange(20) >= torch.tensor([[0], [3], [11], [19]])).long()
-    return ids, mask, (mask.cumsum(-1) - 1).clamp(min=0)
-
-
-def logits_of(theirs: PreTrainedModel) -> Tensor:
-    """Compute transformers' logits in float64 on the padded batch."""
-    ids, mask, positions = batch()
-    theirs = theirs.double().eval()
-    with Exact(theirs), torch.inference_mode():
-        logits: Tensor = theirs(ids, attention_mask=mask, position_ids=positions, use_cache=False).logits
-    return logits
-
-
-def same(folder: Path, theirs: PreTrainedModel) -> None:
-    """Compare our model with transformers in float64 on left-padded rows."""
-    ids, mask, _ = batch()
-    expected = logits_of(theirs)
-    with torch.inference_mode():
-        found = library.load(folder).double()(ids, mask)
-    assert_close(found[mask.bool()], expected[mask.bool()], rtol=0, atol=1e-10)
-    assert expected.std() > 0.1
-
-
 @pytest.mark.slow_after(6)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_checkpoint_is_imported(tmp_path: Path, name: str) -> None:
     """The import compares without padding and with right padding; this test adds left padding."""
     family = FAMILIES[name]
     theirs = family.make()
-    imported = import_checkpoint(save(theirs, tmp_path / "hub"), tmp_path / "ours", verify=True)
-    config = imported.spec.config
+    config = check_imported(theirs, tmp_path).spec.config
     assert {key: getattr(config, key) for key in family.ours} == family.ours
-    assert imported.comparison.exact < 1e-12
-    assert f"{type(theirs).__name__} of transformers" in str(imported.comparison)
-    assert parameter_count(imported.spec) == sum(parameter.numel() for parameter in theirs.parameters())
     same(tmp_path / "ours", theirs)
 
 
@@ -444,19 +386,8 @@ def test_checkpoint_is_imported(tmp_path: Path, name: str) -> None:
 def test_checkpoint_round_trip(tmp_path: Path, name: str) -> None:
     """transformers loads the published checkpoint with the same configuration, tensors and outputs."""
     theirs = FAMILIES[name].make()
-    folder = save(theirs, tmp_path / "hub")
-    import_checkpoint(folder, tmp_path / "ours", verify=False)
-    exported = export_checkpoint(tmp_path / "ours", tmp_path / "back", model_type=theirs.config.model_type, verify=True)
-    assert exported.comparison.exact < 1e-12
-    before, after = (load_file(path / "model.safetensors") for path in (folder, tmp_path / "back"))
-    assert set(after) == set(before)
-    assert all(torch.equal(after[key], before[key]) for key in after)
-    again = AutoModelForCausalLM.from_pretrained(tmp_path / "back", attn_implementation="eager")
-    assert type(again) is type(theirs)
-    kept, wanted = (
-        {key: value for key, value in model.config.to_dict().items() if key not in UNSAID} for model in (again, theirs)
-    )
-    assert kept == wanted
+    import_checkpoint(save(theirs, tmp_path / "hub"), tmp_path / "ours", verify=False)
+    again = check_published(theirs, tmp_path, UNSAID, AutoModelForCausalLM)
     assert torch.equal(logits_of(again), logits_of(theirs))
 
 
@@ -596,16 +527,7 @@ BARE = {
 def test_defaults_equal_those_of_the_original(tmp_path: Path, name: str, said: dict[str, Any], positions: int) -> None:
     """Missing keys have the defaults of the original class."""
     theirs = FAMILIES[name].config(**said, bos_token_id=None, eos_token_id=None)
-
-    def read(content: str) -> dict[str, Any]:
-        (tmp_path / "config.json").write_text(content)
-        _, architecture, layout = find_layout(theirs.model_type, "here")
-        cls = config_class(*plugins.active().architecture(architecture))
-        return read_configuration(layout, Checkpoint(tmp_path, planned={}), cls).to_dict()
-
-    bare = read(json.dumps({**said, "model_type": theirs.model_type}))
-    assert bare == read(theirs.to_json_string(use_diff=False))
-    assert bare["max_seq_len"] == positions
+    check_defaults(theirs, said, positions, tmp_path)
 
 
 REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
@@ -684,10 +606,6 @@ def test_unsupported_configuration_is_rejected(
 
 # Generation equals that of transformers.
 
-PROMPTS = [[5, 17, 33, 4, 60, 12, 8], [42], [9, 9, 30]]
-NEW = 12
-
-
 GENERATED = [("llama", PORTABLE), ("gpt_neo", "cpu")]
 ALSO_GENERATED = [
     (name, profile)
@@ -717,22 +635,9 @@ def test_generation_equals_transformers(tmp_path: Path, name: str, profile: str)
     """After import, export and verification, greedy tokens of a ragged batch equal those of ``generate``."""
     length = {"n_positions" if name == "gpt2" else "max_position_embeddings": 24}
     theirs = FAMILIES[name].make(eos_token_id=None, tie_word_embeddings=False, **length)
-    for key, parameter in theirs.named_parameters():  # otherwise some models only repeat themselves
-        parameter.mul_(2.0 if parameter.ndim > 1 else 0.1 if key.endswith("bias") else 1.0)
-    import_checkpoint(save(theirs, tmp_path / "hub"), tmp_path / "ours", verify=False)
-    assert export_model(tmp_path / "ours", options=Options(profile=profile)).passed
-    width = max(map(len, PROMPTS))
-    ids = torch.tensor([[0] * (width - len(prompt)) + prompt for prompt in PROMPTS])
-    mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in PROMPTS])
-    theirs.generation_config.eos_token_id = None
-    theirs = theirs.double()
-    with Exact(theirs), torch.inference_mode():
-        found = theirs.generate(ids, attention_mask=mask, max_new_tokens=NEW, do_sample=False, pad_token_id=0)
-    wanted = found[:, width:].tolist()
-    with load_session(tmp_path / "ours", threads=1) as session:
-        results = session.run(PROMPTS, max_new_tokens=NEW)
-    assert [result["generated_ids"] for result in results] == wanted
-    assert len({token for row in wanted for token in row}) > 6
+    sharpen(theirs)
+    save(theirs, tmp_path / "hub")
+    wanted = check_generation(theirs, tmp_path, profile)
     ends = {row[5] for row in wanted[:2]}
     with load_session(tmp_path / "ours", threads=1) as session:
         results = session.run(PROMPTS, max_new_tokens=NEW, stop_token_ids=tuple(ends))

@@ -403,7 +403,7 @@ ESM_SIZES = {
     ],
 )
 def test_presets_have_the_parameters_of_the_original(preset: str, model_class: str, sizes: dict[str, Any]) -> None:
-    """Those that are learned, without the head of contacts; the sizes are published."""
+    """A preset has as many learned parameters as the original class at its sizes, apart from ESM's contact head."""
     original = getattr(transformers, model_class)
     if model_class.startswith("Esm"):
         sizes = {**sizes, "intermediate_size": 4 * sizes["hidden_size"]}

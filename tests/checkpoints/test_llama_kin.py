@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -11,35 +10,27 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from safetensors.torch import load_file
 from transformers import PreTrainedModel
 
-from tests.checkpoints.test_decoders import (
-    GEMMA,
-    GEMMA_OURS,
-    LAYERS,
-    LLAMA3,
-    NEW,
-    OURS,
-    PROMPTS,
-    SIZES,
-    UNSAID,
-    WIDE,
+from tests.checkpoints.decoders import (
     Family,
+    check_defaults,
+    check_generation,
+    check_imported,
+    check_published,
+    check_refused,
     edit,
     logits_of,
     same,
     save,
+    sharpen,
 )
-from zoo import plugins
+from tests.checkpoints.test_decoders import GEMMA, GEMMA_OURS, LAYERS, LLAMA3, OURS, SIZES, UNSAID, WIDE
 from zoo.artifact import GENERATION
-from zoo.checkpoints import Checkpoint, Exact, Imported, export_checkpoint, import_checkpoint
-from zoo.checkpoints.configuration import find_layout, read_configuration
-from zoo.errors import UsageError
+from zoo.checkpoints import Imported, import_checkpoint
+from zoo.checkpoints.configuration import find_layout
 from zoo.models.count import parameter_count
-from zoo.registry import config_class, registry
-from zoo_export.export import export_model
-from zoo_runtime import load_session
+from zoo.registry import registry
 
 Zoo = Callable[..., Any]
 
@@ -271,21 +262,8 @@ REDUNDANT = {*UNSAID, "sliding_window_pattern"}
 
 def check(theirs: PreTrainedModel, folder: Path) -> Imported:
     """Import a model and publish it; compare both with the original, and the files with each other."""
-    source = save(theirs, folder / "hub")
-    imported = import_checkpoint(source, folder / "ours", verify=True)
-    assert imported.comparison.exact < 1e-12
-    assert parameter_count(imported.spec) == sum(parameter.numel() for parameter in theirs.parameters())
-    made = export_checkpoint(folder / "ours", folder / "back", model_type=theirs.config.model_type, verify=True)
-    assert made.comparison.exact < 1e-12
-    before, after = (load_file(path / "model.safetensors") for path in (source, folder / "back"))
-    assert set(after) == set(before)
-    assert all(torch.equal(after[key], before[key]) for key in after)
-    again = type(theirs).from_pretrained(folder / "back", attn_implementation="eager")
-    kept, wanted = (
-        {key: value for key, value in model.config.to_dict().items() if key not in REDUNDANT}
-        for model in (again, theirs)
-    )
-    assert kept == wanted
+    imported = check_imported(theirs, folder)
+    check_published(theirs, folder, REDUNDANT)
     return imported
 
 
@@ -421,17 +399,7 @@ def test_defaults_equal_those_of_the_original(tmp_path: Path, name: str) -> None
     """Missing keys have the defaults of the original class."""
     own, positions = BARE[name]
     said = {**WIDE, "eos_token_id": 7, "pad_token_id": 3, **own}
-    theirs = FAMILIES[name].config(**{"bos_token_id": None, **said})
-
-    def read(content: str) -> dict[str, Any]:
-        (tmp_path / "config.json").write_text(content)
-        _, architecture, layout = find_layout(theirs.model_type, "here")
-        cls = config_class(*plugins.active().architecture(architecture))
-        return read_configuration(layout, Checkpoint(tmp_path, planned={}), cls).to_dict()
-
-    bare = read(json.dumps({**said, "model_type": theirs.model_type}))
-    assert bare == read(theirs.to_json_string(use_diff=False))
-    assert bare["max_seq_len"] == positions
+    check_defaults(FAMILIES[name].config(**{"bos_token_id": None, **said}), said, positions, tmp_path)
 
 
 REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
@@ -478,12 +446,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
 def test_unsupported_configuration_is_rejected(
     tmp_path: Path, name: str, changes: dict[str, Any], message: str
 ) -> None:
-    folder = save(FAMILIES[name].make(), tmp_path / "hub")
-    content = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**content, **changes}))
-    with pytest.raises(UsageError, match=message):
-        import_checkpoint(folder, tmp_path / "ours", verify=False)
-    assert not (tmp_path / "ours").exists()
+    check_refused(FAMILIES[name].make(), changes, message, tmp_path)
 
 
 SCALED = {key: value for key, value in YARN.items() if key != "rope_theta"}
@@ -531,22 +494,8 @@ GENERATED = ["granite", "olmo2", "olmo3", "exaone4", "glm", "glm4", "ernie4_5", 
 def test_generation_equals_transformers(tmp_path: Path, name: str) -> None:
     """After import, export and verification, greedy tokens of a ragged batch equal those of ``generate``."""
     theirs = FAMILIES[name].make(tie_word_embeddings=False, max_position_embeddings=24)
-    for key, parameter in theirs.named_parameters():  # otherwise some models only repeat themselves
-        parameter.mul_(2.0 if parameter.ndim > 1 else 0.1 if key.endswith("bias") else 1.0)
+    sharpen(theirs)
     folder = save(theirs, tmp_path / "hub")
     edit(folder, eos_token_id=None)
     (folder / GENERATION).unlink()
-    import_checkpoint(folder, tmp_path / "ours", verify=False)
-    assert export_model(tmp_path / "ours").passed
-    width = max(map(len, PROMPTS))
-    ids = torch.tensor([[0] * (width - len(prompt)) + prompt for prompt in PROMPTS])
-    mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in PROMPTS])
-    theirs.generation_config.eos_token_id = None
-    theirs = theirs.double()
-    with Exact(theirs), torch.inference_mode():
-        found = theirs.generate(ids, attention_mask=mask, max_new_tokens=NEW, do_sample=False, pad_token_id=0)
-    wanted = found[:, width:].tolist()
-    with load_session(tmp_path / "ours", threads=1) as session:
-        results = session.run(PROMPTS, max_new_tokens=NEW)
-    assert [result["generated_ids"] for result in results] == wanted
-    assert len({token for row in wanted for token in row}) > 6
+    check_generation(theirs, tmp_path)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -35,15 +34,21 @@ from transformers import (
 )
 
 import zoo as library
-from tests.checkpoints.test_decoders import NEW, PROMPTS, Family, batch, edit, logits_of, same, save
-from zoo import plugins
-from zoo.checkpoints import Checkpoint, Exact, export_checkpoint, import_checkpoint
-from zoo.checkpoints.configuration import find_layout, read_configuration
-from zoo.errors import UsageError
-from zoo.models.count import parameter_count
-from zoo.registry import config_class
-from zoo_export.export import export_model
-from zoo_runtime import load_session
+from tests.checkpoints.decoders import (
+    Family,
+    batch,
+    check_defaults,
+    check_generation,
+    check_imported,
+    check_published,
+    check_refused,
+    edit,
+    logits_of,
+    same,
+    save,
+    sharpen,
+)
+from zoo.checkpoints import Exact, export_checkpoint, import_checkpoint
 
 SIZES = {
     "vocab_size": 61, "max_position_embeddings": 40, "hidden_size": 48, "num_hidden_layers": 3,
@@ -239,12 +244,8 @@ def test_checkpoint_is_imported(tmp_path: Path, name: str) -> None:
     """The import compares without padding and with right padding; this test adds left padding."""
     family = FAMILIES[name]
     theirs = family.make()
-    imported = import_checkpoint(save(theirs, tmp_path / "hub"), tmp_path / "ours", verify=True)
-    config = imported.spec.config
+    config = check_imported(theirs, tmp_path).spec.config
     assert {key: getattr(config, key) for key in family.ours} == family.ours
-    assert imported.comparison.exact < 1e-12
-    assert f"{type(theirs).__name__} of transformers" in str(imported.comparison)
-    assert parameter_count(imported.spec) == sum(parameter.numel() for parameter in theirs.parameters())
     same(tmp_path / "ours", theirs)
 
 
@@ -253,19 +254,8 @@ def test_checkpoint_is_imported(tmp_path: Path, name: str) -> None:
 def test_checkpoint_round_trip(tmp_path: Path, name: str) -> None:
     """transformers loads the published checkpoint with the same configuration, tensors and outputs."""
     theirs = FAMILIES[name].make()
-    folder = save(theirs, tmp_path / "hub")
-    import_checkpoint(folder, tmp_path / "ours", verify=False)
-    exported = export_checkpoint(tmp_path / "ours", tmp_path / "back", model_type=theirs.config.model_type, verify=True)
-    assert exported.comparison.exact < 1e-12
-    before, after = (load_file(path / "model.safetensors") for path in (folder, tmp_path / "back"))
-    assert set(after) == set(before)
-    assert all(torch.equal(after[key], before[key]) for key in after)
-    again = AutoModelForCausalLM.from_pretrained(tmp_path / "back", attn_implementation="eager")
-    assert type(again) is type(theirs)
-    kept, wanted = (
-        {key: value for key, value in model.config.to_dict().items() if key not in UNSAID} for model in (again, theirs)
-    )
-    assert kept == wanted
+    import_checkpoint(save(theirs, tmp_path / "hub"), tmp_path / "ours", verify=False)
+    again = check_published(theirs, tmp_path, UNSAID, AutoModelForCausalLM)
     assert torch.equal(logits_of(again), logits_of(theirs))
 
 
@@ -373,7 +363,7 @@ def test_base_model_becomes_a_sentence_encoder(tmp_path: Path, name: str) -> Non
 
 
 CLASSIFIED = [name for name in BASE if not name.startswith("cohere")]
-"""Those with a class for text classification."""
+"""The families that have a text-classification class in transformers."""
 
 
 @pytest.mark.slow_after(2)
@@ -426,16 +416,7 @@ BARE = {
 def test_defaults_equal_those_of_the_original(tmp_path: Path, name: str, said: dict[str, Any], positions: int) -> None:
     """Missing keys have the defaults of the original class."""
     theirs = FAMILIES[name].config(**said, bos_token_id=None, eos_token_id=None)
-
-    def read(content: str) -> dict[str, Any]:
-        (tmp_path / "config.json").write_text(content)
-        _, architecture, layout = find_layout(theirs.model_type, "here")
-        cls = config_class(*plugins.active().architecture(architecture))
-        return read_configuration(layout, Checkpoint(tmp_path, planned={}), cls).to_dict()
-
-    bare = read(json.dumps({**said, "model_type": theirs.model_type}))
-    assert bare == read(theirs.to_json_string(use_diff=False))
-    assert bare["max_seq_len"] == positions
+    check_defaults(theirs, said, positions, tmp_path)
 
 
 REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
@@ -473,12 +454,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
 def test_unsupported_configuration_is_rejected(
     tmp_path: Path, name: str, changes: dict[str, Any], message: str
 ) -> None:
-    folder = save(FAMILIES[name].make(), tmp_path / "hub")
-    path = folder / "config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
-    with pytest.raises(UsageError, match=message):
-        import_checkpoint(folder, tmp_path / "ours", verify=False)
-    assert not (tmp_path / "ours").exists()
+    check_refused(FAMILIES[name].make(), changes, message, tmp_path)
 
 
 # Configurations at random.
@@ -585,19 +561,6 @@ def test_random_configurations_equal_the_original(tmp_path: Path, name: str, dra
 def test_generation_equals_transformers(tmp_path: Path, name: str) -> None:
     """After import, export and verification, greedy tokens of a ragged batch equal those of ``generate``."""
     theirs = FAMILIES[name].make(eos_token_id=None)
-    for key, parameter in theirs.named_parameters():  # otherwise some models only repeat themselves
-        parameter.mul_(2.0 if parameter.ndim > 1 else 0.1 if key.endswith("bias") else 1.0)
-    import_checkpoint(save(theirs, tmp_path / "hub"), tmp_path / "ours", verify=False)
-    assert export_model(tmp_path / "ours").passed
-    width = max(map(len, PROMPTS))
-    ids = torch.tensor([[0] * (width - len(prompt)) + prompt for prompt in PROMPTS])
-    mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in PROMPTS])
-    theirs.generation_config.eos_token_id = None
-    theirs = theirs.double()
-    with Exact(theirs), torch.inference_mode():
-        found = theirs.generate(ids, attention_mask=mask, max_new_tokens=NEW, do_sample=False, pad_token_id=0)
-    wanted = found[:, width:].tolist()
-    with load_session(tmp_path / "ours", threads=1) as session:
-        results = session.run(PROMPTS, max_new_tokens=NEW)
-    assert [result["generated_ids"] for result in results] == wanted
-    assert len({token for row in wanted for token in row}) > 6
+    sharpen(theirs)
+    save(theirs, tmp_path / "hub")
+    check_generation(theirs, tmp_path)
