@@ -118,13 +118,16 @@ def check_imported(theirs: PreTrainedModel, folder: Path) -> Imported:
 def check_published(theirs: PreTrainedModel, folder: Path, unsaid: set[str], auto: Any = None) -> PreTrainedModel:
     """Publish ``folder``/ours; transformers loads the same configuration and tensors as those of ``folder``/hub.
 
+    The layout is by default that of the import.
+
     Args:
         theirs: the original.
         folder: the directory of both.
         unsaid: keys of config.json that are redundant or affect training only.
         auto: the class that loads the published model, by default the original's.
     """
-    exported = export_checkpoint(folder / "ours", folder / "back", model_type=theirs.config.model_type, verify=True)
+    exported = export_checkpoint(folder / "ours", folder / "back", verify=True)
+    assert exported.model_type == theirs.config.model_type
     assert exported.comparison.exact < 1e-12
     before, after = (load_file(folder / name / "model.safetensors") for name in ("hub", "back"))
     assert set(after) == set(before)

@@ -39,7 +39,9 @@ from zoo.models.tensors import tensor_groups
 from zoo.reading import read_bytes
 from zoo.registry import ModelSpec
 
-__all__ = ["Exported", "choose_layout", "export_checkpoint", "layout_names", "write_dense_layers"]
+__all__ = [
+    "Exported", "choose_layout", "export_checkpoint", "imported_format", "layout_names", "write_dense_layers",
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,8 @@ def export_checkpoint(
     Args:
         directory: a model directory.
         target: the directory to create.
-        model_type: the layout to write; by default the first that can represent the configuration.
+        model_type: the layout to write; by default that from which the model was imported, or the first that can
+            represent the configuration.
         max_shard_bytes: larger weights are split into shards; 5 GB by default.
         verify: load the checkpoint with the original implementation and compare; by default if that is installed.
         force: replace a checkpoint that this function wrote, if its files are unchanged and none were added.
@@ -121,14 +124,26 @@ def layout_names(spec: ModelSpec) -> list[str]:
     ]
 
 
+def imported_format(stored: ModelDirectory) -> str | None:
+    """Return the hub layout from which a model was imported, perhaps before it was trained, or None."""
+    origin = stored.origin
+    while origin.kind != "imported" and origin.parent is not None:
+        origin = origin.parent
+    return origin.format if origin.format in layout_names(stored.spec) else None
+
+
 def choose_layout(
     stored: ModelDirectory, model: nn.Module, stage: Path, model_type: str | None = None
 ) -> tuple[str, Layout, dict[str, SourceTensor]]:
     """Choose a layout that can represent this model, and write everything but the tensors to the stage.
 
+    That from which the model was imported is tried first, then those of the architecture in their order.
+
     Raises :class:`UsageError` if there is none.
     """
-    spec, model_types = stored.spec, layout_names(stored.spec)
+    spec = stored.spec
+    imported, model_types = imported_format(stored), layout_names(spec)
+    model_types.sort(key=lambda name: name != imported)
     if model_type is not None and model_type not in model_types:
         raise UsageError(
             f"{model_type!r} is not a layout of {spec.architecture.name} models",

@@ -65,7 +65,7 @@ class PublishJob:
     shell_complete=complete_offers("importers"),
     metavar="NAME",
     section="Layouts hub, onnx and transformers-js",
-    help="Model type to write.  [default: the first that fits]",
+    help="Model type to write.  [default: that of the import, else the first that fits]",
 )
 @option(
     "--max-shard-size",

@@ -76,7 +76,8 @@ def write_onnx(
     Args:
         directory: a model directory with an export, and perhaps quantised ones.
         target: the directory to create.
-        model_type: the layout of the configuration; by default the first that can represent it.
+        model_type: the layout of the configuration; by default that from which the model was imported, or the first
+            that can represent it.
         layout: ``onnx``, or ``transformers-js`` to also refuse what transformers.js cannot read.
         force: replace what this function wrote, if its files are unchanged and none were added.
         progress: called with the number of each comparison and the total.

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from zoo.artifact import ModelDirectory, describe
 from zoo.artifact.weights import digest_layout
-from zoo.checkpoints.exporting import choose_layout, layout_names
+from zoo.checkpoints.exporting import choose_layout, imported_format
 from zoo.checkpoints.peft import AdapterChanges, AdapterNames, Update, write_adapter
 from zoo.errors import UsageError, argument, nearest
 from zoo.models.create import build_on_meta
@@ -25,7 +25,7 @@ from zoo.storage import scratch_folder
 from zoo.training.plan import TrainingPlan
 from zoo.training.settings import LowRankSettings
 
-__all__ = ["Adapters", "LowRankLinear", "adapt", "add_adapters", "add_updates", "imported_format"]
+__all__ = ["Adapters", "LowRankLinear", "adapt", "add_adapters", "add_updates"]
 
 
 class LowRankLinear(nn.Module):
@@ -199,14 +199,6 @@ def _names(
         except UsageError:
             pass
     return None, AdapterNames(plain, spec.config, None)
-
-
-def imported_format(stored: ModelDirectory) -> str | None:
-    """Return the hub layout from which a model was imported, perhaps before it was trained, or None."""
-    origin = stored.origin
-    while origin.kind != "imported" and origin.parent is not None:
-        origin = origin.parent
-    return origin.format if origin.format in layout_names(stored.spec) else None
 
 
 def _adapted(model: nn.Module) -> dict[str, float]:

@@ -14,7 +14,7 @@ from zoo.artifact import ADAPTER, MANIFEST, ModelDirectory, check_model_target
 from zoo.artifact.provenance import Origin, base_name, fold_names
 from zoo.artifact.weights import digest_layout
 from zoo.checkpoints.configuration import find_layout
-from zoo.checkpoints.exporting import layout_names
+from zoo.checkpoints.exporting import imported_format, layout_names
 from zoo.checkpoints.peft import AdapterChanges, AdapterNames
 from zoo.checkpoints.peft_reading import read_adapter
 from zoo.errors import ArtifactError, UsageError
@@ -24,7 +24,6 @@ from zoo.models.heads import retask
 from zoo.models.tensors import other_owners
 from zoo.registry import ModelSpec
 from zoo.registry.nearby import no_directory
-from zoo.training.adapters.low_rank import imported_format
 
 __all__ = ["Found", "Merged", "merge", "merge_adapter", "merge_directory", "read_changes"]
 
