@@ -22,7 +22,10 @@ _CLASSES = 4
 TASKS = {
     "encoders": ("feature-extraction", "sentence-embedding", "fill-mask", "text-classification",
                  "token-classification", "question-answering"),
+    "encoders without a class for spans": ("feature-extraction", "sentence-embedding", "fill-mask",
+                                           "text-classification", "token-classification"),
     "decoders": ("text-generation", "text-classification", "sentence-embedding"),
+    "decoders without a class for labels": ("text-generation", "sentence-embedding"),
     "encoder-decoders": ("text2text-generation", "text-classification", "sentence-embedding"),
     "encoder-decoders without a class for the encoder": ("text2text-generation", "text-classification"),
     "images": ("image-classification", "image-feature-extraction"),
@@ -56,6 +59,7 @@ _LLAMA = {
     "num_attention_heads": 6, "num_key_value_heads": 3, "head_dim": 8, "intermediate_size": 37, "rms_norm_eps": 1e-3,
     "hidden_act": "gelu", "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 4, "tie_word_embeddings": False,
 }  # fmt: skip
+_ROPE = {"rope_type": "default", "rope_theta": 100.0}
 _PART = {"rope_type": "default", "rope_theta": 100.0, "partial_rotary_factor": 0.5}
 _T5 = {
     "vocab_size": 61, "d_model": 30, "d_kv": 8, "d_ff": 37, "num_layers": 2, "num_decoder_layers": 3, "num_heads": 3,
@@ -75,6 +79,16 @@ _IMAGES = {
 }  # fmt: skip
 _DINO = {key: value for key, value in _IMAGES.items() if key != "intermediate_size"} | {"mlp_ratio": 2}
 _TEACHER = "ForImageClassificationWithTeacher"
+_UNSEGMENTED = {key: value for key, value in _ENCODER.items() if key != "type_vocab_size"}
+_NOMIC = {**_ENCODER, "rope_parameters": _ROPE}
+_NEOX = {
+    **{key: value for key, value in _LLAMA.items() if key not in ("head_dim", "num_key_value_heads", "rms_norm_eps")},
+    "layer_norm_eps": 1e-3, "rope_parameters": _PART, "num_attention_heads": 5, "hidden_size": 40,
+}  # fmt: skip
+_OPT = {
+    "vocab_size": 61, "max_position_embeddings": 23, "hidden_size": 30, "num_hidden_layers": 2, "ffn_dim": 37,
+    "num_attention_heads": 5, "word_embed_proj_dim": 18, "pad_token_id": 1, "bos_token_id": 2, "eos_token_id": 2,
+}  # fmt: skip
 _DECODERS = ("Model", "ForCausalLM", "ForSequenceClassification")
 _HEADS = ("Model", "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering")
 
@@ -98,6 +112,9 @@ FAMILIES = {
     "albert": Family("Albert", {**_ENCODER, "embedding_size": 18}, (*_HEADS, "ForPreTraining")),
     "electra": Family("Electra", {**_ENCODER, "embedding_size": 18}, (*_HEADS, "ForPreTraining")),
     "xlm-roberta": Family("XLMRoberta", _ENCODER),
+    "mpnet": Family("MPNet", {**_UNSEGMENTED, "pad_token_id": 1}),
+    "roformer": Family("RoFormer", {**_ENCODER, "embedding_size": 18, "hidden_size": 40}),
+    "nomic_bert": Family("NomicBert", {**_NOMIC, "hidden_size": 40}, _HEADS[:-1], "encoders without a class for spans"),
     "gpt2": Family("GPT2", _GPT2, ("Model", "LMHeadModel", "ForSequenceClassification"), "decoders"),
     "llama": Family("Llama", _LLAMA, _DECODERS, "decoders"),
     "mistral": Family("Mistral", {**_LLAMA, "sliding_window": 7}, _DECODERS, "decoders"),
@@ -112,6 +129,13 @@ FAMILIES = {
         ("TextModel", "ForCausalLM", "TextForSequenceClassification"),
         "decoders",
     ),
+    "olmo2": Family("Olmo2", _LLAMA, _DECODERS, "decoders"),
+    "granite": Family("Granite", _LLAMA, _DECODERS[:-1], "decoders without a class for labels"),
+    "glm4": Family("Glm4", {**_LLAMA, "rope_parameters": _PART}, _DECODERS, "decoders"),
+    "gpt_neox": Family("GPTNeoX", _NEOX, _DECODERS, "decoders"),
+    "phi": Family("Phi", _NEOX, _DECODERS, "decoders"),
+    "stablelm": Family("StableLm", _NEOX, _DECODERS, "decoders"),
+    "opt": Family("OPT", _OPT, _DECODERS, "decoders"),
     "t5": Family("T5", _T5, _PAIR, "encoder-decoders", "T5EncoderModel"),
     "t5 1.1": Family(
         "T5",
@@ -149,8 +173,9 @@ def make(family: Family, kind: str, folder: Path, *, classes: int = _CLASSES) ->
     torch.manual_seed(0)
     labels = {"num_labels": classes} if "Classification" in kind else {}
     model = cls(cls.config_class(**family.config, **labels)).requires_grad_(False)
-    for parameter in model.parameters():
-        parameter.copy_(0.4 * torch.randn(parameter.shape))
+    for name, parameter in model.named_parameters():
+        if not (family.prefix == "RoFormer" and "embed_positions" in name):  # sinusoids
+            parameter.copy_(0.4 * torch.randn(parameter.shape))
     model.save_pretrained(folder)
 
 

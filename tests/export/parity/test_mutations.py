@@ -103,34 +103,26 @@ def test_each_kind_of_fault_is_caught(exported_subject: Subjects, kind: str) -> 
 
 
 @pytest.mark.slow
-def test_99_of_100_faults_are_caught(exported_subject: Subjects, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("study", STUDIES)
+def test_faults_are_caught(exported_subject: Subjects, study: str) -> None:
+    """All of them: benchmarks/gate.py counts what is missed among more."""
+    subject = exported_subject(study)
     caught, equivalent, unseen = 0, Counter[str](), Counter[str]()
-    escapes = []
-    for study in STUDIES:
-        subject = exported_subject(study)
-        for name, fault in [item for item in subject.faults() if item[1].kind not in REGIMES][::EVERY]:
-            data = subject.seed(name, fault)
-            if data is None:
-                continue
-            if gate(subject, name, data) == "caught":
-                caught += 1
-            elif (moved := effect(subject, name, fault)) <= EQUIVALENT:
-                equivalent[fault.kind] += 1
-            elif moved <= np.finfo(subject.stored.dtype).eps:
-                unseen[fault.kind] += 1
-            else:
-                escapes.append(f"{study}: {fault.kind}, {name}: {fault.site}: effect {moved:.2g}")
-    with capsys.disabled():
-        print(
-            f"\n{caught} faults caught, {len(escapes)} missed, {equivalent.total()} changes have no effect",
-            *escapes,
-            sep="\n",
-        )
-    assert caught >= 200
-    assert len(escapes) <= 0.01 * (caught + len(escapes))
+    for name, fault in [item for item in subject.faults() if item[1].kind not in REGIMES][::EVERY]:
+        data = subject.seed(name, fault)
+        if data is None:
+            continue
+        if gate(subject, name, data) == "caught":
+            caught += 1
+        elif (moved := effect(subject, name, fault)) <= EQUIVALENT:
+            equivalent[fault.kind] += 1
+        else:
+            assert moved <= np.finfo(subject.stored.dtype).eps, f"{fault.kind}, {name}: {fault.site}"
+            unseen[fault.kind] += 1
+    assert caught >= 8
     assert set(equivalent) <= set(NO_FAULTS)
-    assert equivalent.total() <= 0.05 * caught
-    assert unseen.total() <= 0.01 * caught
+    assert equivalent.total() <= 0.25 * caught
+    assert unseen.total() <= 1
 
 
 @pytest.mark.slow
