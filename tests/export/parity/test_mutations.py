@@ -55,7 +55,7 @@ Subjects = Callable[[str], Subject]
 
 EQUIVALENT = 1e-12
 """Relative effect in float64 below which a fault counts as without effect; rounding is 1e-16."""
-EVERY = 9
+EVERY = 25
 """Only every n-th fault of a study is tested here; benchmarks/gate.py tests more."""
 NO_FAULTS = {
     "a tensor read from another's place": "a bias of keys shifts all scores of a query equally, which softmax ignores",
