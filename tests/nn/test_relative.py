@@ -1,5 +1,7 @@
 """Relative position buckets and biases against transformers' T5, and their properties."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 from hypothesis import given
@@ -11,6 +13,7 @@ from transformers.models.bloom.modeling_bloom import build_alibi_tensor
 from transformers.models.mpt.modeling_mpt import build_mpt_alibi_tensor
 from transformers.models.t5.modeling_t5 import T5Attention
 
+from zoo.checkpoints import Exact
 from zoo.nn import LinearBiases, RelativePositionBias, relative_buckets
 
 FAR = torch.arange(-5000, 5001)
@@ -93,10 +96,12 @@ def test_linear_biases_equal_those_of_bloom_and_mpt(heads: int) -> None:
     x = torch.zeros(1, dtype=torch.float64)
     ours = LinearBiases(heads)(19, x)
     assert ours.shape == (1, heads, 1, 19)
-    bloom = build_alibi_tensor(torch.ones(1, 19), heads, torch.float64).view(1, heads, 1, 19)
-    mpt = build_mpt_alibi_tensor(heads, 19)[None].double()
-    assert_close(ours, bloom - bloom[..., -1:], rtol=0, atol=1e-5)  # both compute in float32
-    assert_close(ours, mpt, rtol=0, atol=1e-5)
+    for exact, tolerance in ((False, 1e-5), (True, 1e-13)):  # both compute in float32 outside of the mode
+        with Exact(nn.Identity()) if exact else nullcontext():
+            bloom = build_alibi_tensor(torch.ones(1, 19), heads, torch.float64).view(1, heads, 1, 19)
+            mpt = build_mpt_alibi_tensor(heads, 19)[None].double()
+        assert_close(ours, bloom - bloom[..., -1:], rtol=0, atol=tolerance)
+        assert_close(ours, mpt, rtol=0, atol=tolerance)
 
 
 def test_linear_biases_of_eight_heads_equal_the_paper() -> None:

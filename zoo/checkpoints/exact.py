@@ -18,8 +18,9 @@ class Exact(TorchFunctionMode):
     """A mode in which float64 is never rounded to float32.
 
     Many implementations compute norms and softmax in float32, which gains precision for float16 but loses it for
-    float64. Modules with a buffer ``inv_freq``, or one per kind of layer, are exempt: weights are trained with float32
-    rotary angles, and zoo uses those too.
+    float64. Slopes of linear biases, which BLOOM and MPT compute as powers of a filled tensor or of an integer, are
+    float64 too. Modules with a buffer ``inv_freq``, or one per kind of layer, are exempt: weights are trained
+    with float32 rotary angles, and zoo uses those too.
 
     Args:
         model: the model called under this mode.
@@ -57,6 +58,10 @@ class Exact(TorchFunctionMode):
             args = [torch.float64 if isinstance(item, torch.dtype) and item in _NARROW else item for item in args]
             if kwargs.get("dtype") in _NARROW:
                 kwargs["dtype"] = torch.float64
+        elif not self._paused and function is torch.full and kwargs.get("dtype") in _NARROW:
+            kwargs["dtype"] = torch.float64
+        elif not self._paused and function is torch.pow and isinstance(args[0], int) and args[1].dtype in _NARROW:
+            args = [args[0], args[1].double()]
         return function(*args, **kwargs)
 
 
