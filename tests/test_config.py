@@ -238,7 +238,7 @@ def test_absurd_setting_is_a_usage_error(key: str, text: str) -> None:
 SIZES = st.integers(1, 64)
 PROBABILITIES = st.floats(0, 1, exclude_max=True)
 EPSILONS = st.floats(1e-12, 1.0)
-ACTIVATIONS = st.sampled_from(["gelu", "gelu_tanh", "gelu_sigmoid", "relu", "silu"])
+ACTIVATIONS = st.sampled_from(["gelu", "gelu_tanh", "gelu_sigmoid", "relu", "relu_squared", "silu"])
 
 
 @st.composite

@@ -21,9 +21,10 @@ from zoo.terminal import is_unicode, shown
 
 __all__ = ["OPTIONAL_MEMBERS", "Activation", "Config", "Initializer", "Norm", "Settings", "shortest_period"]
 
-Activation = Literal["gelu", "gelu_tanh", "gelu_sigmoid", "relu", "silu"]
+Activation = Literal["gelu", "gelu_tanh", "gelu_sigmoid", "relu", "relu_squared", "silu"]
 """The feed-forward non-linearities of :class:`zoo.nn.FeedForward`; ``gelu_tanh`` is GPT-2's approximation of ``gelu``,
-``gelu_sigmoid`` is CLIP's, x sigmoid(1.702 x) (Hendrycks and Gimpel 2016, section 2)."""
+``gelu_sigmoid`` is CLIP's, x sigmoid(1.702 x) (Hendrycks and Gimpel 2016, section 2), and ``relu_squared`` is
+relu(x)^2 (So et al. 2021, Primer, section 4)."""
 Norm = Literal["layer", "annotated"]
 """The norms of :func:`zoo.nn.build_norm`."""
 Initializer = Literal["normal", "truncated_normal", "xavier_uniform", "xavier_normal", "lecun_uniform", "lecun_normal"]

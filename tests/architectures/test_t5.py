@@ -268,7 +268,7 @@ def test_tying() -> None:
         (["head_dim=0"], "head_dim must be positive, got 0"),
         (["relative_buckets=3"], "relative_buckets 3 must be 4 or more"),
         (["relative_max_distance=8"], "relative_max_distance 8 more than half of them"),
-        (["activation=tanh"], "one of 'gelu', 'gelu_tanh', 'gelu_sigmoid', 'relu', 'silu', got 'tanh'"),
+        (["activation=tanh"], "one of 'gelu', 'gelu_tanh', 'gelu_sigmoid', 'relu', 'relu_squared', 'silu', got 'tanh'"),
     ],
 )
 def test_invalid_configurations(overrides: list[str], message: str) -> None:

@@ -64,7 +64,7 @@ BAD_INPUT: dict[str, tuple[list[str], int, tuple[str, ...]]] = {
     "unknown choice": (
         ["build", "gpt-tiny", "--set", "activation=tanh"],
         2,
-        ("'gelu_tanh', 'gelu_sigmoid', 'relu', 'silu'",),
+        ("'gelu_tanh', 'gelu_sigmoid', 'relu', 'relu_squared', 'silu'",),
     ),
     "indivisible heads": (["build", "gpt-tiny", "--set", "num_heads=7"], 2, ("hidden_size 64", "num_heads 7")),
     "no layers": (["build", "gpt-tiny", "--set", "num_layers=0"], 2, ("num_layers must be positive, got 0",)),

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.testing import assert_close
-from transformers.activations import QuickGELUActivation
+from transformers.activations import QuickGELUActivation, ReLUSquaredActivation
 
 import zoo
 from zoo import Initializer
@@ -194,6 +194,7 @@ def test_sinusoids_need_an_even_width() -> None:
         ("gelu_tanh", nn.GELU("tanh")),
         ("gelu_sigmoid", QuickGELUActivation()),
         ("relu", nn.ReLU()),
+        ("relu_squared", ReLUSquaredActivation()),
         ("silu", nn.SiLU()),
     ],
 )

@@ -27,7 +27,7 @@ __all__ = ["ACTIVATIONS", "REQUIRED", "Field", "Layout"]
 
 ACTIVATIONS = {
     "gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu_fast": "gelu_tanh",
-    "quick_gelu": "gelu_sigmoid", "relu": "relu", "silu": "silu", "swish": "silu",
+    "quick_gelu": "gelu_sigmoid", "relu": "relu", "relu2": "relu_squared", "silu": "silu", "swish": "silu",
 }  # fmt: skip
 """zoo's activations by their transformers names. The first name of each activation is written."""
 REQUIRED = object()

@@ -18,6 +18,7 @@ ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
     "gelu_tanh": partial(F.gelu, approximate="tanh"),
     "gelu_sigmoid": lambda x: x * torch.sigmoid(1.702 * x),
     "relu": F.relu,
+    "relu_squared": lambda x: F.relu(x).square(),
     "silu": F.silu,
 }
 """The functions that activations name."""

@@ -75,6 +75,7 @@ _ACTIVATIONS: Mapping[Activation, Callable[[Callable[..., ir.Value], ir.Value], 
     "gelu_tanh": lambda add, x: add("Gelu", x, approximate="tanh"),
     "gelu_sigmoid": lambda add, x: add("Mul", x, add("Sigmoid", add("Mul", x, _like(add, 1.702, x)))),
     "relu": lambda add, x: add("Relu", x),
+    "relu_squared": lambda add, x: add("Mul", *2 * [add("Relu", x)]),
     "silu": lambda add, x: add("Mul", x, add("Sigmoid", x)),
 }
 
