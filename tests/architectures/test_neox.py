@@ -31,6 +31,7 @@ VARIANTS: list[dict[str, Any]] = [
     {"gated": True, "parallel": False, "norm_bias": False, "qk_norm": True},
     {"norm": "rms", "norm_offset": False, "qk_norm": True, "joint_qk_norm": True},
     {"norm_offset": True, "sliding_windows": (0, 3), "rope_layers": (True, False), "logit_multiplier": 0.5},
+    {"norm_offset": True, "parallel": False, "activation": "relu_squared"},
     {**BLOOM, "num_heads": 4, "head_dim": 6},
     {**MPT, "sliding_windows": (3, 0)},
 ]

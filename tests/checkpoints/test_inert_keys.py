@@ -17,26 +17,28 @@ from zoo.checkpoints.keys import INERT, INERT_AT
 from zoo.errors import UsageError
 
 FAMILIES = {
-    "albert": "albert", "bart": "bart", "bert": "bert", "blenderbot": "blenderbot", "cohere": "cohere",
-    "cohere2": "cohere2", "cwm": "cwm", "distilbert": "distilbert", "electra": "electra", "ernie4_5": "ernie4_5",
-    "exaone4": "exaone4", "falcon": "falcon", "gemma": "gemma", "gemma2": "gemma2", "gemma3_text": "gemma3",
-    "glm": "glm", "glm4": "glm4", "gpt2": "gpt2", "gpt_neox": "gpt_neox", "gptj": "gptj", "granite": "granite",
-    "helium": "helium", "llama": "llama", "m2m_100": "m2m_100", "marian": "marian", "ministral": "ministral",
-    "mistral": "mistral", "mixtral": "mixtral", "modernbert": "modernbert", "mpnet": "mpnet",
-    "nomic_bert": "nomic_bert", "olmo2": "olmo2", "olmo3": "olmo3", "olmoe": "olmoe", "opt": "opt",
-    "pegasus": "pegasus", "phi": "phi", "phi3": "phi3", "qwen2": "qwen2", "qwen3": "qwen3", "roberta": "roberta",
-    "roformer": "roformer", "seed_oss": "seed_oss", "smollm3": "smollm3", "stablelm": "stablelm",
-    "starcoder2": "starcoder2", "t5": "t5", "vaultgemma": "vaultgemma", "vit": "vit", "whisper": "whisper",
+    "albert": "albert", "bart": "bart", "bert": "bert", "blenderbot": "blenderbot", "bloom": "bloom",
+    "codegen": "codegen", "cohere": "cohere", "cohere2": "cohere2", "cwm": "cwm", "distilbert": "distilbert",
+    "electra": "electra", "ernie4_5": "ernie4_5", "exaone4": "exaone4", "falcon": "falcon", "gemma": "gemma",
+    "gemma2": "gemma2", "gemma3_text": "gemma3", "glm": "glm", "glm4": "glm4", "gpt2": "gpt2", "gpt_neox": "gpt_neox",
+    "gptj": "gptj", "granite": "granite", "helium": "helium", "llama": "llama", "m2m_100": "m2m_100",
+    "marian": "marian", "ministral": "ministral", "mistral": "mistral", "mixtral": "mixtral",
+    "modernbert": "modernbert", "mpnet": "mpnet", "mpt": "mpt", "nemotron": "nemotron", "nomic_bert": "nomic_bert",
+    "olmo2": "olmo2", "olmo3": "olmo3", "olmoe": "olmoe", "opt": "opt", "pegasus": "pegasus", "persimmon": "persimmon",
+    "phi": "phi", "phi3": "phi3", "qwen2": "qwen2", "qwen3": "qwen3", "roberta": "roberta", "roformer": "roformer",
+    "seed_oss": "seed_oss", "smollm3": "smollm3", "stablelm": "stablelm", "starcoder2": "starcoder2", "t5": "t5",
+    "vaultgemma": "vaultgemma", "vit": "vit", "whisper": "whisper",
 }  # fmt: skip
 """Model types, and the folders of transformers with their models."""
 READ = {
     "add_cross_attention", "chunk_size_feed_forward", "decoder_start_token_id", "dtype", "eos_token_id",
     "gradient_checkpointing", "id2label", "init_std", "initializer_factor", "initializer_range", "is_encoder_decoder",
-    "num_labels", "output_attentions", "output_hidden_states", "pad_token_id", "problem_type", "return_dict",
-    "tie_encoder_decoder", "use_cache",
+    "num_labels", "output_attentions", "output_hidden_states", "pad_token_id", "pretraining_tp", "problem_type",
+    "return_dict", "tie_encoder_decoder", "use_cache",
 }  # fmt: skip
 """Keys that transformers' models read, but not for what a model computes from its weights: they set initial weights,
-the form of outputs, losses and labels, and memory; or zoo reads them for every family (``zoo.checkpoints.common``)."""
+the form of outputs, losses and labels, and memory; ``pretraining_tp`` counts only beside BLOOM's ``slow_but_exact``,
+which is refused; or zoo reads them for every family (``zoo.checkpoints.common``)."""
 SIZES = {
     "vocab_size": 60, "hidden_size": 16, "intermediate_size": 20, "num_hidden_layers": 1, "num_attention_heads": 2,
 }  # fmt: skip

@@ -80,6 +80,7 @@ VARIANTS: dict[str, tuple[str, Sequence[str]]] = {
         ["qk_norm=true", "expert_layers=[false, true]", "expert_intermediate_size=24", "head_dim=10"],
     ),
     "neox, biases by distance": ("neox-tiny", ["positions=alibi", "embedding_norm=true", "parallel=false"]),
+    "neox, squared relu": ("neox-tiny", ["norm_offset=true", "activation=relu_squared", "mlp_bias=false"]),
     "neox, one norm": ("neox-tiny", ["shared_norm=true", "gated=true", "norm_bias=false", "sliding_windows=[2, 0]"]),
     "modernbert, classes": ("modernbert-tiny", ["task=text-classification", "pooling=mean"]),
     "rnn, tokens in one direction": ("rnn-tiny", ["task=token-classification", "bidirectional=false", "cell=gru"]),

@@ -61,11 +61,11 @@ COMMON: dict[str, Any] = {
 LOCAL, _FULL = "sliding_attention", "full_attention"
 
 
-def classes_of(name: str) -> dict[str, str]:
-    """Return the original classes of a family and their tasks in zoo."""
+def classes_of(name: str, *, classifier: bool = True) -> dict[str, str]:
+    """Return the original classes of a family and their tasks in zoo, given whether one of them is a classifier."""
     return {
         f"{name}ForCausalLM": "text-generation",
-        f"{name}ForSequenceClassification": "text-classification",
+        **({f"{name}ForSequenceClassification": "text-classification"} if classifier else {}),
         f"{name}Model": "sentence-embedding",
     }
 

@@ -30,6 +30,11 @@ def zoo_importers() -> Sequence[zoo.Importer]:
         zoo.Importer(name="starcoder2", architecture="neox", layout="zoo_plugins.neox.hub:STARCODER2"),
         zoo.Importer(name="gptj", architecture="neox", layout="zoo_plugins.neox.hub_gptj:GPTJ"),
         zoo.Importer(name="falcon", architecture="neox", layout="zoo_plugins.neox.hub_falcon:FALCON"),
+        zoo.Importer(name="codegen", architecture="neox", layout="zoo_plugins.neox.hub_gptj:CODEGEN"),
+        zoo.Importer(name="nemotron", architecture="neox", layout="zoo_plugins.neox.hub_nemotron:NEMOTRON"),
+        zoo.Importer(name="persimmon", architecture="neox", layout="zoo_plugins.neox.hub_nemotron:PERSIMMON"),
+        zoo.Importer(name="bloom", architecture="neox", layout="zoo_plugins.neox.hub_alibi:BLOOM"),
+        zoo.Importer(name="mpt", architecture="neox", layout="zoo_plugins.neox.hub_alibi:MPT"),
         zoo.Importer(name="cohere", architecture="neox", layout="zoo_plugins.neox.hub_cohere:COHERE"),
         zoo.Importer(name="cohere2", architecture="neox", layout="zoo_plugins.neox.hub_cohere:COHERE2"),
     ]

@@ -17,19 +17,9 @@ from zoo_plugins.llama.hub_shared import (
     classes_of,
 )
 from zoo_plugins.neox.config import NeoXConfig
-from zoo_plugins.neox.hub_shared import QKV, read_rotation, refuse_other
+from zoo_plugins.neox.hub_shared import NORM_2, QKV, SIZES, read_rotation, refuse_other
 
 __all__ = ["GPT_NEOX", "PHI", "STABLELM", "STARCODER2"]
-
-_SIZES = (
-    Field("vocab_size"),
-    Field("hidden_size"),
-    Field("num_hidden_layers", "num_layers"),
-    Field("num_attention_heads", "num_heads"),
-    Field("intermediate_size"),
-    Field("attention_dropout", "dropout", default=0.0),
-)
-_NORM_2 = Rule("blocks.*.norm_2", "model.layers.*.post_attention_layernorm")
 
 # The exporter reads its config.json back, and rejects settings that these layouts cannot express.
 
@@ -56,7 +46,7 @@ def _restore_gpt_neox(c: NeoXConfig) -> Mapping[str, Any]:
 GPT_NEOX = Layout(
     classes=classes_of("GPTNeoX"),
     fields=(
-        *_SIZES,
+        *SIZES,
         Field("max_position_embeddings", "max_seq_len", default=2048),
         Field("hidden_act", "activation", default="gelu", values=ACTIVATIONS),
         Field("layer_norm_eps", "norm_eps", default=1e-5),
@@ -105,7 +95,7 @@ def _restore_phi(c: NeoXConfig) -> Mapping[str, Any]:
 PHI = Layout(
     classes=classes_of("Phi"),
     fields=(
-        *_SIZES,
+        *SIZES,
         Field("max_position_embeddings", "max_seq_len", default=2048),
         Field("num_key_value_heads", "num_kv_heads", default=None),
         Field("hidden_act", "activation", default="gelu_new", values=ACTIVATIONS),
@@ -147,7 +137,7 @@ def _derive_stablelm(checkpoint: Checkpoint, values: dict[str, Any]) -> Mapping[
 STABLELM = Layout(
     classes=classes_of("StableLm"),
     fields=(
-        *_SIZES,
+        *SIZES,
         Field("max_position_embeddings", "max_seq_len", default=4096),
         Field("num_key_value_heads", "num_kv_heads", default=32),
         Field("hidden_act", "activation", default="silu", values=ACTIVATIONS),
@@ -157,7 +147,7 @@ STABLELM = Layout(
         Field("hidden_dropout", "residual_dropout", default=0.0),
         Field("tie_word_embeddings", "tie_embeddings", default=False),
     ),
-    rules=(*BLOCK_RULES, *ATTENTION_RULES, *MLP_RULES, _NORM_2),
+    rules=(*BLOCK_RULES, *ATTENTION_RULES, *MLP_RULES, NORM_2),
     ignored_keys=(*ROPE_KEYS, "partial_rotary_factor", "qk_layernorm"),
     read_extra=_derive_stablelm,
     write_extra=write_partial_rotation,
@@ -187,7 +177,7 @@ def _restore_starcoder2(c: NeoXConfig) -> Mapping[str, Any]:
 STARCODER2 = Layout(
     classes=classes_of("Starcoder2"),
     fields=(
-        *_SIZES,
+        *SIZES,
         Field("max_position_embeddings", "max_seq_len", default=4096),
         Field("num_key_value_heads", "num_kv_heads", default=2),
         Field("hidden_act", "activation", default="gelu_pytorch_tanh", values=ACTIVATIONS),
@@ -199,7 +189,7 @@ STARCODER2 = Layout(
     rules=(
         Rule("blocks.*.mlp.up", "model.layers.*.mlp.c_fc"),
         Rule("blocks.*.mlp.down", "model.layers.*.mlp.c_proj"),
-        _NORM_2,
+        NORM_2,
         *ATTENTION_RULES,
         *BLOCK_RULES,
     ),

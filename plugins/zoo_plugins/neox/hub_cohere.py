@@ -54,11 +54,6 @@ _WINDOW = 4096
 _INERT = (*_SUPPORTED, "layer_switch", "order_of_interleaved_layers", "use_embedding_sharing", "use_parallel_embedding")
 
 
-def _classes(name: str) -> dict[str, str]:
-    """Return the original classes, among which there is none for classes of texts."""
-    return {cls: task for cls, task in classes_of(name).items() if task != "text-classification"}
-
-
 def _derive(checkpoint: Checkpoint, values: dict[str, Any]) -> dict[str, Any]:
     refuse_other(checkpoint, **_SUPPORTED)
     return {
@@ -106,7 +101,7 @@ def _rules(c: NeoXConfig) -> Sequence[Rule]:
 
 
 COHERE = Layout(
-    classes=_classes("Cohere"),
+    classes=classes_of("Cohere", classifier=False),
     fields=_FIELDS,
     rules=_rules,
     ignored_keys=(*ROPE_KEYS, *_INERT),
@@ -119,7 +114,7 @@ COHERE = Layout(
 """``model_type`` cohere: Command R and Aya."""
 
 COHERE2 = Layout(
-    classes=_classes("Cohere2"),
+    classes=classes_of("Cohere2", classifier=False),
     fields=(*_FIELDS, Field("head_dim", default=None)),
     rules=_rules,
     ignored_keys=(

@@ -11,7 +11,7 @@ from zoo_plugins.bert.sentence import PROJECTIONS
 from zoo_plugins.llama.hub_rope import ROPE_KEYS, read_common, write_rope
 from zoo_plugins.llama.hub_shared import COMMON, NO_TOKENS, classes_of
 from zoo_plugins.neox.config import NeoXConfig
-from zoo_plugins.neox.hub_shared import QKV, refuse_other
+from zoo_plugins.neox.hub_shared import QKV, read_sizes, refuse_other
 
 __all__ = ["FALCON"]
 
@@ -22,8 +22,7 @@ def _derive(checkpoint: Checkpoint, values: dict[str, Any]) -> Mapping[str, Any]
     """Read the kind of block. Falcon 7B shares one key-value head and one norm; Falcon 40B has groups and two norms."""
     hub, where = checkpoint.config, checkpoint.config_file
     refuse_other(checkpoint, alibi=False)
-    old = {ours: hub[theirs] for theirs, ours in _OLD_NAMES.items() if hub.get(theirs) is not None}
-    sizes = {key: NeoXConfig.check_field(key, {**values, **old}[key], where) for key in _OLD_NAMES.values()}
+    sizes = read_sizes(checkpoint, values, _OLD_NAMES)
     is_new, parallel = hub.get("new_decoder_architecture") or False, hub.get("parallel_attn", True)
     norms = hub.get("num_ln_in_parallel_attn") or (2 if is_new else 1)
     if is_new and not parallel:

@@ -1,7 +1,9 @@
 """GPT-NeoX: the causal decoder of Black et al. 2022 (section 2.1), and those that differ from it in settings.
 
 Attention and the feed-forward network of a block read the same residual stream, and both are added to it (Wang and
-Komatsuzaki 2021, GPT-J). Norms are LayerNorm, and a part of each head is rotated.
+Komatsuzaki 2021, GPT-J). Norms are LayerNorm, and a part of each head is rotated. BLOOM (BigScience Workshop 2022) and
+MPT (MosaicML 2023) have biases of scores by distance instead; Nemotron (Parmar et al. 2024) adds 1 to the weights of
+norms.
 
 B batch, H heads, T tokens of this call, S tokens including those before, E hidden size.
 """
