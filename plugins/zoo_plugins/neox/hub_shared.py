@@ -37,7 +37,7 @@ def read_sizes(checkpoint: Checkpoint, values: Mapping[str, Any], old_names: Map
     return {key: NeoXConfig.check_field(key, {**values, **old}[key], where) for key in old_names.values()}
 
 
-def refuse_other(checkpoint: Checkpoint, section: Mapping[str, Any] | None = None, **supported: object) -> None:
+def refuse_other(checkpoint: Checkpoint, section: Mapping[str, Any] | None = None, /, **supported: object) -> None:
     """Raise :class:`UsageError` for keys of config.json, or of a section, with another value than the supported one."""
     hub = checkpoint.config if section is None else section
     wrong = [f"{key} {hub[key]!r}" for key, value in supported.items() if hub.get(key, value) != value]
