@@ -23,6 +23,7 @@ __all__ = [
     "Cost",
     "attention",
     "delta_rule",
+    "disentangled_attention",
     "embedding",
     "feed_forward",
     "gated_feed_forward",
@@ -204,6 +205,19 @@ def span_attention(
         + Cost(2 * num_memories * hidden_size)
         + Cost(num_heads if adaptive else 0)
     )
+
+
+def disentangled_attention(
+    hidden_size: int, num_heads: int, *, context: int, rows: int, num_terms: int = 2, shared: bool = False
+) -> Cost:
+    """Attention with biases, and the products of queries or keys with ``rows`` distances for each term of positions.
+
+    A projection of distances, which adds parameters unless it is ``shared``, runs once per batch: FLOPs leave it out.
+    """
+    projection = Cost(0 if shared else linear(hidden_size, hidden_size).parameters)
+    products = Cost(0, 2 * rows * hidden_size)
+    plain = attention(hidden_size, num_heads, head_dim=hidden_size // num_heads, context=context)
+    return plain + num_terms * (projection + products)
 
 
 def product_key_memory(hidden_size: int, *, num_keys: int, top_k: int, num_heads: int, query_size: int) -> Cost:

@@ -5,6 +5,7 @@ from zoo.nn.attention import MultiHeadAttention, attention_weights, scaled_dot_p
 from zoo.nn.cache import Cache, LayerCache, LayerStates
 from zoo.nn.chunked import LocalAttention, LSHAttention
 from zoo.nn.delta_rule import GatedDeltaNet, delta_rule, invert_unit_triangular
+from zoo.nn.disentangled import DisentangledAttention, DistanceTable, PositionTerm, distance_rows
 from zoo.nn.encoder_attention import EncoderAttention
 from zoo.nn.experts import (
     Experts,
@@ -67,6 +68,8 @@ __all__ = [
     "AttentionScores",
     "Cache",
     "CausalConvolution",
+    "DisentangledAttention",
+    "DistanceTable",
     "EmbeddingHead",
     "EncoderAttention",
     "Experts",
@@ -88,6 +91,7 @@ __all__ = [
     "OffsetLayerNorm",
     "OffsetRMSNorm",
     "PerformerAttention",
+    "PositionTerm",
     "ProductKeyMemory",
     "Recorded",
     "RecurrentState",
@@ -109,6 +113,7 @@ __all__ = [
     "call_graph",
     "cropped_attentions",
     "delta_rule",
+    "distance_rows",
     "distances_of",
     "initialize",
     "interpolate_frequencies",
