@@ -100,6 +100,11 @@ FAMILIES = {
         {**_ENCODER, "hidden_act": "gelu", "rope_parameters": {"rope_type": "default", "rope_theta": 50.0}},
     ),
     "RoFormer": Family("RoFormerForMaskedLM", {**_ENCODER, "embedding_size": 12}),
+    "DeBERTa-v2": Family(
+        "DebertaV2ForMaskedLM",
+        {**_ENCODER, "relative_attention": True, "pos_att_type": ["p2c", "c2p"], "position_buckets": 8,
+         "share_att_key": True, "norm_rel_ebd": "layer_norm", "position_biased_input": False},
+    ),
     "ESM-2": Family(
         "EsmForMaskedLM",
         {**_ENCODER, "position_embedding_type": "rotary", "token_dropout": True, "mask_token_id": 9, "pad_token_id": 1},

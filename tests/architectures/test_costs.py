@@ -97,6 +97,9 @@ PUBLISHED = [
     # transformers also counts a table of sinusoids.
     ("roformer-base", [], 123_555_840 - 1536 * 64),
     ("roformer-base", ["task=fill-mask"], 124_197_968 - 1536 * 64),
+    ("deberta-v3-base", [], 183_831_552),
+    ("deberta-v3-base", ["task=text-classification", "num_classes=3"], 184_424_451),
+    ("deberta-v3-small", ["task=fill-mask"], 142_024_548),
     # transformers also counts the head that predicts contacts, with one weight per head of all layers, and a bias.
     ("esm2-8m", ["task=fill-mask"], 7_512_474 - 6 * 20 - 1),
     ("esm2-650m", ["task=fill-mask"], 651_043_254 - 33 * 20 - 1),
@@ -283,6 +286,10 @@ def test_parameter_counts_of_all_presets_equal_their_modules(name: str) -> None:
         ("all-attention-tiny", ["num_memories=0", "span_ramp=5"]),
         ("product-key-memory-tiny", ["memory_layers=[]", "tie_embeddings=false"]),
         ("product-key-memory-tiny", ["memory_layers=[0, 1]", "memory_query_size=6", "memory_heads=3"]),
+        ("deberta-tiny", ["task=fill-mask", "embedding_size=24", "absolute_positions=true", "tie_embeddings=false"]),
+        ("deberta-tiny", ["task=text-classification", "num_classes=7", "distance_norm=false", "type_vocab_size=3"]),
+        ("deberta-tiny", ["task=token-classification", "share_projections=false", "position_terms=[p2c]"]),
+        ("deberta-tiny", ["task=question-answering", "position_terms=[]"]),
         ("esm-tiny", ["task=fill-mask", "dropped_token_id=259", "tie_embeddings=false"]),
         ("esm-tiny", ["positions=learned", "pad_token_id=3", "embedding_norm=true", "pooler=true"]),
         ("esm-tiny", ["task=text-classification", "num_classes=7"]),
@@ -521,6 +528,24 @@ def test_product_key_memory_flops(settings: list[str]) -> None:
 def test_bert_flops(settings: list[str], once: int) -> None:
     """Per token at full context, plus the parts that run once per sequence, which the closed form leaves out."""
     spec = registry().resolve("bert-tiny", ["max_seq_len=24", *settings])
+    ids = torch.zeros(1, 24, dtype=torch.long)
+    assert spec.cost is not None
+    assert counted_flops(spec, (ids, torch.ones_like(ids))) == 24 * spec.cost.flops + once
+
+
+@pytest.mark.parametrize(
+    ("settings", "once"),
+    [
+        (["task=fill-mask", "embedding_size=24"], 2 * 2 * 16 * 2 * 64 * 64),
+        (["task=text-classification", "num_classes=5"], 2 * 2 * 16 * 2 * 64 * 64 + 2 * 64 * (64 + 5)),
+        (["task=token-classification", "position_terms=[c2p]", "distance_buckets=0"], 2 * 32 * 2 * 64 * 64),
+        (["task=question-answering", "position_terms=[]", "absolute_positions=true"], 0),
+    ],
+)
+def test_deberta_flops(settings: list[str], once: int) -> None:
+    """Per token at full context, plus what runs once: projections of distances in each layer and for each term, and the
+    pooler with its classifier."""
+    spec = registry().resolve("deberta-tiny", ["max_seq_len=24", *settings])
     ids = torch.zeros(1, 24, dtype=torch.long)
     assert spec.cost is not None
     assert counted_flops(spec, (ids, torch.ones_like(ids))) == 24 * spec.cost.flops + once

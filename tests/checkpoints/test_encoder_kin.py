@@ -34,9 +34,11 @@ from tests.checkpoints.test_encoders import (
 from zoo.checkpoints import Checkpoint, Exact, export_checkpoint, import_checkpoint
 from zoo.checkpoints.configuration import find_layout
 from zoo.config import Config
+from zoo.errors import UsageError
 from zoo.models.count import parameter_count
 from zoo.registry import registry
 from zoo_export.export import export_model
+from zoo_plugins.deberta.config import DeBERTaConfig
 
 Zoo = Callable[..., Any]
 
@@ -79,6 +81,19 @@ FAMILIES = {
         },
         pooler=True,
     ),
+    "deberta-v2": Family(
+        "DebertaV2",
+        sizes={
+            **SIZES, "relative_attention": True, "pos_att_type": ["c2p", "p2c"], "max_relative_positions": 17,
+            "position_buckets": 8, "share_att_key": True, "norm_rel_ebd": "layer_norm", "position_biased_input": False,
+            "embedding_size": 18, "pooler_hidden_act": "relu",
+        },
+        ours={
+            "type_vocab_size": TYPES, "norm_eps": 1e-3, "max_seq_len": ROWS, "position_terms": ("c2p", "p2c"),
+            "max_distance": 17, "distance_buckets": 8, "share_projections": True, "distance_norm": True,
+            "absolute_positions": False, "embedding_size": 18, "pooler_activation": "relu",
+        },
+    ),
 }  # fmt: skip
 LEFT_OUT = {"roformer": ("embed_positions.weight",), "esm": ("regression.weight", "regression.bias")}
 """Tensors that are computed, not learned, and those of a head that zoo's models lack."""
@@ -114,9 +129,14 @@ def outputs(model: torch.nn.Module, feeds: Mapping[str, Tensor]) -> dict[str, Te
 
 
 def feeds_of(config: Config) -> dict[str, Tensor]:
-    """Draw rows with left, right and no padding, which consists of the padding token."""
+    """Draw rows with left, right and no padding, which consists of the padding token.
+
+    Classifiers of DeBERTa get none on the left.
+    """
     types = getattr(config, "type_vocab_size", 0)
     feeds = batch(SimpleNamespace(max_seq_len=config.max_seq_len, type_vocab_size=types))
+    if isinstance(config, DeBERTaConfig) and config.task == "text-classification":
+        feeds["attention_mask"][3] = 1  # the original's padding, whose state classifiers read, sees all tokens
     ids, padding = feeds["input_ids"] % config.vocab_size, feeds["attention_mask"] == 0
     return {**feeds, "input_ids": ids.masked_fill(padding, config.pad_token_id or 0)}
 
@@ -154,7 +174,8 @@ def test_import_and_round_trip(tmp_path: Path, name: str, kind: str, task: str) 
     wanted = {**COMMON, **family.ours, "task": task}
     assert {key: getattr(config, key, None) for key in wanted} == wanted
     assert config.labels == (LABELS if labelled(task) else ())
-    assert config.pooler == (task == "text-classification" or (family.pooler and kind == "Model"))
+    if hasattr(config, "pooler"):
+        assert config.pooler == (task == "text-classification" or (family.pooler and kind == "Model"))
     same(tmp_path / "ours", theirs)
 
     exported = export_checkpoint(tmp_path / "ours", tmp_path / "back", verify=True)
@@ -215,9 +236,25 @@ def drawn_sizes(name: str, seed: int) -> dict[str, Any]:
         },
         "roformer": {**types, "embedding_size": draw.choice((None, 8, hidden))},
     }
+    own["deberta-v2"] = drawn_distances(draw, hidden, max_distance=sizes["max_position_embeddings"])
     if name == "esm":  # whose activation and padding are fixed
         sizes.pop("hidden_act")
     return sizes | own[name]
+
+
+def drawn_distances(draw: random.Random, hidden: int, *, max_distance: int) -> dict[str, Any]:
+    """Draw what DeBERTa-v2 has in place of positions alone: terms of scores, distances, buckets and heads."""
+    terms = draw.choice((["c2p", "p2c"], ["p2c", "c2p"], ["c2p"], ["p2c"], "p2c|c2p", []))
+    buckets = draw.choice((-1, 4, 8, 16))
+    legacy = draw.random() < 0.6
+    return {
+        "relative_attention": bool(terms), "pos_att_type": terms, "position_buckets": buckets,
+        "max_relative_positions": draw.choice((-1, max(buckets // 2 + 2, 3), max_distance // 2 + 4)),
+        "share_att_key": draw.random() < 0.5, "norm_rel_ebd": draw.choice(("none", "layer_norm")),
+        "position_biased_input": draw.random() < 0.5, "type_vocab_size": draw.choice((0, 3)), "legacy": legacy,
+        "pooler_hidden_act": draw.choice(("gelu", "relu")),
+        "embedding_size": draw.choice((8, hidden)) if legacy else hidden,
+    }  # fmt: skip
 
 
 def check_drawn(name: str, seed: int, folder: Path) -> None:
@@ -274,6 +311,19 @@ REFUSED = {
         {"position_embedding_type": "relative_key"},
         ("position_embedding_type 'relative_key' is not supported",),
     ),
+    "a convolution": ("deberta-v2", {"conv_kernel_size": 3}, ("conv_kernel_size 3 is not supported, only 0",)),
+    "another term": ("deberta-v2", {"pos_att_type": "p2p|c2p"}, ("pos_att_type 'p2p|c2p' is not supported",)),
+    "terms without distances": (
+        "deberta-v2",
+        {"relative_attention": False},
+        ("relative_attention False with pos_att_type ['c2p', 'p2c'] is not supported",),
+    ),
+    "distances without terms": ("deberta-v2", {"pos_att_type": []}, ("relative_attention True with pos_att_type []",)),
+    "another norm": ("deberta-v2", {"norm_rel_ebd": "rms"}, ("norm_rel_ebd 'rms' is not supported",)),
+    "odd buckets": ("deberta-v2", {"position_buckets": 7}, ("distance_buckets must be even and at least 4",)),
+    "too many buckets": ("deberta-v2", {"position_buckets": 32}, ("max_distance 17 and distance_buckets 32",)),
+    "a wide pooler": ("deberta-v2", {"pooler_hidden_size": 60}, ("pooler_hidden_size 60 is not supported, only 30",)),
+    "heads of their own size": ("deberta-v2", {"attention_head_size": 8}, ("attention_head_size 8 is not supported",)),
     "odd heads": ("roformer", {"num_attention_heads": 2}, ("rotary positions need heads of even width",)),
 }
 
@@ -386,6 +436,52 @@ def test_frequencies_of_old_files_of_esm(tmp_path: Path, half: bool) -> None:
     assert written.equal(theirs.rotary_embeddings.inv_freq.float())
 
 
+def test_either_head_of_deberta(tmp_path: Path) -> None:
+    """With ``legacy`` false the head has other names, and always shares the embedding. The legacy names are written."""
+    family = FAMILIES["deberta-v2"]
+    theirs = make(family, "ForMaskedLM", legacy=False, embedding_size=30, tie_word_embeddings=False)
+    theirs.save_pretrained(tmp_path / "hub")
+    assert "lm_predictions.lm_head.bias" in load_file(tmp_path / "hub" / "model.safetensors")
+    assert import_checkpoint(tmp_path / "hub", tmp_path / "ours", verify=True).spec.config.tie_embeddings
+    same(tmp_path / "ours", theirs)
+    export_checkpoint(tmp_path / "ours", tmp_path / "back", verify=True)
+    assert "cls.predictions.bias" in load_file(tmp_path / "back" / "model.safetensors")
+    again = transformers.DebertaV2ForMaskedLM.from_pretrained(tmp_path / "back").eval()
+    feeds = feeds_of(library.load(tmp_path / "ours").config)
+    assert_close(outputs(again, feeds)["logits"], outputs(theirs, feeds)["logits"], rtol=0, atol=1e-12)
+
+
+def test_published_deberta_with_heads_of_pretraining(tmp_path: Path) -> None:
+    """deberta-v3-base names no class and has the heads of its generator, and a table of positions that it lacks."""
+    theirs = make(FAMILIES["deberta-v2"], "ForMaskedLM", legacy=False, embedding_size=30)
+    theirs.save_pretrained(tmp_path / "hub")
+    unread = {"mask_predictions.dense.weight": (30, 30), "deberta.embeddings.position_embeddings.weight": (ROWS, 30)}
+    rewrite(tmp_path / "hub", lambda tensors: {**tensors, **{name: torch.ones(size) for name, size in unread.items()}})
+    edit(tmp_path / "hub", architectures=None, legacy=None)
+    imported = import_checkpoint(tmp_path / "hub", tmp_path / "ours", verify=True)
+    assert imported.spec.config.task == "feature-extraction"
+    assert imported.head.dropped == ("lm_predictions.*", "mask_predictions.*")
+    same(tmp_path / "ours", theirs.deberta)
+    edit(tmp_path / "hub", architectures=["DebertaV2ForMaskedLM"])
+    with pytest.raises(UsageError, match=r"is the head of models with legacy false.*set it to false"):
+        import_checkpoint(tmp_path / "hub", tmp_path / "again")
+
+
+@pytest.mark.parametrize("buckets", [-1, 8, 256])
+def test_deberta_at_distances_beyond_the_last(tmp_path: Path, buckets: int) -> None:
+    """Texts longer than ``max_relative_positions``; 256 buckets and 512 positions are the published sizes."""
+    sizes = {"max_relative_positions": 512 if buckets == 256 else 40, "max_position_embeddings": 530}
+    theirs = make(FAMILIES["deberta-v2"], "Model", position_buckets=buckets, num_hidden_layers=1, **sizes)
+    theirs.save_pretrained(tmp_path / "hub")
+    import_checkpoint(tmp_path / "hub", tmp_path / "ours", verify=False)
+    same(tmp_path / "ours", theirs)
+
+
+DEBERTA_SIZES = {
+    "hidden_size": 768, "num_attention_heads": 12, "intermediate_size": 3072, "relative_attention": True,
+    "pos_att_type": ["p2c", "c2p"], "position_buckets": 256, "norm_rel_ebd": "layer_norm", "share_att_key": True,
+    "position_biased_input": False,
+}  # fmt: skip
 ESM_SIZES = {
     "vocab_size": 33, "num_attention_heads": 20, "position_embedding_type": "rotary", "pad_token_id": 1,
     "layer_norm_eps": 1e-5, "mask_token_id": 32, "token_dropout": True,
@@ -398,6 +494,8 @@ ESM_SIZES = {
         ("all-mpnet-base", "MPNetModel", {"max_position_embeddings": 514, "layer_norm_eps": 1e-5}),
         ("nomic-embed-text", "NomicBertModel", {}),
         ("roformer-base", "RoFormerModel", {}),
+        ("deberta-v3-base", "DebertaV2Model", {**DEBERTA_SIZES, "num_hidden_layers": 12}),
+        ("deberta-v3-small", "DebertaV2ForMaskedLM", {**DEBERTA_SIZES, "num_hidden_layers": 6}),
         ("esm2-8m", "EsmForMaskedLM", {**ESM_SIZES, "hidden_size": 320, "num_hidden_layers": 6}),
         ("esm2-650m", "EsmForMaskedLM", {**ESM_SIZES, "hidden_size": 1280, "num_hidden_layers": 33}),
     ],

@@ -43,6 +43,14 @@ VARIANTS: dict[str, tuple[str, Sequence[str]]] = {
     "clip, first end": ("clip-tiny", ["text_pooling=end", "end_token_id=3", "image_resize=stretch"]),
     "clip, largest id": ("clip-tiny", ["text_pooling=largest", "pre_norm=false", "image_pooling=attention"]),
     "clip, siglip": ("siglip-tiny", []),
+    "deberta, one term": (
+        "deberta-tiny",
+        ["task=fill-mask", "position_terms=[p2c]", "share_projections=false", "distance_buckets=0", "max_distance=3"],
+    ),
+    "deberta, absolute positions": (
+        "deberta-tiny",
+        ["absolute_positions=true", "position_terms=[]", "type_vocab_size=2", "embedding_size=24"],
+    ),
     "esm, dropped tokens": ("esm-tiny", ["task=fill-mask", "dropped_token_id=259"]),
     "esm, learned positions": ("esm-tiny", ["positions=learned", "pad_token_id=1", "embedding_norm=true"]),
     "gpt, mixed biases": (

@@ -430,7 +430,7 @@ def imported_plugins() -> list[object]:
         (["--disable-plugin", "nope"], None, "no plugin 'nope'"),
         (["--disable-plugin", "gtp"], None, "did you mean 'gpt'?"),
         ([], "nope", "no plugin 'nope'"),
-        ([], "gpt,brt", "did you mean 'bert'?"),
+        ([], "gpt,brt", "did you mean 'bert' or"),
     ],
 )
 def test_unknown_plugin_in_a_selection_is_a_usage_error(

@@ -42,6 +42,7 @@ BUILT_IN = {
     "all-attention": "zoo_plugins.all_attention",
     "bert": "zoo_plugins.bert",
     "clip": "zoo_plugins.clip",
+    "deberta": "zoo_plugins.deberta",
     "esm": "zoo_plugins.esm",
     "gpt": "zoo_plugins.gpt",
     "linformer": "zoo_plugins.linformer",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 from zoo import UsageError
 from zoo.checkpoints import ACTIVATIONS, Checkpoint, Field, Rule
@@ -104,14 +104,21 @@ def block_rules(base: str, row_order: tuple[int, ...] = ()) -> Sequence[Rule]:
     )
 
 
-def decoder_rules(c: BERTConfig, head: str) -> Sequence[Rule]:
+class _Tied(Protocol):
+    """A configuration of a masked-language-model head."""
+
+    @property
+    def tie_embeddings(self) -> bool: ...
+
+
+def decoder_rules(c: _Tied, head: str) -> Sequence[Rule]:
     """Return rules for the projection to the vocabulary. A tied head's bias has two names, an untied one's only
     ``decoder.bias``."""
     tied = [Rule("masked_lm.decoder.bias", f"{head}.bias")] if c.tie_embeddings else []
     return (*tied, Rule("masked_lm.decoder", f"{head}.decoder"))
 
 
-def unread_bias(c: BERTConfig, head: str) -> Sequence[str]:
+def unread_bias(c: _Tied, head: str) -> Sequence[str]:
     """Return the pattern of an untied head's unused ``bias``."""
     return () if c.tie_embeddings else (re.escape(f"{head}.bias"),)
 
