@@ -1,12 +1,19 @@
-"""DeBERTa's laws. Tests of checkpoints compare every class and random configurations with transformers."""
+"""DeBERTa's laws and answers. Tests of checkpoints compare every class and random configurations with transformers."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.testing import assert_close
+from transformers import DebertaV2Config
 
+from tests.architectures.originals import save_random
+from tests.architectures.test_via_transformers_texts import TEXTS, close, exported, pipeline_of
+from tests.checkpoints.test_pieces import DEBERTA
+from tests.tokenizers.test_tokenizer import sentencepiece_file
 from zoo_plugins.deberta.config import DeBERTaConfig
 from zoo_plugins.deberta.model import DeBERTa
 
@@ -85,3 +92,30 @@ def test_row_of_padding_is_finite() -> None:
 def test_contradictory_settings_are_rejected(options: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         DeBERTaConfig(**{**SIZES, **options})
+
+
+PAIRS = {
+    "max_position_embeddings": 200, "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2,
+    "intermediate_size": 40, "relative_attention": True, "pos_att_type": ["p2c", "c2p"], "position_buckets": 8,
+    "share_att_key": True, "norm_rel_ebd": "layer_norm", "position_biased_input": False, "pad_token_id": 0,
+    "id2label": {0: "contradiction", 1: "neutral", 2: "entailment"},
+    "label2id": {"contradiction": 0, "neutral": 1, "entailment": 2},
+}  # fmt: skip
+
+
+@pytest.mark.slow
+def test_zero_shot_classes_equal_those_of_transformers(tmp_path: Path) -> None:
+    """From texts to probabilities of classes, with a tokenizer that is a SentencePiece model alone, as published."""
+    pieces = sentencepiece_file(tmp_path / "spm.model", sentences=TEXTS * 9, **DEBERTA)
+    config = DebertaV2Config(**PAIRS, vocab_size=pieces.get_piece_size() + 1)
+    save_random("DebertaV2ForSequenceClassification", config, tmp_path / "hub")
+    (tmp_path / "spm.model").rename(tmp_path / "hub" / "spm.model")
+    names = ["weather", "a hot drink", "geology"]
+    ask = pipeline_of("zero-shot-classification", tmp_path / "hub")
+    with exported(tmp_path) as session:
+        answers = session.run([*TEXTS], task="zero-shot-classification", labels=names)
+        for text, answer in zip(TEXTS, answers, strict=True):
+            wanted = ask(text, names)
+            found = {row["label"]: row["probability"] for row in answer["classes"]}
+            assert found == close(dict(zip(wanted["labels"], wanted["scores"], strict=True)))
+            assert max(found.values()) - min(found.values()) > 1e-4

@@ -75,25 +75,6 @@ def close(rows: Mapping[str, float]) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-def test_zero_shot_classes_of_deberta(tmp_path: Path) -> None:
-    labels = {"id2label": {0: "contradiction", 1: "neutral", 2: "entailment"}, "type_vocab_size": 0}
-    labels["label2id"] = {"contradiction": 0, "neutral": 1, "entailment": 2}
-    attention = {"relative_attention": True, "pos_att_type": ["p2c", "c2p"], "position_biased_input": False}
-    save(
-        tmp_path / "hub", "DebertaV2ForSequenceClassification", "deberta-v2", ends="$A </s>", position_buckets=8,
-        share_att_key=True, norm_rel_ebd="layer_norm", **labels, **attention,
-    )  # fmt: skip
-    names = ["weather", "a hot drink", "geology"]
-    ask = pipeline_of("zero-shot-classification", tmp_path / "hub")
-    with exported(tmp_path) as session:
-        answers = session.run([*TEXTS], task="zero-shot-classification", labels=names)
-        for text, answer in zip(TEXTS, answers, strict=True):
-            wanted = ask(text, names)
-            found = {row["label"]: row["probability"] for row in answer["classes"]}
-            assert found == close(dict(zip(wanted["labels"], wanted["scores"], strict=True)))
-
-
-@pytest.mark.slow
 def test_tokens_in_the_place_of_a_mask_of_esm(tmp_path: Path) -> None:
     save(
         tmp_path / "hub", "EsmForMaskedLM", "esm", ends="$A </s>", position_embedding_type="rotary",

@@ -46,6 +46,7 @@ KINDS: dict[str, tuple[str, str | None]] = {
     "gemma": ("gemma", "GemmaTokenizer"),
     "t5": ("t5", "T5Tokenizer"),
     "albert": ("albert", "AlbertTokenizer"),
+    "deberta-v2": ("deberta-v2", "DebertaV2Tokenizer"),
     "xlm-roberta": ("xlm-roberta", "XLMRobertaTokenizer"),
     "camembert": ("camembert", "CamembertTokenizer"),
 }
@@ -54,7 +55,7 @@ ROLES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 NEW = ("<tool>", "<|im_start|>", "[NEW]", "Caf\u00c9", " x ", "tea", "<mask>", "</s>", "<|endoftext|>", "<extra_id_0>")
 SWITCHES = (
     "do_lower_case", "strip_accents", "tokenize_chinese_chars", "add_prefix_space", "legacy", "keep_accents",
-    "trim_offsets", "add_bos_token", "add_eos_token", "clean_up_tokenization_spaces",
+    "split_by_punct", "trim_offsets", "add_bos_token", "add_eos_token", "clean_up_tokenization_spaces",
 )  # fmt: skip
 FLAGS = ("lstrip", "rstrip", "single_word", "normalized", "special")
 
@@ -84,6 +85,7 @@ def vocabulary(kind: str) -> tuple[Any, list[tuple[str, str]]]:
     first: list[str] = {
         "t5": ["<pad>", "</s>", "<unk>"],
         "albert": ["<pad>", "<unk>", "[CLS]", "[SEP]", "[MASK]"],
+        "deberta-v2": ["[PAD]", "[CLS]", "[SEP]", "[UNK]", "[MASK]"],
         "xlm-roberta": ["<s>", "<pad>", "</s>", "<unk>"],
         "camembert": ["<s>NOTUSED", "<pad>", "</s>NOTUSED", "<unk>", "<unk>NOTUSED", "<s>", "</s>"],
     }[kind]

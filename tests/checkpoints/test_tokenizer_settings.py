@@ -12,7 +12,7 @@ from tokenizers import ByteLevelBPETokenizer, Tokenizer, models, processors
 from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING_NAMES
 
 import zoo as library
-from tests.checkpoints.test_pieces import FIRST, SIZES, checkpoint
+from tests.checkpoints.test_pieces import DEBERTA, FIRST, SIZES, checkpoint
 from tests.tokenizers.test_tokenizer import SENTENCES, bert_files
 from zoo.checkpoints import export_checkpoint, import_checkpoint
 from zoo.errors import ArtifactError, UsageError
@@ -35,6 +35,7 @@ NO_ENDS = {"bos_id": -1, "eos_id": -1, "unk_id": 1, "pad_id": 0}
 PIECES = {
     "albert": {**NO_ENDS, "control_symbols": ["[CLS]", "[SEP]", "[MASK]"]},
     "camembert": {},
+    "deberta-v2": DEBERTA,
     "mbart": {},
     "t5": FIRST,
     "xlm-roberta": {},
@@ -107,6 +108,8 @@ def test_files_saved_by_transformers_are_copied(tmp_path: Path, name: str) -> No
         ("albert", {"do_lower_case": False}),
         ("albert", {"keep_accents": True}),
         ("xlm-roberta", {"add_prefix_space": False}),
+        ("deberta-v2", {"add_prefix_space": False}),
+        ("deberta-v2", {"do_lower_case": True, "split_by_punct": True, "vocab_type": "spm"}),
     ],
 )
 def test_settings_are_applied_as_transformers_does(tmp_path: Path, name: str, settings: dict[str, Any]) -> None:

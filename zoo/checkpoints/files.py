@@ -26,7 +26,8 @@ FILES = (
     "README.md", "config.json", "generation_config.json", "preprocessor_config.json", "processor_config.json",
     "tokenizer.json", "added_tokens.json",
     "tokenizer_config.json", "chat_template.jinja", "special_tokens_map.json", "vocab.txt", "vocab.json", "merges.txt",
-    "encoder.json", "vocab.bpe", "*.spm", "spiece.model", "sentencepiece*.model", "tokenizer.model", "modules.json",
+    "encoder.json", "vocab.bpe", "*.spm", "spm.model", "spiece.model", "sentencepiece*.model", "tokenizer.model",
+    "modules.json",
     "*_Pooling/config.json", "*_Dense/config.json", "*_Dense/model.safetensors", "*_Dense/pytorch_model.bin",
     "*_Normalize/config.json", "config_sentence_transformers.json", "sentence_*_config.json",
 )  # fmt: skip

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from zoo import UsageError
-from zoo.checkpoints import ACTIVATIONS, Checkpoint, Field, Layout, Rule
+from zoo.checkpoints import ACTIVATIONS, Checkpoint, Field, Layout, PieceTokens, Rule
 from zoo_plugins.bert.hub_shared import (
     BASE,
     OLD_NORMS,
@@ -127,6 +127,16 @@ _SIZES = {
     "vocab_size": 128100, "type_vocab_size": 0, "hidden_size": 1536, "num_hidden_layers": 24,
     "num_attention_heads": 24, "intermediate_size": 6144, "layer_norm_eps": 1e-7,
 }  # fmt: skip
+_PIECES = PieceTokens(
+    last=("[MASK]",),
+    single="[CLS] $A [SEP]",
+    pair="[CLS] $A [SEP] $B:1 [SEP]:1",
+    roles={
+        "bos": "[CLS]", "cls": "[CLS]", "eos": "[SEP]", "sep": "[SEP]", "unk": "[UNK]", "pad": "[PAD]",
+        "mask": "[MASK]",
+    },
+    builder="DebertaV2Tokenizer",
+)  # fmt: skip
 DEBERTA_V2 = Layout(
     classes=classes_of("DebertaV2"),
     fields=(
@@ -160,6 +170,7 @@ DEBERTA_V2 = Layout(
     read_extra=_derive,
     write_extra=_restore,
     files=sentence_files,
+    sentencepiece={"DebertaV2Tokenizer": lambda _: _PIECES},
     constant={"model_type": "deberta-v2"},
     tokenizer="DebertaV2Tokenizer",
     outputs=OUTPUTS,

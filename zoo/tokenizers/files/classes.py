@@ -41,6 +41,9 @@ class TokenizerClass:
     """Attributes of the model in tokenizer.json."""
     names_unknown: bool = False
     """Whether the model stands ``unk_token`` for what it cannot read."""
+    other_unknown: Callable[[Settings], int] | None = None
+    """The id of what a Unigram model cannot read if no piece with a score of 0 is ``unk_token``, given the settings; if
+    None, scores do not matter, and the id is 0."""
     tokens: Mapping[str, str] = field(default_factory=dict)
     """The special tokens, by their role, that the settings do not name."""
     extra: Callable[[Settings, Any], Any] = lambda _, listed: listed
@@ -175,6 +178,20 @@ def _albert(settings: Settings, table: str | None) -> Components:
     return {**_pieces(settings, table), "normalizer": {"type": "Sequence", "normalizers": parts}}
 
 
+def _deberta(settings: Settings, _: str | None) -> Components:
+    """The class replaces the character table of SentencePiece by NFC."""
+    lowered = [normalizers.Lowercase()] if settings.get("do_lower_case", False) else []
+    spaces = [normalizers.Replace(Regex(r"\s{2,}|[\n\r\t]"), " "), normalizers.NFC(), normalizers.Strip(left=False)]
+    scheme = "always" if settings.get("add_prefix_space", True) else "first"
+    marks = [pre_tokenizers.Punctuation(behavior="isolated")] if settings.get("split_by_punct", False) else []
+    words = pre_tokenizers.Metaspace(replacement=_SPACE, prepend_scheme=scheme)
+    return {
+        "normalizer": normalizers.Sequence([*lowered, *spaces]),
+        "pre_tokenizer": pre_tokenizers.Sequence([*marks, words]),
+        "decoder": decoders.Metaspace(replacement=_SPACE, prepend_scheme=scheme),
+    }
+
+
 def _around_pieces(token: Callable[[str], tuple[str, int]], _: Settings) -> Any:
     (first, _first), (last, _last) = token("bos"), token("eos")
     tokens = list(dict([token("bos"), token("eos")]).items())
@@ -270,6 +287,16 @@ CLASSES: Mapping[str, TokenizerClass] = {
         values={"unk_id": 1, "byte_fallback": False},
         components=_albert,
     ),
+    "DebertaV2Tokenizer": TokenizerClass(
+        model="Unigram",
+        tokens={"bos": "[CLS]", "eos": "[SEP]", "unk": "[UNK]", "sep": "[SEP]", "pad": "[PAD]", "cls": "[CLS]",
+                "mask": "[MASK]"},
+        values={"byte_fallback": False},
+        names_unknown=True,
+        other_unknown=lambda settings: settings.get("unk_id", 1),
+        components=_deberta,
+        around=_around_bert,
+    ),
     "XLMRobertaTokenizer": TokenizerClass(
         model="Unigram",
         tokens=_ROBERTA,
@@ -297,7 +324,10 @@ def rebuilt(kind: TokenizerClass, content: Mapping[str, Any], settings: Settings
     parts = {name: _state(part) for name, part in kind.components(settings, _table(content["normalizer"])).items()}
     model = {**content["model"], **kind.values}
     if kind.names_unknown and kind.model == "Unigram":
-        model["unk_id"] = next((number for number, (name, _) in enumerate(model["vocab"]) if name == unknown), 0)
+        other = kind.other_unknown
+        pieces = (piece for piece in enumerate(model["vocab"]) if piece[1][0] == unknown)
+        named = (number for number, (_, score) in pieces if other is None or score == 0)
+        model["unk_id"] = next(named, 0 if other is None else other(settings))
     elif kind.names_unknown:
         model["unk_token"] = str(unknown)
     return Tokenizer.from_str(json.dumps({**content, **parts, "model": model, "added_tokens": []}))

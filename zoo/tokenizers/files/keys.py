@@ -36,6 +36,7 @@ SETTINGS: Mapping[str, Setting] = {
     **_all("applied", "chooses how the other files are read", "tokenizer_class"),
     **_all("applied", "letters, in the classes that read them", "do_lower_case strip_accents tokenize_chinese_chars"),
     **_all("applied", "letters, in the classes that read them", "keep_accents"),
+    **_all("applied", "punctuation, which DeBERTa-v2's class sets apart", "split_by_punct"),
     **_all("applied", "spaces, in the classes that read them", "add_prefix_space legacy trim_offsets"),
     **_all("applied", "number of T5's sentinel tokens", "extra_ids"),
     **_all(

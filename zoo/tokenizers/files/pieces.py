@@ -11,6 +11,7 @@ from tokenizers import AddedToken, Tokenizer, processors
 
 from zoo.errors import ArtifactError
 from zoo.reading import read_bytes
+from zoo.tokenizers.files.classes import CLASSES
 from zoo.tokenizers.files.sentencepiece import convert, piece_scores, sentencepiece_proto
 
 __all__ = ["FAIRSEQ_TOKENS", "PieceTokens", "pieces_tokenizer"]
@@ -35,6 +36,8 @@ class PieceTokens:
     """Template of a pair of texts."""
     roles: Mapping[str, str] = field(default_factory=lambda: _ROLES)
     """The only supported tokens by their role in tokenizer_config.json, such as ``</s>`` for ``eos``."""
+    builder: str = ""
+    """The class of transformers whose way to divide and decode texts replaces that of the model, if any."""
 
 
 FAIRSEQ_TOKENS: Mapping[str, Any] = {"first": _FAIRSEQ, "replaced": 3}
@@ -79,6 +82,10 @@ def pieces_tokenizer(path: Path, tokens: PieceTokens, settings: Mapping[str, Any
     tokenizer.post_processor = processors.TemplateProcessing(
         single=tokens.single, pair=tokens.pair, special_tokens=[(name, vocabulary[name]) for name in used]
     )
+    if tokens.builder:
+        parts = CLASSES[tokens.builder].components(settings, None)
+        tokenizer.normalizer, tokenizer.pre_tokenizer = parts["normalizer"], parts["pre_tokenizer"]
+        tokenizer.decoder = parts["decoder"]
     return tokenizer
 
 
