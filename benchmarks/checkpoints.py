@@ -246,6 +246,13 @@ FAMILIES = {
     "DeiT": Family("DeiTForImageClassificationWithTeacher", _VISION),
     "CLIP": Family("CLIPModel", {"text_config": _TEXTS, "vision_config": _IMAGES, "projection_dim": 14}),
     "SigLIP": Family("SiglipModel", {"text_config": {**_TEXTS, "projection_size": 30}, "vision_config": _IMAGES}),
+    "DINOv2 with registers": Family(
+        "Dinov2WithRegistersForImageClassification", {**_DINO, "num_register_tokens": 3}
+    ),
+    "DINOv3": Family(
+        "DINOv3ViTModel",
+        {**_IMAGES, "hidden_size": 24, "num_register_tokens": 3, "use_gated_mlp": True, "rope_theta": 20.0},
+    ),
 }  # fmt: skip
 _COLUMNS = ("family", "class", "parameters", "float64", "float32", "the original's", "ONNX verified", "round trip")
 

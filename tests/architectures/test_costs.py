@@ -132,6 +132,9 @@ PUBLISHED = [
     ("dinov2-small", [], 22_056_576 - 384),
     ("dinov2-base", [], 86_580_480 - 768),
     ("dinov2-giant", [], 1_136_480_768 - 1536),
+    ("dinov2-registers-small", [], 22_058_112 - 384),
+    ("dinov3-small", [], 21_596_544 - 384),
+    ("dinov3-base", [], 85_660_416 - 768),
     ("deit-small", [], 22_050_664),
     ("deit-base-distilled", [], 87_338_192),
     ("clip-vit-base-patch32", [], 151_277_313),
@@ -306,6 +309,9 @@ def test_parameter_counts_of_all_presets_equal_their_modules(name: str) -> None:
         ("vit-tiny", ["distilled=true", "distillation_head=false"]),
         ("vit-tiny", ["task=image-feature-extraction", "distilled=true"]),
         ("vit-tiny", ["task=image-feature-extraction", "pooler=true"]),
+        ("dinov2-tiny", ["num_registers=3"]),
+        ("dinov3-tiny", ["gated=true"]),
+        ("dinov3-tiny", ["num_registers=0", "task=image-classification"]),
         ("textcnn-tiny", ["kernel_sizes=[1, 2, 7, 7]", "num_classes=5"]),
         ("rnn-tiny", ["cell=gru", "num_layers=3", "num_classes=5"]),
         ("rnn-tiny", ["bidirectional=false", "task=token-classification"]),
@@ -614,6 +620,7 @@ def test_vit_flops(settings: list[str], special: int, once: int) -> None:
     _, channels, *size = pixels.shape({"batch": 1})
     assert spec.cost is not None
     embedding = 2 * channels * 2 * 2 * 64
+        (["num_registers=3", "positions=rotary", "attention_bias=true,false,true"], 4, 2 * 64 * 10),
     patches = (size[0] // 2) * (size[1] // 2)
     counted = counted_flops(spec, (torch.zeros(1, channels, *size),))
     assert counted + special * embedding == (patches + special) * spec.cost.flops + once

@@ -120,7 +120,7 @@ def test_answers_of_an_export_equal_those_of_the_original(tmp_path: Path, model_
 @pytest.mark.parametrize("model_class", ["ResNetForImageClassification", "Dinov2WithRegistersModel"])
 def test_published_files_prepare_images_alike(tmp_path: Path, model_class: str) -> None:
     save(model_class, tmp_path / "hub")
-    import_checkpoint(tmp_path / "hub", tmp_path / "ours")
+    import_checkpoint(tmp_path / "hub", tmp_path / "ours", model_type="transformers")
     export_checkpoint(tmp_path / "ours", tmp_path / "back")
     read: Any = transformers.AutoImageProcessor.from_pretrained
     before, after = (
@@ -163,7 +163,9 @@ def test_huge_sizes_of_a_processor_are_refused_at_once(tmp_path: Path, zoo: Zoo)
     file = tmp_path / "hub" / "preprocessor_config.json"
     for size in ({"shortest_edge": 10**7}, {"height": 10**7, "width": 32}):
         file.write_text(json.dumps({**json.loads(file.read_text()), "size": size}))
-        zoo("import", tmp_path / "hub", "-o", "ours").failed(3, "pixels: at most 67,108,864 are allowed")
+        zoo("import", tmp_path / "hub", "-o", "ours", "--via", "transformers").failed(
+            3, "pixels: at most 67,108,864 are allowed"
+        )
 
 
 def test_preparation_that_zoo_does_not_know_is_refused(tmp_path: Path, zoo: Zoo) -> None:
@@ -210,7 +212,8 @@ def test_images_of_another_size_than_the_class_reads_are_refused(tmp_path: Path,
 def test_size_of_a_class_that_has_none(tmp_path: Path, zoo: Zoo) -> None:
     save("ResNetForImageClassification", tmp_path / "hub")
     (tmp_path / "hub" / "preprocessor_config.json").unlink()
-    assert zoo("import", tmp_path / "hub", "-o", "ours", "--set", "image_size=48").status == 0
+    options = ("--via", "transformers", "--set", "image_size=48")
+    assert zoo("import", tmp_path / "hub", "-o", "ours", *options).status == 0
     assert library.load("ours").config.image_size == 48
 
 
@@ -235,14 +238,18 @@ def test_tensor_without_elements(tmp_path: Path) -> None:
     save("Dinov2WithRegistersModel", tmp_path / "hub")
     config = transformers.AutoConfig.from_pretrained(tmp_path / "hub", num_register_tokens=0)
     transformers.Dinov2WithRegistersModel(config).save_pretrained(tmp_path / "hub")
-    import_checkpoint(tmp_path / "hub", tmp_path / "ours")
+    import_checkpoint(tmp_path / "hub", tmp_path / "ours", model_type="transformers")
     assert library.load(tmp_path / "ours").embeddings.register_tokens.shape == (1, 0, 16)
 
 
 def test_features_get_a_classifier(tmp_path: Path) -> None:
     save("Dinov2WithRegistersModel", tmp_path / "hub")
     imported = import_checkpoint(
-        tmp_path / "hub", tmp_path / "ours", task="image-classification", settings=["labels=bad,good"]
+        tmp_path / "hub",
+        tmp_path / "ours",
+        model_type="transformers",
+        task="image-classification",
+        settings=["labels=bad,good"],
     )
     assert imported.spec.config.model_class == "Dinov2WithRegistersForImageClassification"
     assert set(imported.head.new) == {"classifier.weight", "classifier.bias"}

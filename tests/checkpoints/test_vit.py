@@ -22,6 +22,8 @@ from transformers import (
     Dinov2Config,
     Dinov2ForImageClassification,
     Dinov2Model,
+    Dinov2WithRegistersForImageClassification,
+    Dinov2WithRegistersModel,
     PreTrainedModel,
     ViTConfig,
     ViTForImageClassification,
@@ -70,6 +72,9 @@ OURS: dict[str, Any] = {
     "image_margin": "down",
     "image_transparency": "ignored",
     "gated": False,
+    "positions": "learned",
+    "rope_theta": 100.0,
+    "num_registers": 0,
     "layer_scale": None,
     "classify_patches": False,
 }
@@ -116,6 +121,9 @@ DINO: dict[str, tuple[type[PreTrainedModel], dict[str, Any], dict[str, Any]]] = 
         {"use_swiglu_ffn": True, "hidden_act": "gelu"},
         {**FEATURES, "gated": True, "activation": "silu", "intermediate_size": 24},
     ),
+    "registers": (Dinov2WithRegistersForImageClassification, {"num_register_tokens": 3}, {"num_registers": 3}),
+    "features and registers": (Dinov2WithRegistersModel, {}, {**FEATURES, "num_registers": 4}),
+    "no registers": (Dinov2WithRegistersModel, {"num_register_tokens": 0}, {**FEATURES, "num_registers": 0}),
 }  # fmt: skip
 
 
@@ -189,7 +197,8 @@ def test_dinov2_round_trip(
     tmp_path: Path, kind: type[PreTrainedModel], options: dict[str, Any], changes: dict[str, Any]
 ) -> None:
     """The imported model has the same outputs, and is written back bit for bit except for the mask token."""
-    theirs = kind(Dinov2Config(**{**DINO_SIZES, **options}, attn_implementation="eager"))
+    config: Any = kind.config_class
+    theirs = kind(config(**{**DINO_SIZES, **options}, attn_implementation="eager"))
     randomise(theirs)
     hub = save(theirs, tmp_path / "hub")
     imported = import_checkpoint(hub, tmp_path / "ours", verify=True)
@@ -198,13 +207,18 @@ def test_dinov2_round_trip(
     wanted = {**DINO_OURS, "task": "image-classification", **changes}
     assert {key: values[key] for key in wanted} == wanted
     same(tmp_path / "ours", theirs)
-    exported = export_checkpoint(tmp_path / "ours", tmp_path / "back", verify=True)
-    assert exported.model_type == "dinov2"
+    model_type = theirs.config.model_type
+    exported = export_checkpoint(tmp_path / "ours", tmp_path / "back", model_type=model_type, verify=True)
+    assert exported.model_type == model_type
     first, second = (load_file(folder / "model.safetensors") for folder in (hub, tmp_path / "back"))
-    assert {name for name in first.keys() ^ second.keys() if not name.endswith("embeddings.mask_token")} == set()
+    changed = first.keys() ^ second.keys()
+    left_out = ("embeddings.mask_token", *(() if values["num_registers"] else ("embeddings.register_tokens",)))
+    assert {name for name in changed if not name.endswith(left_out)} == set()
     assert all(torch.equal(first[name], tensor) for name, tensor in second.items())
     before, after = (json.loads((folder / "config.json").read_text()) for folder in (hub, tmp_path / "back"))
-    read = {key: value for key, value in before.items() if key in after} | {"use_mask_token": False}
+    read = {key: value for key, value in before.items() if key in after} | (
+        {"use_mask_token": False} if exported.model_type == "dinov2" else {}
+    )
     assert {**read, "transformers_version": 0, "attention_probs_dropout_prob": 0.2}.items() <= {
         **after, "transformers_version": 0,
     }.items()  # fmt: skip

@@ -108,6 +108,8 @@ VARIANTS: dict[str, tuple[str, Sequence[str]]] = {
         ["num_decoder_heads=2", "target_vocab_size=300", "num_decoder_layers=3", "decoder_intermediate_size=40"],
     ),
     "vit, dinov2": ("dinov2-tiny", []),
+    "vit, dinov3": ("dinov3-tiny", []),
+    "vit, registers": ("dinov2-tiny", ["num_registers=3"]),
     "vit, distilled": ("vit-tiny", ["distilled=true"]),
     "vit, hidden states": ("vit-tiny", ["task=image-feature-extraction", "distilled=true"]),
 }

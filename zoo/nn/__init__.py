@@ -55,7 +55,7 @@ from zoo.nn.recording import (
 )
 from zoo.nn.recurrent import RecurrentState, run_packed, run_padded, scan_steps
 from zoo.nn.relative import LinearBiases, RelativePositionBias, relative_buckets
-from zoo.nn.residual import Residual
+from zoo.nn.residual import LayerScale, Residual
 from zoo.nn.reversible import ReversibleBlock, run_reversible
 from zoo.nn.span_attention import AdaptiveSpan, SpanAttention, distances_of
 from zoo.nn.state_space import CausalConvolution, GatedRMSNorm, StateSpaceMixer, segment_sums, state_space
@@ -80,6 +80,7 @@ __all__ = [
     "GraphModule",
     "LSHAttention",
     "LayerCache",
+    "LayerScale",
     "LayerStates",
     "LinearBiases",
     "LinformerAttention",

@@ -1,15 +1,33 @@
-"""Residual connections with post- or pre-normalisation."""
+"""Residual connections with post- or pre-normalisation, and learned factors of their sub-layers. E hidden size."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
 from torch import Tensor, nn
 
 from zoo.config import Norm
 from zoo.nn.norms import build_norm
 
-__all__ = ["Residual"]
+__all__ = ["LayerScale", "Residual"]
+
+
+class LayerScale(nn.Module):
+    """Multiplication of each channel by a learned factor (Touvron et al. 2021, Going Deeper, equation 3).
+
+    Args:
+        hidden_size: E.
+        initial: the initial value of the factors.
+    """
+
+    def __init__(self, hidden_size: int, initial: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.full((hidden_size,), initial))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., E) -> (..., E)."""
+        return x * self.weight
 
 
 class Residual(nn.Module):

@@ -1,4 +1,4 @@
-"""ViT, DeiT and DINOv2: Transformer encoders of image patches, and importers for their checkpoints."""
+"""ViT, DeiT and DINOv2 to 3: Transformer encoders of image patches, and importers for their checkpoints."""
 
 from collections.abc import Sequence
 
@@ -26,5 +26,9 @@ def zoo_importers() -> Sequence[zoo.Importer]:
         zoo.Importer(name="vit", architecture="vit", layout="zoo_plugins.vit.hub:VIT"),
         zoo.Importer(name="deit", architecture="vit", layout="zoo_plugins.vit.hub:DEIT"),
         zoo.Importer(name="dinov2", architecture="vit", layout="zoo_plugins.vit.dinov2:DINOV2"),
+        zoo.Importer(
+            name="dinov2_with_registers", architecture="vit", layout="zoo_plugins.vit.dinov2:DINOV2_WITH_REGISTERS"
+        ),
+        zoo.Importer(name="dinov3_vit", architecture="vit", layout="zoo_plugins.vit.dinov3:DINOV3"),
         zoo.Importer(name="timm", architecture="vit", layout="zoo_plugins.vit.timm:TIMM"),
     ]

@@ -1,4 +1,4 @@
-"""Configuration, graphs and cost of ViT, DeiT and DINOv2."""
+"""Configuration, graphs and cost of ViT, DeiT and DINOv2 to 3."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from zoo import Activation, ClassifierConfig, Cost, Graph, ImageConfig, attentio
 
 @dataclass(frozen=True, kw_only=True)
 class ViTConfig(ClassifierConfig, ImageConfig):
-    """Configuration of ViT, DeiT and DINOv2. The defaults are ViT-B/16."""
+    """Configuration of ViT, DeiT and DINOv2 to 3. The defaults are ViT-B/16."""
 
     head_fields: ClassVar[tuple[str, ...]] = (*ClassifierConfig.head_fields, "pooler", "distillation_head")
 
@@ -36,8 +36,16 @@ class ViTConfig(ClassifierConfig, ImageConfig):
     equation 3); no factors by default."""
     norm_eps: float = 1e-6
     """Added to the variance in LayerNorm."""
-    attention_bias: bool = True
-    """Whether the query, key and value projections have biases. The output projection always has one."""
+    attention_bias: bool | tuple[bool, ...] = True
+    """Whether the query, key and value projections have biases: one value, or three in this order. The output
+    projection always has one."""
+    positions: Literal["learned", "rotary"] = "learned"
+    """Whether each position has a learned vector, or queries and keys of patches are rotated by angles that follow from
+    row and column, as in DINOv3 (Simeoni et al. 2025, section 3.2)."""
+    rope_theta: float = 100.0
+    """Base of the frequencies of rotary positions."""
+    num_registers: int = 0
+    """Number of learned tokens without positions after the class token (Darcet et al. 2024)."""
     dropout: float = 0.0
     """Dropout on embeddings, attention weights and residuals, during training."""
     distilled: bool = False
@@ -56,16 +64,24 @@ class ViTConfig(ClassifierConfig, ImageConfig):
         self.default("intermediate_size", 4 * self.hidden_size)
         self.default("distillation_head", self.distilled and self.task == "image-classification")
         self.require_positive(
-            "patch_size", "hidden_size", "num_layers", "num_heads", "intermediate_size", "norm_eps", "layer_scale"
-        )
+            "patch_size", "hidden_size", "num_layers", "num_heads", "intermediate_size", "norm_eps", "layer_scale",
+            "rope_theta",
+        )  # fmt: skip
+        self.require_biases("attention_bias")
         self.check_images()
         self.require_probability("dropout")
         self.require_divisible("hidden_size", "num_heads")
         if self.patch_size > self.image_size:
             raise ValueError(f"patch_size {self.patch_size} is larger than image_size {self.image_size}")
+        if self.num_registers < 0:
+            raise ValueError(f"num_registers must be 0 or more, got {self.num_registers}")
+        if self.positions == "rotary" and self.hidden_size // self.num_heads % 4:
+            size = f"a head of {self.hidden_size // self.num_heads} elements, not a multiple of 4"
+            raise ValueError(f"positions 'rotary' cannot rotate {size}")
         self.check_classes(head=self.task == "image-classification")
-        if self.classify_patches and self.distilled:
-            raise ValueError("classify_patches is for models without a distillation token, but distilled is True")
+        for name in ("classify_patches", "num_registers"):
+            if getattr(self, name) and self.distilled:
+                raise ValueError(f"{name} is for models without a distillation token, but distilled is True")
         if self.distillation_head and not self.distilled:
             raise ValueError("distillation_head needs a distillation token, but distilled is False")
         for name, task in (("pooler", "image-feature-extraction"), ("distillation_head", "image-classification")):
@@ -99,13 +115,18 @@ class ViTConfig(ClassifierConfig, ImageConfig):
 
     @property
     def num_special_tokens(self) -> int:
-        """Class token and, if ``distilled``, distillation token."""
-        return 2 if self.distilled else 1
+        """Class token, registers and, if ``distilled``, distillation token."""
+        return (2 if self.distilled else 1) + self.num_registers
 
     @property
     def num_tokens(self) -> int:
         """Tokens per image: special tokens, then patches."""
         return self.num_special_tokens + self.num_patches
+
+    @property
+    def num_positions(self) -> int:
+        """Learned positions: those of all tokens except registers."""
+        return self.num_tokens - self.num_registers if self.positions == "learned" else 0
 
     def graphs(self) -> tuple[Graph, ...]:
         """Declare one graph; its outputs depend on the task."""
@@ -135,7 +156,7 @@ class ViTConfig(ClassifierConfig, ImageConfig):
             heads = [hidden] if self.pooler else []
         return (
             cost.linear(self.num_channels * self.patch_size**2, hidden)
-            + cost.embedding(self.num_special_tokens + self.num_tokens, hidden)
+            + cost.embedding(self.num_special_tokens + self.num_positions, hidden)
             + self.num_layers * block
             + cost.layer_norm(hidden)
             + Cost(sum(cost.linear(hidden, size).parameters for size in heads))

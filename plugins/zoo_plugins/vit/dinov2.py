@@ -1,37 +1,38 @@
-"""DINOv2 checkpoints in the hub's layout."""
+"""Checkpoints of DINOv2, with registers or without, in the hub's layout."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from zoo import UsageError
 from zoo.checkpoints import ACTIVATIONS, Checkpoint, Field, Layout, Rule
 from zoo_plugins.vit.config import ViTConfig
-from zoo_plugins.vit.hub import preprocessor
+from zoo_plugins.vit.hub import BACKBONE_KEYS, SWITCH, default_classes, preprocessor
 
-__all__ = ["DINOV2"]
-
-_LAYER = "dinov2.encoder.layer.*"
+__all__ = ["DINOV2", "DINOV2_WITH_REGISTERS", "left_out_tensors"]
 
 
-def _rules(c: ViTConfig) -> Sequence[Rule]:
-    joined = (Rule(("blocks.*.mlp.gate", "blocks.*.mlp.up"), f"{_LAYER}.mlp.weights_in"),)
+def _rules(c: ViTConfig, prefix: str) -> Sequence[Rule]:
+    layer = f"{prefix}.encoder.layer.*"
+    joined = (Rule(("blocks.*.mlp.gate", "blocks.*.mlp.up"), f"{layer}.mlp.weights_in"),)
     return (
-        Rule("embeddings.class_token", "dinov2.embeddings.cls_token"),
-        Rule("embeddings.position", "dinov2.embeddings.position_embeddings"),
-        Rule("embeddings.patch", "dinov2.embeddings.patch_embeddings.projection"),
-        Rule("blocks.*.attention.query", f"{_LAYER}.attention.attention.query"),
-        Rule("blocks.*.attention.key", f"{_LAYER}.attention.attention.key"),
-        Rule("blocks.*.attention.value", f"{_LAYER}.attention.attention.value"),
-        Rule("blocks.*.attention.output", f"{_LAYER}.attention.output.dense"),
-        Rule("blocks.*.norm_1", f"{_LAYER}.norm1"),
-        Rule("blocks.*.norm_2", f"{_LAYER}.norm2"),
-        Rule("blocks.*.scale_1.weight", f"{_LAYER}.layer_scale1.lambda1"),
-        Rule("blocks.*.scale_2.weight", f"{_LAYER}.layer_scale2.lambda1"),
-        *(joined if c.gated else (Rule("blocks.*.mlp.up", f"{_LAYER}.mlp.fc1"),)),
-        Rule("blocks.*.mlp.down", f"{_LAYER}.mlp.{'weights_out' if c.gated else 'fc2'}"),
-        Rule("norm", "dinov2.layernorm"),
+        Rule("embeddings.class_token", f"{prefix}.embeddings.cls_token"),
+        Rule("embeddings.position", f"{prefix}.embeddings.position_embeddings"),
+        Rule("embeddings.registers", f"{prefix}.embeddings.register_tokens"),
+        Rule("embeddings.patch", f"{prefix}.embeddings.patch_embeddings.projection"),
+        Rule("blocks.*.attention.query", f"{layer}.attention.attention.query"),
+        Rule("blocks.*.attention.key", f"{layer}.attention.attention.key"),
+        Rule("blocks.*.attention.value", f"{layer}.attention.attention.value"),
+        Rule("blocks.*.attention.output", f"{layer}.attention.output.dense"),
+        Rule("blocks.*.norm_1", f"{layer}.norm1"),
+        Rule("blocks.*.norm_2", f"{layer}.norm2"),
+        Rule("blocks.*.scale_1.weight", f"{layer}.layer_scale1.lambda1"),
+        Rule("blocks.*.scale_2.weight", f"{layer}.layer_scale2.lambda1"),
+        *(joined if c.gated else (Rule("blocks.*.mlp.up", f"{layer}.mlp.fc1"),)),
+        Rule("blocks.*.mlp.down", f"{layer}.mlp.{'weights_out' if c.gated else 'fc2'}"),
+        Rule("norm", f"{prefix}.layernorm"),
         Rule("head", "classifier"),
     )
 
@@ -51,53 +52,65 @@ def _derive(checkpoint: Checkpoint, values: dict[str, Any]) -> Mapping[str, Any]
     fields: dict[str, Any] = {"intermediate_size": width, "classify_patches": True}
     if values["gated"]:
         fields["activation"] = "silu"  # whatever hidden_act says
-    return fields if hub.keys() & {"id2label", "num_labels"} else {**fields, "num_classes": 2}
+    return {**default_classes(checkpoint), **fields}
 
 
 def _restore(c: ViTConfig) -> Mapping[str, Any]:
-    """Write the ratio of widths, and that the mask token of the pretraining is missing."""
+    """Write the ratio of widths."""
+    if c.positions != "learned":
+        raise UsageError(f"DINOv2 has learned positions, but positions is {c.positions!r}")
     width = c.intermediate_size or 0
     ratio = max(1, round(width * (1.5 if c.gated else 1.0) / c.hidden_size))
     if _width(c.hidden_size, ratio, gated=c.gated) != width:
         raise UsageError(f"mlp_ratio cannot represent intermediate_size {width} of hidden_size {c.hidden_size}")
     acts = {"hidden_act": "gelu"} if c.gated and c.activation == "silu" else {}
-    return {"mlp_ratio": ratio, "use_mask_token": False, "attention_probs_dropout_prob": c.dropout, **acts}
+    return {"mlp_ratio": ratio, "attention_probs_dropout_prob": c.dropout, **acts}
 
 
-DINOV2 = Layout(
-    classes={"Dinov2Model": "image-feature-extraction", "Dinov2ForImageClassification": "image-classification"},
-    fields=(
-        Field("image_size", default=224),
-        Field("patch_size", default=14),
-        Field("num_channels", default=3),
-        Field("hidden_size", default=768),
-        Field("num_hidden_layers", "num_layers", default=12),
-        Field("num_attention_heads", "num_heads", default=12),
-        Field("hidden_act", "activation", default="gelu", values=ACTIVATIONS),
-        Field("layer_norm_eps", "norm_eps", default=1e-6),
-        Field("hidden_dropout_prob", "dropout", default=0.0),
-        Field("qkv_bias", "attention_bias", default=True),
-        Field("layerscale_value", "layer_scale", default=1.0),
-        Field("use_swiglu_ffn", "gated", default=False),
-    ),
-    rules=_rules,
-    prefix="dinov2.",
-    headless_tasks=("image-feature-extraction",),
-    ignored_tensors=(r"(dinov2\.)?embeddings\.mask_token",),
-    ignored_keys=(
-        "mlp_ratio",
-        "use_mask_token",
-        "attention_probs_dropout_prob",
-        "drop_path_rate",
-        "apply_layernorm",  # the remaining keys are of the backbone
-        "reshape_hidden_states",
-        "out_features",
-        "out_indices",
-        "stage_names",
-    ),
-    read_extra=_derive,
-    write_extra=_restore,
-    files=preprocessor,
-    constant={"model_type": "dinov2"},
-)
+def left_out_tensors(c: ViTConfig) -> Sequence[str]:
+    """Patterns of the mask token, which only pretraining uses, and of registers if there are none."""
+    empty = () if c.num_registers else (r"(.+\.)?embeddings\.register_tokens",)
+    return (r"(.+\.)?embeddings\.mask_token", *empty)
+
+
+def _family(name: str, title: str, patch_size: int, *fields: Field, **constant: Any) -> Layout:
+    """Return the layout of a family, given its ``model_type``, the beginning of the names of its classes, and the
+    default of ``patch_size``."""
+    return Layout(
+        classes={
+            f"{title}Model": "image-feature-extraction",
+            f"{title}ForImageClassification": "image-classification",
+        },
+        fields=(
+            Field("image_size", default=224),
+            Field("patch_size", default=patch_size),
+            Field("num_channels", default=3),
+            Field("hidden_size", default=768),
+            Field("num_hidden_layers", "num_layers", default=12),
+            Field("num_attention_heads", "num_heads", default=12),
+            Field("hidden_act", "activation", default="gelu", values=ACTIVATIONS),
+            Field("layer_norm_eps", "norm_eps", default=1e-6),
+            Field("hidden_dropout_prob", "dropout", default=0.0),
+            Field("qkv_bias", "attention_bias", default=True, values=SWITCH),
+            Field("layerscale_value", "layer_scale", default=1.0),
+            Field("use_swiglu_ffn", "gated", default=False),
+            *fields,
+        ),
+        rules=partial(_rules, prefix=name),
+        prefix=f"{name}.",
+        headless_tasks=("image-feature-extraction",),
+        ignored_tensors=left_out_tensors,
+        ignored_keys=("mlp_ratio", "attention_probs_dropout_prob", "drop_path_rate", *BACKBONE_KEYS),
+        read_extra=_derive,
+        write_extra=_restore,
+        files=preprocessor,
+        constant={"model_type": name, **constant},
+    )
+
+
+DINOV2 = _family("dinov2", "Dinov2", 14, use_mask_token=False)
 """``model_type`` dinov2. The mask token, which only pretraining uses, is left out."""
+DINOV2_WITH_REGISTERS = _family(
+    "dinov2_with_registers", "Dinov2WithRegisters", 16, Field("num_register_tokens", "num_registers", default=4)
+)
+"""``model_type`` dinov2_with_registers, without the mask token."""

@@ -5,11 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from zoo import UsageError
+from zoo import ImagePreparation, UsageError
 from zoo.checkpoints import ACTIVATIONS, Checkpoint, Field, Layout, Rule, image_processor
 from zoo_plugins.vit.config import ViTConfig
 
-__all__ = ["DEIT", "VIT", "preprocessor"]
+__all__ = ["BACKBONE_KEYS", "DEIT", "SWITCH", "VIT", "default_classes", "preprocessor"]
+
+BACKBONE_KEYS = ("apply_layernorm", "out_features", "out_indices", "reshape_hidden_states", "stage_names")
+"""Keys that say which features a detector reads."""
+SWITCH = {True: True, False: False}
+"""Values of a key that cannot state biases for each of query, key and value."""
 
 _BLOCK = (
     ("attention.query", "attention.attention.query", "attention.q_proj"),
@@ -48,7 +53,7 @@ def _derive(checkpoint: Checkpoint, values: dict[str, Any]) -> Mapping[str, Any]
         raise UsageError(what, checkpoint.config_file)
     pooler = any(name.endswith("pooler.dense.weight") for name in checkpoint.tensors)
     fields = {"pooler": pooler and values["task"] == "image-feature-extraction"}
-    return fields if hub.keys() & {"id2label", "num_labels"} else {**fields, "num_classes": 2}
+    return {**default_classes(checkpoint), **fields}
 
 
 def _derive_deit(checkpoint: Checkpoint, values: dict[str, Any]) -> Mapping[str, Any]:
@@ -57,6 +62,8 @@ def _derive_deit(checkpoint: Checkpoint, values: dict[str, Any]) -> Mapping[str,
 
 
 def _restore(c: ViTConfig) -> Mapping[str, Any]:
+    if c.positions != "learned":
+        raise UsageError(f"ViT and DeiT have learned positions, but positions is {c.positions!r}")
     return {"attention_probs_dropout_prob": c.dropout, "pooler_output_size": c.hidden_size}
 
 
@@ -64,7 +71,12 @@ def _restore_deit(c: ViTConfig) -> Mapping[str, Any]:
     return {**_restore(c), **({"architectures": [_TEACHER]} if c.distillation_head else {})}
 
 
-def preprocessor(c: ViTConfig) -> Mapping[str, Any]:
+def default_classes(checkpoint: Checkpoint) -> Mapping[str, Any]:
+    """Return the number of classes of transformers' models for a checkpoint that states none."""
+    return {} if checkpoint.config.keys() & {"id2label", "num_labels"} else {"num_classes": 2}
+
+
+def preprocessor(c: ImagePreparation) -> Mapping[str, Any]:
     """Describe zoo's image preprocessing in the hub's format."""
     return image_processor(c, "ViT")
 
@@ -80,7 +92,7 @@ _FIELDS = (
     Field("hidden_act", "activation", default="gelu", values=ACTIVATIONS),
     Field("layer_norm_eps", "norm_eps", default=1e-12),
     Field("hidden_dropout_prob", "dropout", default=0.0),
-    Field("qkv_bias", "attention_bias", default=True),
+    Field("qkv_bias", "attention_bias", default=True, values=SWITCH),
 )
 _ONLY = {"pooler_act": "tanh"}
 _INERT = ("attention_probs_dropout_prob", "encoder_stride", "pooler_output_size")

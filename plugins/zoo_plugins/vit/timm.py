@@ -108,6 +108,9 @@ def _heads(checkpoint: Checkpoint, arguments: Mapping[str, Any], hidden: int) ->
 def _restore(c: ViTConfig) -> Mapping[str, Any]:
     if c.task == "image-classification" and c.distilled and not c.distillation_head:
         raise UsageError("timm has no distillation token without its head", "distillation_head")
+    if c.positions != "learned" or not isinstance(c.attention_bias, bool):
+        what = f"positions {c.positions!r} with attention_bias {c.attention_bias} cannot be represented"
+        raise UsageError(what, None, "only learned positions, and one value for all biases")
     hidden, intermediate = c.hidden_size, c.intermediate_size or 0
     ratio = intermediate / hidden
     classes = c.num_classes if c.task == "image-classification" else 0
