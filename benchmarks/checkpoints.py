@@ -51,6 +51,9 @@ _VISION = {
     "hidden_size": 30, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 37, "hidden_act": "relu",
     "layer_norm_eps": 1e-3, "image_size": 24, "patch_size": 8, "num_channels": 2, "num_labels": 5,
 }  # fmt: skip
+_STAGES = {
+    "num_channels": 2, "hidden_sizes": [8, 12, 20], "depths": [2, 1, 1], "num_labels": 5, "hidden_act": "silu",
+}  # fmt: skip
 _SOUND = {
     "vocab_size": 11, "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 37,
     "conv_dim": [8, 12], "conv_kernel": [10, 3], "conv_stride": [5, 2], "num_feat_extract_layers": 2,
@@ -243,9 +246,6 @@ FAMILIES = {
     "HuBERT": Family("HubertForCTC", _SOUND),
     "ViT": Family("ViTForImageClassification", _VISION),
     "DINOv2": Family("Dinov2ForImageClassification", {**_DINO, "use_swiglu_ffn": True}),
-    "DeiT": Family("DeiTForImageClassificationWithTeacher", _VISION),
-    "CLIP": Family("CLIPModel", {"text_config": _TEXTS, "vision_config": _IMAGES, "projection_dim": 14}),
-    "SigLIP": Family("SiglipModel", {"text_config": {**_TEXTS, "projection_size": 30}, "vision_config": _IMAGES}),
     "DINOv2 with registers": Family(
         "Dinov2WithRegistersForImageClassification", {**_DINO, "num_register_tokens": 3}
     ),
@@ -253,6 +253,12 @@ FAMILIES = {
         "DINOv3ViTModel",
         {**_IMAGES, "hidden_size": 24, "num_register_tokens": 3, "use_gated_mlp": True, "rope_theta": 20.0},
     ),
+    "DeiT": Family("DeiTForImageClassificationWithTeacher", _VISION),
+    "ResNet": Family("ResNetForImageClassification", {**_STAGES, "embedding_size": 6, "hidden_act": "gelu"}),
+    "ConvNeXt": Family("ConvNextForImageClassification", {**_STAGES, "num_stages": 3, "patch_size": 3}),
+    "ConvNeXt V2": Family("ConvNextV2ForImageClassification", {**_STAGES, "num_stages": 3, "patch_size": 3}),
+    "CLIP": Family("CLIPModel", {"text_config": _TEXTS, "vision_config": _IMAGES, "projection_dim": 14}),
+    "SigLIP": Family("SiglipModel", {"text_config": {**_TEXTS, "projection_size": 30}, "vision_config": _IMAGES}),
 }  # fmt: skip
 _COLUMNS = ("family", "class", "parameters", "float64", "float32", "the original's", "ONNX verified", "round trip")
 

@@ -137,6 +137,10 @@ PUBLISHED = [
     ("dinov3-base", [], 85_660_416 - 768),
     ("deit-small", [], 22_050_664),
     ("deit-base-distilled", [], 87_338_192),
+    ("resnet-50", [], 25_557_032),
+    ("resnet-18", [], 11_689_512),
+    ("convnext-tiny", [], 28_589_128),
+    ("convnextv2-tiny", [], 28_635_496),
     ("clip-vit-base-patch32", [], 151_277_313),
     ("clip-vit-base-patch16", [], 149_620_737),
     ("clip-vit-large-patch14", [], 427_616_513),
@@ -305,13 +309,19 @@ def test_parameter_counts_of_all_presets_equal_their_modules(name: str) -> None:
         ("vit-tiny", ["image_size=9", "num_channels=3", "num_classes=7"]),
         ("dinov2-tiny", ["gated=false", "classify_patches=false"]),
         ("dinov2-tiny", ["task=image-feature-extraction"]),
+        ("dinov2-tiny", ["num_registers=3"]),
+        ("dinov3-tiny", ["gated=true"]),
+        ("dinov3-tiny", ["num_registers=0", "task=image-classification"]),
         ("vit-tiny", ["distilled=true"]),
         ("vit-tiny", ["distilled=true", "distillation_head=false"]),
         ("vit-tiny", ["task=image-feature-extraction", "distilled=true"]),
         ("vit-tiny", ["task=image-feature-extraction", "pooler=true"]),
-        ("dinov2-tiny", ["num_registers=3"]),
-        ("dinov3-tiny", ["gated=true"]),
-        ("dinov3-tiny", ["num_registers=0", "task=image-classification"]),
+        ("resnet-tiny", ["block=basic"]),
+        ("resnet-tiny", ["stem_size=16", "downsample_in_first_stage=true", "num_stage_layers=[1, 3]"]),
+        ("resnet-tiny", ["stem_size=16", "task=image-feature-extraction"]),
+        ("convnext-test", ["layer_scale=none", "num_channels=3"]),
+        ("convnext-test", ["task=image-feature-extraction", "patch_size=3"]),
+        ("convnextv2-test", ["num_classes=7"]),
         ("textcnn-tiny", ["kernel_sizes=[1, 2, 7, 7]", "num_classes=5"]),
         ("rnn-tiny", ["cell=gru", "num_layers=3", "num_classes=5"]),
         ("rnn-tiny", ["bidirectional=false", "task=token-classification"]),
@@ -610,6 +620,7 @@ def test_t5_flops(settings: list[str]) -> None:
         (["num_classes=7"], 1, 2 * 64 * 7),
         (["image_size=9", "num_channels=3", "task=image-feature-extraction"], 1, 0),
         (["distilled=true", "num_heads=2"], 2, 2 * 2 * 64 * 10),
+        (["num_registers=3", "positions=rotary", "attention_bias=true,false,true"], 4, 2 * 64 * 10),
         (["task=image-feature-extraction", "pooler=true"], 1, 2 * 64 * 64),
     ],
 )
@@ -620,7 +631,6 @@ def test_vit_flops(settings: list[str], special: int, once: int) -> None:
     _, channels, *size = pixels.shape({"batch": 1})
     assert spec.cost is not None
     embedding = 2 * channels * 2 * 2 * 64
-        (["num_registers=3", "positions=rotary", "attention_bias=true,false,true"], 4, 2 * 64 * 10),
     patches = (size[0] // 2) * (size[1] // 2)
     counted = counted_flops(spec, (torch.zeros(1, channels, *size),))
     assert counted + special * embedding == (patches + special) * spec.cost.flops + once

@@ -78,6 +78,7 @@ _IMAGES = {
     "layer_norm_eps": 1e-3, "image_size": 24, "patch_size": 8, "num_channels": 2,
 }  # fmt: skip
 _DINO = {key: value for key, value in _IMAGES.items() if key != "intermediate_size"} | {"mlp_ratio": 2}
+_STAGES = {"num_channels": 2, "hidden_sizes": [8, 12, 20], "depths": [2, 1, 1], "hidden_act": "silu"}
 _TEACHER = "ForImageClassificationWithTeacher"
 _UNSEGMENTED = {key: value for key, value in _ENCODER.items() if key != "type_vocab_size"}
 _NOMIC = {**_ENCODER, "rope_parameters": _ROPE}
@@ -147,6 +148,9 @@ FAMILIES = {
     "bart": Family("Bart", _BART, _PAIR, "encoder-decoders without a class for the encoder"),
     "vit": Family("ViT", _IMAGES, ("Model", "ForImageClassification"), "images"),
     "dinov2": Family("Dinov2", _DINO, ("Model", "ForImageClassification"), "images"),
+    "dinov2 with registers": Family("Dinov2WithRegisters", _DINO, ("Model", "ForImageClassification"), "images"),
+    "resnet": Family("ResNet", _STAGES, ("Model", "ForImageClassification"), "images"),
+    "convnextv2": Family("ConvNextV2", {**_STAGES, "num_stages": 3}, ("Model", "ForImageClassification"), "images"),
     "deit": Family("DeiT", _IMAGES, ("Model", "ForImageClassification", _TEACHER), "images"),
 }
 

@@ -18,16 +18,18 @@ from zoo.errors import UsageError
 
 FAMILIES = {
     "albert": "albert", "bart": "bart", "bert": "bert", "blenderbot": "blenderbot", "bloom": "bloom",
-    "codegen": "codegen", "cohere": "cohere", "cohere2": "cohere2", "cwm": "cwm", "deberta-v2": "deberta_v2",
-    "distilbert": "distilbert", "electra": "electra", "ernie4_5": "ernie4_5", "exaone4": "exaone4", "falcon": "falcon",
-    "gemma": "gemma", "gemma2": "gemma2", "gemma3_text": "gemma3", "glm": "glm", "glm4": "glm4", "gpt2": "gpt2",
-    "gpt_neox": "gpt_neox", "gptj": "gptj", "granite": "granite", "helium": "helium", "llama": "llama",
-    "m2m_100": "m2m_100", "marian": "marian", "ministral": "ministral", "mistral": "mistral", "mixtral": "mixtral",
-    "modernbert": "modernbert", "mpnet": "mpnet", "mpt": "mpt", "nemotron": "nemotron", "nomic_bert": "nomic_bert",
-    "olmo2": "olmo2", "olmo3": "olmo3", "olmoe": "olmoe", "opt": "opt", "pegasus": "pegasus", "persimmon": "persimmon",
-    "phi": "phi", "phi3": "phi3", "qwen2": "qwen2", "qwen3": "qwen3", "roberta": "roberta", "roformer": "roformer",
-    "seed_oss": "seed_oss", "smollm3": "smollm3", "stablelm": "stablelm", "starcoder2": "starcoder2", "t5": "t5",
-    "vaultgemma": "vaultgemma", "vit": "vit", "whisper": "whisper",
+    "codegen": "codegen", "cohere": "cohere", "cohere2": "cohere2", "convnext": "convnext", "convnextv2": "convnextv2",
+    "cwm": "cwm", "deberta-v2": "deberta_v2", "dinov2_with_registers": "dinov2_with_registers",
+    "dinov3_vit": "dinov3_vit", "distilbert": "distilbert", "electra": "electra", "ernie4_5": "ernie4_5",
+    "exaone4": "exaone4", "falcon": "falcon", "gemma": "gemma", "gemma2": "gemma2", "gemma3_text": "gemma3",
+    "glm": "glm", "glm4": "glm4", "gpt2": "gpt2", "gpt_neox": "gpt_neox", "gptj": "gptj", "granite": "granite",
+    "helium": "helium", "llama": "llama", "m2m_100": "m2m_100", "marian": "marian", "ministral": "ministral",
+    "mistral": "mistral", "mixtral": "mixtral", "modernbert": "modernbert", "mpnet": "mpnet", "mpt": "mpt",
+    "nemotron": "nemotron", "nomic_bert": "nomic_bert", "olmo2": "olmo2", "olmo3": "olmo3", "olmoe": "olmoe",
+    "opt": "opt", "pegasus": "pegasus", "persimmon": "persimmon", "phi": "phi", "phi3": "phi3", "qwen2": "qwen2",
+    "qwen3": "qwen3", "resnet": "resnet", "roberta": "roberta", "roformer": "roformer", "seed_oss": "seed_oss",
+    "smollm3": "smollm3", "stablelm": "stablelm", "starcoder2": "starcoder2", "t5": "t5", "vaultgemma": "vaultgemma",
+    "vit": "vit", "whisper": "whisper",
 }  # fmt: skip
 """Model types, and the folders of transformers with their models."""
 READ = {

@@ -110,6 +110,8 @@ VARIANTS: dict[str, tuple[str, Sequence[str]]] = {
     "vit, dinov2": ("dinov2-tiny", []),
     "vit, dinov3": ("dinov3-tiny", []),
     "vit, registers": ("dinov2-tiny", ["num_registers=3"]),
+    "resnet, hidden states": ("resnet-tiny", ["task=image-feature-extraction", "block=basic"]),
+    "convnext v2": ("convnextv2-test", ["task=image-feature-extraction"]),
     "vit, distilled": ("vit-tiny", ["distilled=true"]),
     "vit, hidden states": ("vit-tiny", ["task=image-feature-extraction", "distilled=true"]),
 }

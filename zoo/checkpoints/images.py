@@ -48,6 +48,10 @@ _TRANSPARENT = (20, 90, 50)
 """A colour in the middle of the first of them, which is declared transparent."""
 _WHITENING = ("BitImage", "CLIPImage", "CLIPFeature", "SiglipImage")
 """Processors that convert images to RGB by default, and make transparent colours white."""
+_CONVNEXT = {"size": 384, "crop_pct": 224 / 256, "resample": RESAMPLING.index("bicubic")}
+"""Defaults of ConvNeXt's processor, which ResNet has too."""
+_STRETCHED = 384
+"""The side from which that processor stretches images, whose margins it cuts off otherwise."""
 _CLOSE = 1e-5
 """Maximum difference of normalised pixels. A pixel that differs by one of 255 steps is off by more than 1e-3."""
 
@@ -158,12 +162,14 @@ def sample_images() -> list[Any]:
     return images
 
 
-def read_preparation(checkpoint: Checkpoint) -> dict[str, Any]:
+def read_preparation(checkpoint: Checkpoint, *, any_size: bool = False) -> dict[str, Any]:
     """Return how images are normalised, resized and cropped.
 
-    Raises :class:`UsageError` if zoo does not treat images in this way.
+    With ``any_size``, the model reads images of any size: the result also has the size of those that are prepared, if
+    it is stated, whatever config.json says. Raises :class:`UsageError` if zoo does not treat images in this way.
     """
-    images, hub, where = checkpoint.image_processor, checkpoint.config, processor_file(checkpoint.path)
+    hub, where = checkpoint.config, processor_file(checkpoint.path)
+    images = _common_settings(checkpoint.image_processor, where)
     values = {key: images[key] for key in _IMAGES if key in images}
     for key in ("do_rescale", "do_normalize"):
         if not images.get(key, True):
@@ -179,16 +185,38 @@ def read_preparation(checkpoint: Checkpoint) -> dict[str, Any]:
     if resize is not None:
         values["image_resize"] = resize
     towers = hub.get("vision_config")
-    side = (towers if isinstance(towers, dict) else hub).get("image_size")
+    side = None if any_size else (towers if isinstance(towers, dict) else hub).get("image_size")
+    if any_size and size:
+        values["image_size"] = size
     if images.get("do_center_crop"):
         crop = _side(images, "crop_size", where)
         if crop != (side or crop) or crop > size:
             raise UsageError(f"crop_size {crop} of size {size} does not fit image_size {side}", where)
         values["image_crop"] = crop / size
+        if any_size:
+            values["image_size"] = crop
     elif resize == "shortest_edge":
         problem = f"size {images['size']!r} without do_center_crop is not supported"
         raise UsageError(problem, where, "images must be cropped to squares")
     return values
+
+
+def _common_settings(images: Mapping[str, Any], where: Path) -> Mapping[str, Any]:
+    """Return the settings of ConvNeXt's processor as those of CLIP's and ViT's; settings of others are unchanged."""
+    if not _kind(images).startswith("ConvNext"):
+        return images
+    stated = {**_CONVNEXT, **images}
+    edge, portion = stated["size"], stated["crop_pct"]
+    edge = edge.get("shortest_edge") if isinstance(edge, dict) else edge
+    if type(edge) is not int or edge < 1:
+        raise UsageError(f"size {images['size']!r} is not supported", where, "the shortest edge must be a number")
+    if isinstance(portion, bool) or not isinstance(portion, int | float) or not 0 < portion <= 1:
+        raise UsageError(f"crop_pct {portion!r} is not supported", where, "it must lie in (0, 1]")
+    if stated.get("do_center_crop"):
+        raise UsageError("do_center_crop is not supported beside crop_pct", where)
+    if edge >= _STRETCHED:
+        return {**stated, "size": {"height": edge, "width": edge}}
+    return {**stated, "size": {"shortest_edge": int(edge / portion)}, "do_center_crop": True, "crop_size": edge}
 
 
 def _filter(resample: Any, where: Path) -> str | None:

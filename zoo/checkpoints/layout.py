@@ -147,6 +147,9 @@ class Layout:
     process_images: Callable[[Checkpoint], ProcessedImages] | None = None
     """Has the original library prepare :func:`zoo.checkpoints.sample_images` for comparison. Raises ``ImportError`` if
     it is not installed. By default, the image processor of preprocessor_config.json is used."""
+    any_image_size: bool = False
+    """Whether the original reads images of any size: a model of zoo then has the size that the image processor makes,
+    whatever config.json says."""
 
     # Configurations.
 
@@ -192,7 +195,7 @@ class Layout:
 
         Raises :class:`UsageError` if zoo does not prepare images in this way.
         """
-        return read_preparation(checkpoint)
+        return read_preparation(checkpoint, any_size=self.any_image_size)
 
     def section(self, checkpoint: Checkpoint, name: str) -> Mapping[str, Any]:
         """Return a section of a configuration, empty if it is missing. One named NAME_dict replaces it."""

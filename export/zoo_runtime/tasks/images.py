@@ -161,7 +161,8 @@ class ImageClassification(ImageRunner):
 
 
 class ImageFeatures(ImageRunner):
-    """``last_hidden_state``, (tokens, hidden) for each image, and ``pooler_output`` if the model has a pooler."""
+    """``last_hidden_state``, (tokens, hidden) or (channels, height, width) for each image, and ``pooler_output`` if the
+    model has a pooler."""
 
     needs = ("last_hidden_state",)
 
@@ -174,4 +175,5 @@ class ImageFeatures(ImageRunner):
     def show(self, answers: Sequence[Answer]) -> Iterator[str]:
         for answer in answers:
             states = answer.result["last_hidden_state"]
-            yield f"{label(answer)}: {len(states)} tokens x {len(states[0])}"
+            kind, *sizes = ("tokens", *states.shape) if states.ndim == 2 else ("channels", *states.shape)
+            yield f"{label(answer)}: {sizes[0]} {kind} x {' x '.join(map(str, sizes[1:]))}"

@@ -1,0 +1,121 @@
+"""Configurations of convolutional networks in stages; configuration, graph and cost of ResNet."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from zoo import Activation, ClassifierConfig, Cost, Graph, ImageConfig, TensorSpec, cost, floats
+
+__all__ = ["ResNetConfig", "StagesConfig"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class StagesConfig(ClassifierConfig, ImageConfig):
+    """Base class of configurations of networks in stages, each with a smaller map of more channels than the previous.
+
+    ``__post_init__`` of a subclass calls :meth:`check_stages`.
+    """
+
+    task: Literal["image-classification", "image-feature-extraction"] = "image-classification"
+    """Whether the model outputs class logits, or the map of the last stage."""
+    hidden_sizes: tuple[int, ...] = ()
+    """Channels of each stage."""
+    num_stage_layers: tuple[int, ...] = ()
+    """Number of blocks of each stage."""
+    num_classes: int = 1000
+    """Number of classes."""
+
+    def check_stages(self) -> None:
+        """Raise ``ValueError`` if the fields contradict each other."""
+        self.check_images()
+        self.check_classes(head=self.task == "image-classification")
+        if len(self.hidden_sizes) != len(self.num_stage_layers):
+            counts = f"{len(self.hidden_sizes)} stages, but num_stage_layers {len(self.num_stage_layers)}"
+            raise ValueError(f"hidden_sizes has {counts}")
+        for name in ("hidden_sizes", "num_stage_layers"):
+            if min(getattr(self, name), default=0) < 1:
+                raise ValueError(f"{name} must be one or more positive numbers, got {list(getattr(self, name))}")
+
+    @property
+    def map_size(self) -> int:
+        """Height and width of the map of the last stage."""
+        raise NotImplementedError
+
+    def graphs(self) -> tuple[Graph, ...]:
+        """Declare one graph; its outputs depend on the task."""
+        pixels = floats("pixel_values", "batch", self.num_channels, self.image_size, self.image_size)
+        classifies = self.task == "image-classification"
+        outputs = (floats("logits", "batch", self.num_classes),) if classifies else self.feature_outputs()
+        return (Graph(inputs=(pixels,), outputs=outputs),)
+
+    def feature_outputs(self) -> tuple[TensorSpec, ...]:
+        """Return the outputs of feature extraction."""
+        return (floats("last_hidden_state", "batch", self.hidden_sizes[-1], self.map_size, self.map_size),)
+
+    def head_cost(self) -> Cost:
+        """Return the cost of the classifier, if there is one."""
+        classifies = self.task == "image-classification"
+        return cost.linear(self.hidden_sizes[-1], self.num_classes) if classifies else Cost()
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResNetConfig(StagesConfig):
+    """Configuration of ResNet. The defaults are ResNet-50 with its stride in the 3 x 3 convolutions."""
+
+    hidden_sizes: tuple[int, ...] = (256, 512, 1024, 2048)
+    """Channels of each stage."""
+    num_stage_layers: tuple[int, ...] = (3, 4, 6, 3)
+    """Number of blocks of each stage."""
+    stem_size: int = 64
+    """Channels of the first convolution."""
+    block: Literal["basic", "bottleneck"] = "bottleneck"
+    """Whether a block has two 3 x 3 convolutions, or a 3 x 3 convolution of a quarter of the channels between two 1 x 1
+    convolutions."""
+    activation: Activation = "relu"
+    """Activation after the first convolution and after the sum of each block. Within blocks it is always ``relu``."""
+    downsample_in_first_stage: bool = False
+    """Whether the first stage also halves height and width."""
+    downsample_in_bottleneck: bool = False
+    """Whether the first convolution of a bottleneck halves height and width, as in the paper, and not the second."""
+
+    def __post_init__(self) -> None:
+        self.require_positive("stem_size")
+        self.check_stages()
+        if self.block == "bottleneck" and min(self.hidden_sizes) < 4:
+            raise ValueError(f"block 'bottleneck' needs hidden_sizes of at least 4, got {list(self.hidden_sizes)}")
+
+    def stride(self, stage: int) -> int:
+        """Return by how much a stage divides height and width."""
+        return 2 if stage > 0 or self.downsample_in_first_stage else 1
+
+    @property
+    def map_size(self) -> int:
+        """Height and width of the map of the last stage: each halving rounds up."""
+        size = self.image_size
+        for stride in (2, 2, *map(self.stride, range(len(self.hidden_sizes)))):
+            size = -(-size // stride)
+        return size
+
+    def cost(self) -> Cost:
+        """Return the parameters. Their FLOPs depend on the size of each map, and are not in closed form."""
+        parameters = _convolution(self.num_channels, self.stem_size, 7)
+        width = self.stem_size
+        for stage, (size, layers) in enumerate(zip(self.hidden_sizes, self.num_stage_layers, strict=True)):
+            if width != size or self.stride(stage) != 1:
+                parameters += _convolution(width, size, 1)
+            parameters += self._block(width, size) + (layers - 1) * self._block(size, size)
+            width = size
+        return Cost(parameters + self.head_cost().parameters)
+
+    def _block(self, inputs: int, outputs: int) -> int:
+        """Return the parameters of a block without its shortcut."""
+        if self.block == "basic":
+            return _convolution(inputs, outputs, 3) + _convolution(outputs, outputs, 3)
+        inner = outputs // 4
+        return _convolution(inputs, inner, 1) + _convolution(inner, inner, 3) + _convolution(inner, outputs, 1)
+
+
+def _convolution(inputs: int, outputs: int, kernel: int) -> int:
+    """Return the parameters of a convolution without bias, and of the norm after it."""
+    return inputs * outputs * kernel**2 + 2 * outputs
