@@ -198,6 +198,19 @@ FAMILIES = {
         {"vocab_size": 61, "hidden_size": 48, "n_layer": 2, "n_head": 6, "layer_norm_epsilon": 1e-3, "bos_token_id": 1,
          "eos_token_id": 2, "pad_token_id": 0},
     ),
+    "MPT": Family(
+        "MptForCausalLM",
+        {"vocab_size": 61, "max_seq_len": 40, "d_model": 48, "n_layers": 2, "n_heads": 12, "layer_norm_epsilon": 1e-3,
+         "attn_config": {"softmax_scale": 0.4}, "bos_token_id": 1, "eos_token_id": 2},
+    ),
+    "Nemotron": Family(
+        "NemotronForCausalLM",
+        {**{key: value for key, value in _NEOX.items() if key not in ("layer_norm_eps", "hidden_act")},
+         "num_key_value_heads": 3, "head_dim": 12, "norm_eps": 1e-3},
+    ),
+    "Persimmon": Family(
+        "PersimmonForCausalLM", {key: value for key, value in _NEOX.items() if key != "hidden_act"}
+    ),
     "Mixtral": Family("MixtralForCausalLM", {**_DECODER, "num_local_experts": 5, "num_experts_per_tok": 3}),
     "OLMoE": Family(
         "OlmoeForCausalLM",
