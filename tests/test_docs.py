@@ -163,7 +163,7 @@ def test_every_architecture_has_a_page_with_all_sections(name: str) -> None:
     directives = dict(re.findall(r"^```\{([\w-]+)\} (.+)$", text, re.MULTILINE))
     assert registry().resolve(directives["zoo-figure"]).architecture.name == name
     assert directives["zoo-presets"] == name
-    tiny = "whisper-test" if name == "whisper" else f"{name}-tiny"  # whisper-tiny is a published size
+    tiny = f"{name}-test" if name in ("convnext", "whisper") else f"{name}-tiny"  # published sizes of these two
     assert directives["run"] == f"zoo export {tiny} --onnx"
     fields = re.findall(r"^:fields: (.+)$", text, re.MULTILINE)
     assert set(" ".join(fields).split()) <= registry().resolve(tiny).config.field_types().keys()

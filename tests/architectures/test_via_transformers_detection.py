@@ -161,6 +161,7 @@ def test_published_files_find_the_same_objects(tmp_path: Path) -> None:
     assert before(image, threshold=0.3) == after(image, threshold=0.3) != []
 
 
+@pytest.mark.slow
 def test_objects_in_a_file(tmp_path: Path, zoo: Zoo) -> None:
     theirs = pipeline_of(tmp_path / "hub", save("YolosForObjectDetection", tmp_path / "hub"))
     picture = photographs()[3]

@@ -112,6 +112,7 @@ def test_answers_of_an_export_equal_those_of_the_pipeline(tmp_path: Path, model_
             assert sum(row["pixels"] for row in answer["segments"]) == found.size
 
 
+@pytest.mark.slow
 def test_segments_of_a_file(tmp_path: Path, zoo: Zoo) -> None:
     model_class = "SegformerForSemanticSegmentation"
     theirs = pipeline_of(tmp_path / "hub", save(model_class, tmp_path / "hub"))
@@ -148,6 +149,7 @@ def test_segments_of_a_file(tmp_path: Path, zoo: Zoo) -> None:
     assert Path("maps/2-picture.png").read_bytes() == b"of others"
 
 
+@pytest.mark.slow
 def test_depths_of_a_file_and_of_published_files(tmp_path: Path, zoo: Zoo) -> None:
     model_class = "DPTForDepthEstimation"
     theirs = pipeline_of(tmp_path / "hub", save(model_class, tmp_path / "hub"))

@@ -217,6 +217,7 @@ def test_rules_for_many_sizes_that_zoo_does_not_know_are_refused(
         read_preparation(tmp_path)
 
 
+@pytest.mark.slow
 def test_images_that_are_too_narrow_are_refused(tmp_path: Path, zoo: Zoo) -> None:
     save("DetrForObjectDetection", tmp_path / "hub", MANY_SIZES)
     imported = import_checkpoint(tmp_path / "hub", "ours", model_type="transformers")

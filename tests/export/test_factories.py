@@ -148,6 +148,7 @@ def test_other_formats(mine: Path, importable: None, install: Callable[..., Path
     del sys.modules["my_models"]
 
 
+@pytest.mark.slow
 def test_another_process(mine: Path) -> None:
     """The console script finds a module in the current directory, once it is allowed."""
     shutil.copy(own_modules.__file__, "my_models.py")

@@ -507,6 +507,7 @@ def test_other_keys_than_tokens_are_numbered(
         assert sizes == found[f"{item['name']}.0"].shape
 
 
+@pytest.mark.slow
 def test_models_and_inputs_without_a_page(
     showing: Callable[..., Path], built: Callable[..., Path], vectors: Path, zoo: Zoo, tmp_path: Path
 ) -> None:

@@ -71,6 +71,7 @@ def test_registered_modules_may_be_held_twice() -> None:
     assert list(unregistered(model)) == []
 
 
+@pytest.mark.slow
 def test_every_command_names_the_attribute(install: Callable[..., Path], zoo: Zoo) -> None:
     line = "        self.blocks = [nn.Linear(c.hidden_size, c.hidden_size) for _ in range(2)]\n"
     name = install_edited(

@@ -60,6 +60,7 @@ def elsewhere(tmp_path: Path) -> Iterator[Callable[..., subprocess.CompletedProc
     sys.modules.pop("course", None)
 
 
+@pytest.mark.slow
 def test_another_process_loads_and_calls_it(trained: Student, elsewhere: Any, tmp_path: Path) -> None:
     program = (
         "import torch, zoo, course\n"

@@ -84,7 +84,6 @@ BLOOM = _Bloom(
     ),
     read_extra=_derive_bloom,
     constant={"model_type": "bloom", **NO_TOKENS},
-    tokenizer="TokenizersBackend",
     **_COMMON,
 )
 """``model_type`` bloom, also used by BLOOMZ."""

@@ -300,6 +300,7 @@ def test_sampling_without_enough_noise_fails(generate: Callable[..., Array], noi
 # The file.
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("name", MODELS)
 def test_loop_file(loops: Callable[..., Any], name: str, tmp_path: Path) -> None:
     """Standard operators, each stored tensor once, only small constants inside, and no evidence of the graphs."""

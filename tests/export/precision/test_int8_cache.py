@@ -265,6 +265,7 @@ def test_evidence_has_the_error_against_float64(exported: Path) -> None:
     assert certificate["past_bytes"]["512"] == {"int8": 512 * 2 * 2 * 4 * 20, "float32": 512 * 2 * 2 * 4 * 64}
 
 
+@pytest.mark.slow
 def test_an_error_beyond_its_limit_is_refused(folder: Path, zoo: Any) -> None:
     result = zoo("quantize", folder, "--cache", "int8", "--max-kl", "0")
     assert result.status == 4

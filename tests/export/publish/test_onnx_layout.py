@@ -47,6 +47,7 @@ def front_matter() -> dict[str, Any]:
     return dict(ModelCard.load("onnx/README.md").data.to_dict())
 
 
+@pytest.mark.slow
 def test_encoder_equals_transformers(exported_model: Exported, zoo: Zoo) -> None:
     """The tokenizer and the configuration are those of the hub, and the numbers those of transformers."""
     model = exported_model("bert-tiny", "task=sentence-embedding", "pad_token_id=0", noise=True)

@@ -103,6 +103,7 @@ def test_tokens(speaking: Path, publish: Any, serve: Any, tab: Any) -> None:
     assert not page.evaluate(RAN)
 
 
+@pytest.mark.slow
 def test_tokens_in_an_attention_page(speaking: Path, tab: Any) -> None:
     """In every view, the saved drawing and the frame of a notebook."""
     export_model(speaking, options=Options(attentions=True))

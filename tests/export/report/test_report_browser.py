@@ -16,7 +16,7 @@ from tests.export.report.test_report import NASTY
 Model = Callable[..., Path]
 
 
-@pytest.mark.slow_after(2)
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize(("theme", "width"), [("light", 1280), ("dark", 390), ("light", 390), ("dark", 1280)])
 def test_page_is_accessible(
     exported_copy: Model, zoo: Callable[..., Result], browser: Any, theme: str, width: int

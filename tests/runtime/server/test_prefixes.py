@@ -86,6 +86,7 @@ def test_answers_of_other_models_do_not_depend_on_the_cache(exported_build: Expo
         check_law(session, 150, 32)
 
 
+@pytest.mark.slow
 def test_equal_inputs_are_encoded_once(exported_build: Exported) -> None:
     """With room for all encoded inputs, for one, and for none."""
     folder = exported_build("t5-tiny", **LIVELY.get("t5-tiny", {"noise": True, "gain": 3.0}))
