@@ -26,8 +26,8 @@ _HEAD = """# Model types of transformers
 
 Of each model type, the first class for a task that zoo knows was made at small sizes with random weights, imported
 through the [classes of transformers](architectures/via-transformers.md), exported, and compared with the model:
-`python benchmarks/families.py --first`. So were those of types with a [layout of zoo](checkpoints.md#families): the
-column `zoo-layouts` has the result of that layout, which `zoo import` prefers.
+`python benchmarks/families.py --first`. The column `zoo-layouts` has the results of a few types through their
+[layout of zoo](checkpoints.md#families), which `zoo import` prefers; that page has results of all layouts.
 
 - *verified*: the graph equals the model at all points.
 - *refused by* a law: a true statement about the model, such as outputs that depend on padding.

@@ -58,9 +58,9 @@ def save(folder: Path, model_class: str, model_type: str, *, ends: str = "", **o
     fast.save_pretrained(folder)
 
 
-def exported(folder: Path, *, chat: bool = False) -> Session:
-    """Import and export the checkpoint ``hub`` of a folder, and open it."""
-    imported = import_checkpoint(folder / "hub", folder / "ours", verify=True)
+def exported(folder: Path, *, chat: bool = False, via: str | None = None) -> Session:
+    """Import and export the checkpoint ``hub`` of a folder, and open it. ``via`` is the importer, if not its own."""
+    imported = import_checkpoint(folder / "hub", folder / "ours", model_type=via, verify=True)
     assert "texts to token ids" in imported.answers.counts
     assert export_model(folder / "ours").passed
     return load_session(folder / "ours", chat=chat)
@@ -160,7 +160,7 @@ def test_chats(tmp_path: Path, model_class: str, model_type: str, options: dict[
         ],
     ]
     ask = pipeline_of("text-generation", tmp_path / "hub")
-    with exported(tmp_path, chat=True) as session:
+    with exported(tmp_path, chat=True, via="transformers") as session:
         for chat, answer in zip(chats, session.run(chats, max_new_tokens=12), strict=True):
             (wanted,) = ask(chat, max_new_tokens=12, do_sample=False, return_full_text=False)
             assert answer["generated"] == wanted["generated_text"], json.dumps(chat)

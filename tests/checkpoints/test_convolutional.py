@@ -90,7 +90,7 @@ def test_checkpoint_is_imported_and_published(tmp_path: Path, name: str) -> None
 
 
 def test_number_of_batches_survives(tmp_path: Path) -> None:
-    """It is an integer that inference does not use."""
+    """Publication keeps the counters of training batches of the batch norms, which are integers."""
     save(*MODELS["basic blocks"], tmp_path / "hub")
     import_checkpoint(tmp_path / "hub", tmp_path / "ours", verify=False)
     export_checkpoint(tmp_path / "ours", tmp_path / "back", verify=False)

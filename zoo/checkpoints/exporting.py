@@ -37,10 +37,9 @@ from zoo.models import create, persist
 from zoo.models.count import parameter_count
 from zoo.models.tensors import tensor_groups
 from zoo.reading import read_bytes
-from zoo.registry import ModelSpec
 
 __all__ = [
-    "Exported", "choose_layout", "export_checkpoint", "imported_format", "layout_names", "write_dense_layers",
+    "Exported", "choose_layout", "export_checkpoint", "imported_layout", "layout_names", "write_dense_layers",
 ]  # fmt: skip
 
 
@@ -116,20 +115,26 @@ def write_dense_layers(stage: Path, tensors: Mapping[str, SourceTensor]) -> dict
     return like
 
 
-def layout_names(spec: ModelSpec) -> list[str]:
-    """Return the model types whose layouts become models of an architecture."""
-    names = (spec.architecture.name, f"{spec.plugin.distribution}:{spec.architecture.name}")
-    return [
-        item.name for plugin in plugins.active().loaded() for item in plugin.importers if item.architecture in names
-    ]
+def layout_names(stored: ModelDirectory) -> list[str]:
+    """Return the model types whose layouts become models of this architecture, that of the import first."""
+    spec, imported = stored.spec, _imported_format(stored)
+    architecture = (spec.architecture.name, f"{spec.plugin.distribution}:{spec.architecture.name}")
+    importers = (item for plugin in plugins.active().loaded() for item in plugin.importers)
+    names = [item.name for item in importers if item.architecture in architecture]
+    return sorted(names, key=lambda name: name != imported)
 
 
-def imported_format(stored: ModelDirectory) -> str | None:
+def imported_layout(stored: ModelDirectory) -> str | None:
     """Return the hub layout from which a model was imported, perhaps before it was trained, or None."""
+    imported = _imported_format(stored)
+    return imported if imported in layout_names(stored) else None
+
+
+def _imported_format(stored: ModelDirectory) -> str | None:
     origin = stored.origin
     while origin.kind != "imported" and origin.parent is not None:
         origin = origin.parent
-    return origin.format if origin.format in layout_names(stored.spec) else None
+    return origin.format
 
 
 def choose_layout(
@@ -137,13 +142,11 @@ def choose_layout(
 ) -> tuple[str, Layout, dict[str, SourceTensor]]:
     """Choose a layout that can represent this model, and write everything but the tensors to the stage.
 
-    That from which the model was imported is tried first, then those of the architecture in their order.
+    Without ``model_type``, all of :func:`layout_names` are tried in their order.
 
     Raises :class:`UsageError` if there is none.
     """
-    spec = stored.spec
-    imported, model_types = imported_format(stored), layout_names(spec)
-    model_types.sort(key=lambda name: name != imported)
+    spec, model_types = stored.spec, layout_names(stored)
     if model_type is not None and model_type not in model_types:
         raise UsageError(
             f"{model_type!r} is not a layout of {spec.architecture.name} models",

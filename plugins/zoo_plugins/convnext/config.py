@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from zoo import Activation, Cost, TensorSpec, cost, floats
+from zoo import Activation, Cost, Graph, cost, floats
 from zoo_plugins.resnet.config import StagesConfig
 
 
@@ -41,12 +41,12 @@ class ConvNeXtConfig(StagesConfig):
         """Height and width of the map of the last stage: each division rounds down."""
         return self.image_size // self.patch_size // 2 ** (len(self.hidden_sizes) - 1)
 
-    def feature_outputs(self) -> tuple[TensorSpec, ...]:
-        """Return the map of the last stage, and the normalised mean over its positions."""
-        return (*super().feature_outputs(), floats("pooler_output", "batch", self.hidden_sizes[-1]))
+    def graphs(self) -> tuple[Graph, ...]:
+        """Declare one graph; its outputs depend on the task."""
+        return self.image_graphs(self.map_size, floats("pooler_output", "batch", self.hidden_sizes[-1]))
 
     def cost(self) -> Cost:
-        """Return the parameters. Their FLOPs depend on the size of each map, and are not in closed form."""
+        """Return the parameters, without FLOPs, which :class:`zoo.Cost` has per token."""
         width = self.hidden_sizes[0]
         total = cost.linear(self.num_channels * self.patch_size**2, width) + cost.layer_norm(width)
         for stage, (size, layers) in enumerate(zip(self.hidden_sizes, self.num_stage_layers, strict=True)):

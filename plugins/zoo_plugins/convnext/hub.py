@@ -8,8 +8,7 @@ from typing import Any
 from zoo import UsageError
 from zoo.checkpoints import ACTIVATIONS, Checkpoint, Field, Layout, Rule
 from zoo_plugins.convnext.config import ConvNeXtConfig
-from zoo_plugins.resnet.hub import BACKBONE_KEYS
-from zoo_plugins.vit.hub import default_classes, preprocessor
+from zoo_plugins.vit.hub import BACKBONE_KEYS, default_classes, preprocessor
 
 __all__ = ["CONVNEXT", "CONVNEXT_V2"]
 
@@ -62,53 +61,46 @@ def _restore_v2(c: ConvNeXtConfig) -> Mapping[str, Any]:
     return {"num_stages": len(c.hidden_sizes)}
 
 
-_FIELDS = (
-    Field("num_channels", default=3),
-    Field("patch_size", default=4),
-    Field("hidden_sizes", default=ConvNeXtConfig.hidden_sizes),
-    Field("depths", "num_stage_layers", default=ConvNeXtConfig.num_stage_layers),
-    Field("hidden_act", "activation", default="gelu", values=ACTIVATIONS),
-    Field("layer_norm_eps", "norm_eps", default=1e-12),
-    Field("image_size", default=224),
-)
-_IGNORED = ("drop_path_rate", "layer_scale_init_value", "num_stages", *BACKBONE_KEYS)
+_COMMON: dict[str, Any] = {
+    "fields": (
+        Field("num_channels", default=3),
+        Field("patch_size", default=4),
+        Field("hidden_sizes", default=ConvNeXtConfig.hidden_sizes),
+        Field("depths", "num_stage_layers", default=ConvNeXtConfig.num_stage_layers),
+        Field("hidden_act", "activation", default="gelu", values=ACTIVATIONS),
+        Field("layer_norm_eps", "norm_eps", default=1e-12),
+        Field("image_size", default=224),
+    ),
+    "headless_tasks": ("image-feature-extraction",),
+    "ignored_keys": ("drop_path_rate", "layer_scale_init_value", "num_stages", *BACKBONE_KEYS),
+    "files": preprocessor,
+    "any_image_size": True,
+}
 
 CONVNEXT = Layout(
     classes={"ConvNextModel": "image-feature-extraction", "ConvNextForImageClassification": "image-classification"},
-    fields=_FIELDS,
     rules=(
         *_rules("convnext"),
         Rule("stages.*.blocks.*.scale.weight", "convnext.encoder.stages.*.layers.*.layer_scale_parameter"),
     ),
     prefix="convnext.",
-    headless_tasks=("image-feature-extraction",),
-    ignored_keys=_IGNORED,
     read_extra=_derive,
     write_extra=_restore,
-    files=preprocessor,
-    any_image_size=True,
     constant={"model_type": "convnext"},
+    **_COMMON,
 )
 """``model_type`` convnext."""
 
 CONVNEXT_V2 = Layout(
     classes={"ConvNextV2Model": "image-feature-extraction", "ConvNextV2ForImageClassification": "image-classification"},
-    fields=_FIELDS,
     rules=(
         *_rules("convnextv2"),
-        Rule(
-            "stages.*.blocks.*.response_norm",
-            "convnextv2.encoder.stages.*.layers.*.grn",
-            leading_axes=3,
-        ),
+        Rule("stages.*.blocks.*.response_norm", "convnextv2.encoder.stages.*.layers.*.grn", leading_axes=3),
     ),
     prefix="convnextv2.",
-    headless_tasks=("image-feature-extraction",),
-    ignored_keys=_IGNORED,
     read_extra=_derive_v2,
     write_extra=_restore_v2,
-    files=preprocessor,
-    any_image_size=True,
     constant={"model_type": "convnextv2"},
+    **_COMMON,
 )
 """``model_type`` convnextv2."""

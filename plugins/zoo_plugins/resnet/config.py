@@ -14,7 +14,7 @@ __all__ = ["ResNetConfig", "StagesConfig"]
 class StagesConfig(ClassifierConfig, ImageConfig):
     """Base class of configurations of networks in stages, each with a smaller map of more channels than the previous.
 
-    ``__post_init__`` of a subclass calls :meth:`check_stages`.
+    ``__post_init__`` of a subclass calls :meth:`check_stages`, and ``graphs`` :meth:`image_graphs`.
     """
 
     task: Literal["image-classification", "image-feature-extraction"] = "image-classification"
@@ -37,21 +37,18 @@ class StagesConfig(ClassifierConfig, ImageConfig):
             if min(getattr(self, name), default=0) < 1:
                 raise ValueError(f"{name} must be one or more positive numbers, got {list(getattr(self, name))}")
 
-    @property
-    def map_size(self) -> int:
-        """Height and width of the map of the last stage."""
-        raise NotImplementedError
+    def image_graphs(self, map_size: int, *features: TensorSpec) -> tuple[Graph, ...]:
+        """Declare one graph of images.
 
-    def graphs(self) -> tuple[Graph, ...]:
-        """Declare one graph; its outputs depend on the task."""
+        Args:
+            map_size: height and width of the map of the last stage.
+            features: the outputs of feature extraction beside this map.
+        """
         pixels = floats("pixel_values", "batch", self.num_channels, self.image_size, self.image_size)
-        classifies = self.task == "image-classification"
-        outputs = (floats("logits", "batch", self.num_classes),) if classifies else self.feature_outputs()
-        return (Graph(inputs=(pixels,), outputs=outputs),)
-
-    def feature_outputs(self) -> tuple[TensorSpec, ...]:
-        """Return the outputs of feature extraction."""
-        return (floats("last_hidden_state", "batch", self.hidden_sizes[-1], self.map_size, self.map_size),)
+        if self.task == "image-classification":
+            return (Graph(inputs=(pixels,), outputs=(floats("logits", "batch", self.num_classes),)),)
+        states = floats("last_hidden_state", "batch", self.hidden_sizes[-1], map_size, map_size)
+        return (Graph(inputs=(pixels,), outputs=(states, *features)),)
 
     def head_cost(self) -> Cost:
         """Return the cost of the classifier, if there is one."""
@@ -97,8 +94,12 @@ class ResNetConfig(StagesConfig):
             size = -(-size // stride)
         return size
 
+    def graphs(self) -> tuple[Graph, ...]:
+        """Declare one graph; its output depends on the task."""
+        return self.image_graphs(self.map_size)
+
     def cost(self) -> Cost:
-        """Return the parameters. Their FLOPs depend on the size of each map, and are not in closed form."""
+        """Return the parameters, without FLOPs, which :class:`zoo.Cost` has per token."""
         parameters = _convolution(self.num_channels, self.stem_size, 7)
         width = self.stem_size
         for stage, (size, layers) in enumerate(zip(self.hidden_sizes, self.num_stage_layers, strict=True)):

@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
-from zoo.checkpoints import ACTIVATIONS, Checkpoint, Field, Layout, Rule
+from zoo.checkpoints import ACTIVATIONS, Field, Layout, Rule
 from zoo_plugins.resnet.config import ResNetConfig
-from zoo_plugins.vit.hub import default_classes, preprocessor
+from zoo_plugins.vit.hub import BACKBONE_KEYS, default_classes, preprocessor
 
-__all__ = ["BACKBONE_KEYS", "RESNET"]
+__all__ = ["RESNET"]
 
-BACKBONE_KEYS = ("out_features", "out_indices", "stage_names")
-"""Keys that say which maps a detector reads."""
 _STAGE = "resnet.encoder.stages.*.layers.*"
-
-
-def _derive(checkpoint: Checkpoint, values: dict[str, Any]) -> Mapping[str, Any]:
-    return default_classes(checkpoint)
 
 
 RESNET = Layout(
@@ -44,7 +35,7 @@ RESNET = Layout(
     prefix="resnet.",
     headless_tasks=("image-feature-extraction",),
     ignored_keys=BACKBONE_KEYS,
-    read_extra=_derive,
+    read_extra=lambda checkpoint, _: default_classes(checkpoint),
     files=preprocessor,
     any_image_size=True,
     constant={"model_type": "resnet"},

@@ -11,7 +11,10 @@ from zoo.checkpoints import ACTIVATIONS, Checkpoint, Field, Layout, Rule
 from zoo_plugins.vit.config import ViTConfig
 from zoo_plugins.vit.hub import BACKBONE_KEYS, SWITCH, default_classes, preprocessor
 
-__all__ = ["DINOV2", "DINOV2_WITH_REGISTERS", "left_out_tensors"]
+__all__ = ["DETECTOR_KEYS", "DINOV2", "DINOV2_WITH_REGISTERS", "left_out_tensors"]
+
+DETECTOR_KEYS = (*BACKBONE_KEYS, "apply_layernorm", "reshape_hidden_states")
+"""Keys that say which features a detector reads, and in which form."""
 
 
 def _rules(c: ViTConfig, prefix: str) -> Sequence[Rule]:
@@ -100,7 +103,7 @@ def _family(name: str, title: str, patch_size: int, *fields: Field, **constant: 
         prefix=f"{name}.",
         headless_tasks=("image-feature-extraction",),
         ignored_tensors=left_out_tensors,
-        ignored_keys=("mlp_ratio", "attention_probs_dropout_prob", "drop_path_rate", *BACKBONE_KEYS),
+        ignored_keys=("mlp_ratio", "attention_probs_dropout_prob", "drop_path_rate", *DETECTOR_KEYS),
         read_extra=_derive,
         write_extra=_restore,
         files=preprocessor,

@@ -8,8 +8,8 @@ from typing import Any
 from zoo import UsageError
 from zoo.checkpoints import ACTIVATIONS, Checkpoint, Field, Layout, Rule
 from zoo_plugins.vit.config import ViTConfig
-from zoo_plugins.vit.dinov2 import left_out_tensors
-from zoo_plugins.vit.hub import BACKBONE_KEYS, default_classes, preprocessor
+from zoo_plugins.vit.dinov2 import DETECTOR_KEYS, left_out_tensors
+from zoo_plugins.vit.hub import default_classes, preprocessor
 
 __all__ = ["DINOV3"]
 
@@ -66,13 +66,16 @@ DINOV3 = Layout(
         Rule("embeddings.class_token", "embeddings.cls_token"),
         Rule("embeddings.registers", "embeddings.register_tokens"),
         Rule("embeddings.patch", "embeddings.patch_embeddings"),
-        *(Rule(f"blocks.*.{ours}", f"layer.*.{theirs}") for ours, theirs in _BLOCK),
-        *(Rule(f"blocks.*.{ours}", f"model.layer.*.{theirs}") for ours, theirs in _BLOCK),
+        *(
+            Rule(f"blocks.*.{ours}", f"{layer}.*.{theirs}")
+            for layer in ("layer", "model.layer")
+            for ours, theirs in _BLOCK
+        ),
         Rule("norm", "norm"),
     ),
     ignored_tensors=left_out_tensors,
     required_values={"proj_bias": True, "mlp_bias": True},
-    ignored_keys=(*_BIASES, "drop_path_rate", "pos_embed_*", *BACKBONE_KEYS),
+    ignored_keys=(*_BIASES, "drop_path_rate", "pos_embed_*", *DETECTOR_KEYS),
     read_extra=_derive,
     write_extra=_restore,
     files=preprocessor,

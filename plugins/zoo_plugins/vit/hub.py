@@ -11,7 +11,7 @@ from zoo_plugins.vit.config import ViTConfig
 
 __all__ = ["BACKBONE_KEYS", "DEIT", "SWITCH", "VIT", "default_classes", "preprocessor"]
 
-BACKBONE_KEYS = ("apply_layernorm", "out_features", "out_indices", "reshape_hidden_states", "stage_names")
+BACKBONE_KEYS = ("out_features", "out_indices", "stage_names")
 """Keys that say which features a detector reads."""
 SWITCH = {True: True, False: False}
 """Values of a key that cannot state biases for each of query, key and value."""

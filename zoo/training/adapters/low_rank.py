@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from zoo.artifact import ModelDirectory, describe
 from zoo.artifact.weights import digest_layout
-from zoo.checkpoints.exporting import choose_layout, imported_format
+from zoo.checkpoints.exporting import choose_layout, imported_layout
 from zoo.checkpoints.peft import AdapterChanges, AdapterNames, Update, write_adapter
 from zoo.errors import UsageError, argument, nearest
 from zoo.models.create import build_on_meta
@@ -188,7 +188,7 @@ def _names(
 ) -> tuple[str | None, AdapterNames]:
     """Return the hub layout that can represent the model and its adapters, if there is one, and the names."""
     described = replace(base, description={**base.description, **describe(spec, dtype=base.dtype)})
-    preferred = imported_format(base)
+    preferred = imported_layout(base)
     plain = build_on_meta(spec)
     with scratch_folder() as folder:
         try:

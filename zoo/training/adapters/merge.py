@@ -14,7 +14,7 @@ from zoo.artifact import ADAPTER, MANIFEST, ModelDirectory, check_model_target
 from zoo.artifact.provenance import Origin, base_name, fold_names
 from zoo.artifact.weights import digest_layout
 from zoo.checkpoints.configuration import find_layout
-from zoo.checkpoints.exporting import imported_format, layout_names
+from zoo.checkpoints.exporting import layout_names
 from zoo.checkpoints.peft import AdapterChanges, AdapterNames
 from zoo.checkpoints.peft_reading import read_adapter
 from zoo.errors import ArtifactError, UsageError
@@ -151,8 +151,7 @@ def _names(layout: Any, spec: ModelSpec, model: nn.Module, where: Path) -> Adapt
 
 def _read_foreign(stored: ModelDirectory, model: nn.Module, adapter: Path) -> AdapterChanges:
     """Read an adapter with the names of any layout that becomes this architecture, or with zoo's own."""
-    preferred = imported_format(stored)
-    layouts: Sequence[str | None] = (*sorted(layout_names(stored.spec), key=lambda name: name != preferred), None)
+    layouts: Sequence[str | None] = (*layout_names(stored), None)
     errors = []
     for layout in layouts:
         try:
