@@ -10,9 +10,11 @@ from zoo.plugins.discovery import Plugin, describe
 __all__ = ["described", "own_line"]
 
 
-def described(error: BaseException, plugin: Plugin) -> str:
-    """Return an exception's type and message, and the line of the plugin that it passed last."""
+def described(error: BaseException, plugin: Plugin, remedy: str = "") -> str:
+    """Return an exception's type and message, the remedy if any, and the line of the plugin that it passed last."""
     text = describe(error) if isinstance(error, Exception) else f"{type(error).__name__}: {error}"
+    if remedy:
+        text += f"; {remedy}"
     line = own_line(error, plugin)
     return text if line is None else f"{text} ({line})"
 

@@ -128,13 +128,11 @@ _JOINED = "Sizes of tensors must match except in dimension"
 def _what(error: BaseException, subject: Subject | Plugin) -> str:
     """Describe an error, with the innermost line of the plugin's own code."""
     plugin = subject if isinstance(subject, Plugin) else subject.plugin
-    text = described(error, plugin)
-    if _JOINED in text and isinstance(subject, Subject):
-        pasts = [past for graph in subject.graphs for past in graph.pasts if isinstance(past, KeyValues)]
-        text += "".join(
-            f"; graphs() declares a past of {past.num_heads} heads of size {past.head_dim}" for past in pasts
-        )
-    return text
+    if _JOINED not in str(error) or isinstance(subject, Plugin):
+        return described(error, plugin)
+    pasts = [past for graph in subject.graphs for past in graph.pasts if isinstance(past, KeyValues)]
+    declared = {f"graphs() declares a past of {past.num_heads} heads of size {past.head_dim}" for past in pasts}
+    return described(error, plugin, remedy="; ".join(sorted(declared)))
 
 
 def run_checks(name: str, *, expected_failures: Mapping[str, str] | None = None) -> list[Result]:
