@@ -236,6 +236,12 @@ FAMILIES = {
             "shared_expert_intermediate_size": 11,
         },
     ),
+    "LFM2": Family(
+        "Lfm2ForCausalLM",
+        {"vocab_size": 61, "max_position_embeddings": 40, "hidden_size": 24, "num_hidden_layers": 3,
+         "num_attention_heads": 6, "num_key_value_heads": 3, "intermediate_size": 37, "block_auto_adjust_ff_dim": False,
+         "layer_types": ["conv", "full_attention", "conv"], "norm_eps": 1e-3, "eos_token_id": 2, "conv_L_cache": 4},
+    ),
     "T5": Family("T5ForConditionalGeneration", _T5),
     "T5 v1.1": Family(
         "T5ForConditionalGeneration", {**_T5, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}

@@ -34,6 +34,7 @@ __all__ = [
     "product_key_memory",
     "recurrent",
     "rms_norm",
+    "short_convolution",
     "span_attention",
     "state_space",
     "tied_linear",
@@ -130,6 +131,12 @@ def state_space(
         + rms_norm(width)
         + linear(width, hidden_size, bias=bias)
     )
+
+
+def short_convolution(hidden_size: int, *, kernel_size: int = 3, bias: bool = False) -> Cost:
+    """:class:`zoo.nn.ShortConvolution`. The products with the gates are not counted."""
+    convolution = Cost(hidden_size * (kernel_size + bias), 2 * hidden_size * kernel_size)
+    return 4 * linear(hidden_size, hidden_size, bias=bias) + convolution
 
 
 def delta_rule(

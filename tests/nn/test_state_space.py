@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 from tests.nn.recurrences import assert_parts_equal_the_whole, random
-from zoo.nn import CausalConvolution, GatedRMSNorm, LayerStates, segment_sums, state_space
+from zoo.nn import GatedRMSNorm, segment_sums, state_space
 
 HEADS, GROUPS, SIZE, STATE = 6, 2, 4, 3
 
@@ -80,27 +80,6 @@ def test_segment_sums(values: list[float]) -> None:
         for s in range(len(values)):
             wanted = sum(values[s + 1 : t + 1]) if s <= t else float("-inf")
             assert sums[t, s].item() == pytest.approx(wanted, abs=1e-12)
-
-
-@pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("size", [2, 4])
-def test_convolution_equals_that_of_torch(bias: bool, size: int) -> None:
-    ours = CausalConvolution(5, size, bias=bias).double()
-    theirs = nn.Conv1d(5, 5, size, padding=size - 1, groups=5, bias=bias).double()
-    theirs.load_state_dict(ours.state_dict())
-    x = random(2, 9, 5)
-    expected = theirs(x.transpose(1, 2))[:, :, :9].transpose(1, 2)
-    assert_close(ours(x), expected)
-    for cut in range(1, 9):
-        (states,) = LayerStates.empty(1)
-        parts = [ours(x[:, :cut], states), ours(x[:, cut:], states)]
-        assert_close(torch.cat(parts, 1), expected)
-        assert states["convolution"].shape == (2, 5, size - 1)
-
-
-def test_kernel_of_one_token_is_refused() -> None:
-    with pytest.raises(ValueError, match="needs a kernel_size of 2 or more, got 1"):
-        CausalConvolution(5, 1)
 
 
 @pytest.mark.parametrize("groups", [1, 3])

@@ -4,6 +4,7 @@ from zoo.nn.additive import AdditiveAttention
 from zoo.nn.attention import MultiHeadAttention, attention_weights, scaled_dot_product_attention, soft_cap
 from zoo.nn.cache import Cache, LayerCache, LayerStates
 from zoo.nn.chunked import LocalAttention, LSHAttention
+from zoo.nn.convolution import CausalConvolution, ShortConvolution
 from zoo.nn.delta_rule import GatedDeltaNet, delta_rule, invert_unit_triangular
 from zoo.nn.disentangled import DisentangledAttention, DistanceTable, PositionTerm, distance_rows
 from zoo.nn.encoder_attention import EncoderAttention
@@ -58,7 +59,7 @@ from zoo.nn.relative import LinearBiases, RelativePositionBias, relative_buckets
 from zoo.nn.residual import LayerScale, Residual
 from zoo.nn.reversible import ReversibleBlock, run_reversible
 from zoo.nn.span_attention import AdaptiveSpan, SpanAttention, distances_of
-from zoo.nn.state_space import CausalConvolution, GatedRMSNorm, StateSpaceMixer, segment_sums, state_space
+from zoo.nn.state_space import GatedRMSNorm, StateSpaceMixer, segment_sums, state_space
 
 __all__ = [
     "ACTIVATIONS",
@@ -102,6 +103,7 @@ __all__ = [
     "RotaryPositions",
     "Rotation",
     "Route",
+    "ShortConvolution",
     "SinusoidalPositions",
     "SpanAttention",
     "StateSpaceMixer",

@@ -14,9 +14,10 @@ from torch import Tensor, nn
 
 from zoo.config import Activation
 from zoo.nn.cache import LayerStates
+from zoo.nn.convolution import CausalConvolution
 from zoo.nn.feed_forward import ACTIVATIONS
 from zoo.nn.recurrent import scan_steps
-from zoo.nn.state_space import CausalConvolution, GatedRMSNorm, segment_sums
+from zoo.nn.state_space import GatedRMSNorm, segment_sums
 
 __all__ = ["GatedDeltaNet", "delta_rule", "invert_unit_triangular"]
 

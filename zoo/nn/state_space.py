@@ -1,4 +1,4 @@
-"""State-space layers: a causal convolution with a state, and the sequence layer of Mamba-2.
+"""State-space layers: the sequence layer of Mamba-2 and its norm.
 
 B batch, T tokens of this call, H heads, P head size, G groups of heads, R heads per group, N state size, K kernel size,
 D channels, C tokens per chunk, M chunks, E hidden size.
@@ -14,43 +14,13 @@ from torch import Tensor, nn
 
 from zoo.config import Activation
 from zoo.nn.cache import LayerStates
+from zoo.nn.convolution import CausalConvolution
 from zoo.nn.feed_forward import ACTIVATIONS
 
-__all__ = ["CausalConvolution", "GatedRMSNorm", "StateSpaceMixer", "segment_sums", "state_space"]
+__all__ = ["GatedRMSNorm", "StateSpaceMixer", "segment_sums", "state_space"]
 
 _STEPS = (1e-3, 1e-1)
 """Range of initial step sizes."""
-
-
-class CausalConvolution(nn.Module):
-    """A convolution of each channel with its own filter over the last K tokens.
-
-    Between calls, it keeps its last K - 1 inputs as the state ``convolution``, (B, D, K - 1).
-
-    Args:
-        channels: D.
-        kernel_size: K, at least 2.
-        bias: whether each channel has a bias.
-    """
-
-    def __init__(self, channels: int, kernel_size: int, *, bias: bool = True) -> None:
-        super().__init__()
-        if kernel_size < 2:
-            raise ValueError(f"a causal convolution needs a kernel_size of 2 or more, got {kernel_size}")
-        self.weight = nn.Parameter(torch.empty(channels, 1, kernel_size))
-        self.bias = nn.Parameter(torch.zeros(channels)) if bias else None
-        nn.init.uniform_(self.weight, -(kernel_size**-0.5), kernel_size**-0.5)
-
-    def forward(self, x: Tensor, states: LayerStates | None = None) -> Tensor:
-        """(B, T, D) -> (B, T, D). The state is replaced."""
-        channels, _, size = self.weight.shape
-        before = states.get("convolution") if states is not None else None
-        if before is None:
-            before = x.new_zeros(x.shape[0], channels, size - 1)
-        x = torch.cat((before, x.transpose(1, 2)), 2)
-        if states is not None:
-            states["convolution"] = x[:, :, 1 - size :]
-        return F.conv1d(x, self.weight, self.bias, groups=channels).transpose(1, 2)
 
 
 class GatedRMSNorm(nn.Module):

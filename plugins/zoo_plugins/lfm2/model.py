@@ -1,0 +1,118 @@
+"""LFM2 (Liquid AI 2025): a decoder in which most layers have a gated short convolution, and some have attention.
+
+Attention has grouped queries, norms on queries and keys, and rotary positions.
+
+B batch, T tokens of this call, S tokens including those before, E hidden size, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from torch import Tensor, nn
+
+from zoo.nn import (
+    Cache,
+    GatedFeedForward,
+    LayerCache,
+    LayerStates,
+    MultiHeadAttention,
+    RotaryPositions,
+    Rotation,
+    ShortConvolution,
+    build_mask,
+    initialize,
+    positions_of,
+    tied_linear,
+)
+from zoo_plugins.lfm2.config import Lfm2Config
+
+
+class AttentionBlock(nn.Module):
+    """Attention, then gated feed-forward, each normalised before and added."""
+
+    def __init__(self, c: Lfm2Config) -> None:
+        super().__init__()
+        norm = partial(nn.RMSNorm, eps=c.norm_eps)
+        self.norm_1 = norm(c.hidden_size)
+        self.attention = MultiHeadAttention(
+            c.hidden_size,
+            c.num_heads,
+            num_kv_heads=c.num_kv_heads,
+            head_dim=c.head_dim,
+            bias=False,
+            qk_norm=norm,
+        )
+        self.norm_2 = norm(c.hidden_size)
+        self.mlp = GatedFeedForward(c.hidden_size, c.intermediate_size)
+
+    def forward(self, x: Tensor, rotation: Rotation, mask: Tensor | None, cache: LayerCache | None) -> Tensor:
+        """(B, T, E) -> (B, T, E)."""
+        x = x + self.attention(self.norm_1(x), rotation=rotation, mask=mask, cache=cache)
+        return x + self.mlp(self.norm_2(x))
+
+
+class ConvolutionBlock(nn.Module):
+    """A gated short convolution, then gated feed-forward, each normalised before and added."""
+
+    def __init__(self, c: Lfm2Config) -> None:
+        super().__init__()
+        self.norm_1 = nn.RMSNorm(c.hidden_size, eps=c.norm_eps)
+        self.convolution = ShortConvolution(c.hidden_size, kernel_size=c.kernel_size, bias=c.convolution_bias)
+        self.norm_2 = nn.RMSNorm(c.hidden_size, eps=c.norm_eps)
+        self.mlp = GatedFeedForward(c.hidden_size, c.intermediate_size)
+
+    def forward(self, x: Tensor, tokens: Tensor | None, states: LayerStates | None) -> Tensor:
+        """(B, T, E) -> (B, T, E)."""
+        x = x + self.convolution(self.norm_1(x), tokens, states)
+        return x + self.mlp(self.norm_2(x))
+
+
+class Lfm2(nn.Module):
+    """Token embeddings, blocks of two kinds, a final norm and the language-model head."""
+
+    def __init__(self, c: Lfm2Config) -> None:
+        super().__init__()
+        self.config = c
+        self.token_embedding = nn.Embedding(c.vocab_size, c.hidden_size)
+        self.positions = RotaryPositions(c.key_size, c.rope_theta)
+        self.blocks = nn.ModuleList(
+            ConvolutionBlock(c) if c.has_convolution(layer) else AttentionBlock(c) for layer in range(c.num_layers)
+        )
+        self.norm = nn.RMSNorm(c.hidden_size, eps=c.norm_eps)
+        self.head = (
+            tied_linear(self.token_embedding)
+            if c.tie_embeddings
+            else nn.Linear(c.hidden_size, c.vocab_size, bias=False)
+        )
+        initialize(self, "normal", std=0.02)
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        past_key_values: Cache | None = None,
+        past_states: list[LayerStates] | None = None,
+    ) -> Tensor:
+        """Return the logits of the next token, (B, T, V).
+
+        Args:
+            input_ids: (B, T).
+            attention_mask: (B, S), 1 for a token and 0 for padding, on the left, the past included.
+            past_key_values: keys and values of each layer with attention after earlier calls; extended in place.
+            past_states: the state of each convolution after earlier calls; replaced.
+        """
+        length = input_ids.shape[1]
+        total = length + (past_key_values.length if past_key_values is not None else 0)
+        tokens = None if attention_mask is None else attention_mask[:, total - length :]  # (B, T)
+        x = self.token_embedding(input_ids)  # (B, T, E)
+        rotation = self.positions(positions_of(length, total, padding=attention_mask, device=input_ids.device), x.dtype)
+        mask = build_mask(length, total, padding=attention_mask, causal=True, device=input_ids.device)
+        caches = iter(past_key_values.layers if past_key_values is not None else ())
+        states = iter(past_states or ())
+        for block in self.blocks:
+            if isinstance(block, ConvolutionBlock):
+                x = block(x, tokens, next(states, None))
+            else:
+                x = block(x, rotation, mask, next(caches, None))
+        return self.head(self.norm(x))
