@@ -242,6 +242,14 @@ FAMILIES = {
          "num_attention_heads": 6, "num_key_value_heads": 3, "intermediate_size": 37, "block_auto_adjust_ff_dim": False,
          "layer_types": ["conv", "full_attention", "conv"], "norm_eps": 1e-3, "eos_token_id": 2, "conv_L_cache": 4},
     ),
+    "Granite 4": Family(
+        "GraniteMoeHybridForCausalLM",
+        {"vocab_size": 61, "max_position_embeddings": 40, "hidden_size": 24, "num_hidden_layers": 3,
+         "num_attention_heads": 6, "num_key_value_heads": 3, "shared_intermediate_size": 37, "num_local_experts": 0,
+         "num_experts_per_tok": 0, "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+         "mamba_n_heads": 6, "mamba_n_groups": 2, "mamba_d_state": 5, "mamba_d_conv": 3, "rms_norm_eps": 1e-3,
+         "attention_multiplier": 0.3, "residual_multiplier": 0.4, "logits_scaling": 2.5, "eos_token_id": 2},
+    ),
     "T5": Family("T5ForConditionalGeneration", _T5),
     "T5 v1.1": Family(
         "T5ForConditionalGeneration", {**_T5, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
 from typing import Any
 
 import pytest
 import torch
-from torch.testing import assert_close
 from transformers import Lfm2Config as HubConfig
 from transformers import Lfm2ForCausalLM
 
-from tests.architectures.equations import random_ids, randomized
-from zoo.nn import Cache, LayerStates
+from tests.architectures.equations import randomized
+from tests.architectures.hybrids import CUTS, check_padding, check_parts
 from zoo.registry import registry
 from zoo_plugins.lfm2.config import Lfm2Config
 from zoo_plugins.lfm2.model import Lfm2
 
 SIZES: dict[str, Any] = {
-    "vocab_size": 23, "hidden_size": 12, "num_layers": 5, "convolution_layers": (True, False), "max_seq_len": 40,
-    "num_heads": 4, "num_kv_heads": 2, "head_dim": 6, "kernel_size": 4, "intermediate_size": 17,
+    "vocab_size": 23, "hidden_size": 12, "num_layers": 5, "max_seq_len": 40, "num_heads": 4, "num_kv_heads": 2,
+    "head_dim": 6, "kernel_size": 4, "intermediate_size": 17, "convolution_layers": (True, False),
 }  # fmt: skip
 VARIANTS: list[dict[str, Any]] = [
     {},
@@ -30,36 +28,18 @@ VARIANTS: list[dict[str, Any]] = [
 
 def make(**options: Any) -> Lfm2:
     torch.manual_seed(0)
-    return randomized(Lfm2(Lfm2Config(**{**SIZES, **options})), scale=0.3)
-
-
-def pasts(model: Lfm2) -> tuple[Cache, list[LayerStates]]:
-    return Cache.empty(model.config.num_attentions), LayerStates.empty(model.config.num_convolutions)
+    return randomized(Lfm2(Lfm2Config(**SIZES | options)), scale=0.3)
 
 
 @pytest.mark.parametrize("options", VARIANTS, ids=str)
-@pytest.mark.parametrize("cuts", [(1,), (3, 4, 33), tuple(range(1, 37))], ids=str)
+@pytest.mark.parametrize("cuts", CUTS, ids=str)
 def test_calls_on_parts_equal_one_call(options: dict[str, Any], cuts: tuple[int, ...]) -> None:
-    model, tokens = make(**options), random_ids(2, 37)
-    cache, states = pasts(model)
-    parts = [model(tokens[:, start:stop], None, cache, states) for start, stop in pairwise((0, *cuts, 37))]
-    assert_close(torch.cat(parts, 1), model(tokens))
-    assert cache.length == 37
-    assert all([tuple(value.shape) for value in layer.values()] == [(2, 12, 3)] for layer in states)
+    check_parts(make(**options), cuts, [(2, 12, 3)])
 
 
 @pytest.mark.parametrize("options", VARIANTS, ids=str)
 def test_padding_on_the_left_changes_nothing(options: dict[str, Any]) -> None:
-    model, tokens = make(**options), random_ids(1, 20)
-    mask = torch.ones(1, 29, dtype=torch.long)
-    mask[:, :9] = 0
-    padded = torch.cat((random_ids(1, 9), tokens), 1)
-    cache, states = pasts(model)
-    parts = [model(padded[:, :15], mask[:, :15], cache, states), model(padded[:, 15:], mask, cache, states)]
-    other, alone = pasts(model)
-    assert_close(torch.cat(parts, 1)[:, 9:], model(tokens, None, other, alone))
-    for ours, theirs in zip(states, alone, strict=True):
-        assert_close(dict(ours), dict(theirs))
+    check_padding(make(**options))
 
 
 @pytest.mark.parametrize(
@@ -77,7 +57,7 @@ def test_padding_on_the_left_changes_nothing(options: dict[str, Any]) -> None:
 )
 def test_impossible_settings(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        Lfm2Config(**{**SIZES, **options})
+        Lfm2Config(**SIZES | options)
 
 
 @pytest.mark.parametrize(

@@ -46,6 +46,7 @@ BUILT_IN = {
     "deberta": "zoo_plugins.deberta",
     "esm": "zoo_plugins.esm",
     "gpt": "zoo_plugins.gpt",
+    "granite-hybrid": "zoo_plugins.granite_hybrid",
     "lfm2": "zoo_plugins.lfm2",
     "linformer": "zoo_plugins.linformer",
     "llama": "zoo_plugins.llama",

@@ -5,19 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from zoo import (
-    Config,
-    Cost,
-    Graph,
-    KeyValues,
-    States,
-    attentions,
-    cost,
-    floats,
-    mask,
-    shortest_period,
-    token_ids,
-)
+from zoo import Config, Cost, Graph, cost, floats, shortest_period
+from zoo_plugins.qwen3_next.graph import hybrid_graph
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,27 +93,15 @@ class Lfm2Config(Config):
         return self.num_layers - self.num_convolutions
 
     def graphs(self) -> tuple[Graph, ...]:
-        """Declare one graph, whose past has keys and values of attention and the states of the convolutions.
-
-        Both are numbered among the layers of their kind.
-        """
-        keys = KeyValues(
-            name="past_key_values",
-            num_layers=self.num_attentions,
-            num_heads=self.num_kv_heads,
+        """Declare one graph, whose past has keys and values of attention and the states of the convolutions."""
+        graph = hybrid_graph(
+            vocab_size=self.vocab_size,
+            num_attentions=self.num_attentions,
+            num_heads=self.num_heads,
+            num_kv_heads=self.num_kv_heads,
             head_dim=self.key_size,
-        )
-        state = floats("convolution", "batch", self.hidden_size, self.kernel_size - 1)
-        count = self.num_convolutions
-        length = "past_sequence + sequence"
-        graph = Graph(
-            inputs=(
-                token_ids("input_ids", self.vocab_size),
-                mask("attention_mask", length=length, padding="left"),
-            ),
-            outputs=(floats("logits", "batch", "sequence", self.vocab_size),),
-            past=(keys, States(num_layers=count, states=(state,))) if count else (keys,),
-            attentions=attentions(self.num_attentions, self.num_heads, keys=length),
+            num_states=self.num_convolutions,
+            states=(floats("convolution", "batch", self.hidden_size, self.kernel_size - 1),),
         )
         return (graph,)
 

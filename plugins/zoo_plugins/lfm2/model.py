@@ -2,7 +2,7 @@
 
 Attention has grouped queries, norms on queries and keys, and rotary positions.
 
-B batch, T tokens of this call, S tokens including those before, E hidden size, V vocabulary.
+B batch, T tokens of this call, E hidden size.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from functools import partial
 from torch import Tensor, nn
 
 from zoo.nn import (
-    Cache,
     GatedFeedForward,
     LayerCache,
     LayerStates,
@@ -20,12 +19,11 @@ from zoo.nn import (
     RotaryPositions,
     Rotation,
     ShortConvolution,
-    build_mask,
     initialize,
-    positions_of,
     tied_linear,
 )
 from zoo_plugins.lfm2.config import Lfm2Config
+from zoo_plugins.qwen3_next.decoder import HybridDecoder
 
 
 class AttentionBlock(nn.Module):
@@ -68,8 +66,10 @@ class ConvolutionBlock(nn.Module):
         return x + self.mlp(self.norm_2(x))
 
 
-class Lfm2(nn.Module):
+class Lfm2(HybridDecoder):
     """Token embeddings, blocks of two kinds, a final norm and the language-model head."""
+
+    state_block = ConvolutionBlock
 
     def __init__(self, c: Lfm2Config) -> None:
         super().__init__()
@@ -86,33 +86,3 @@ class Lfm2(nn.Module):
             else nn.Linear(c.hidden_size, c.vocab_size, bias=False)
         )
         initialize(self, "normal", std=0.02)
-
-    def forward(
-        self,
-        input_ids: Tensor,
-        attention_mask: Tensor | None = None,
-        past_key_values: Cache | None = None,
-        past_states: list[LayerStates] | None = None,
-    ) -> Tensor:
-        """Return the logits of the next token, (B, T, V).
-
-        Args:
-            input_ids: (B, T).
-            attention_mask: (B, S), 1 for a token and 0 for padding, on the left, the past included.
-            past_key_values: keys and values of each layer with attention after earlier calls; extended in place.
-            past_states: the state of each convolution after earlier calls; replaced.
-        """
-        length = input_ids.shape[1]
-        total = length + (past_key_values.length if past_key_values is not None else 0)
-        tokens = None if attention_mask is None else attention_mask[:, total - length :]  # (B, T)
-        x = self.token_embedding(input_ids)  # (B, T, E)
-        rotation = self.positions(positions_of(length, total, padding=attention_mask, device=input_ids.device), x.dtype)
-        mask = build_mask(length, total, padding=attention_mask, causal=True, device=input_ids.device)
-        caches = iter(past_key_values.layers if past_key_values is not None else ())
-        states = iter(past_states or ())
-        for block in self.blocks:
-            if isinstance(block, ConvolutionBlock):
-                x = block(x, tokens, next(states, None))
-            else:
-                x = block(x, rotation, mask, next(caches, None))
-        return self.head(self.norm(x))

@@ -18,7 +18,7 @@ from zoo_plugins.llama.hub_shared import (
     fields_of,
 )
 
-__all__ = ["GRANITE"]
+__all__ = ["GRANITE", "logit_divisor"]
 
 
 def _derive(checkpoint: Checkpoint, values: dict[str, Any]) -> Mapping[str, Any]:
@@ -42,11 +42,11 @@ def _restore(c: LlamaConfig) -> Mapping[str, Any]:
     return {
         **write_rope(c),
         "attention_multiplier": c.key_size**-0.5 if c.attention_scale is None else c.attention_scale,
-        "logits_scaling": _divisor(c.logit_multiplier),
+        "logits_scaling": logit_divisor(c.logit_multiplier),
     }
 
 
-def _divisor(factor: float) -> float:
+def logit_divisor(factor: float) -> float:
     """Return the number of which ``factor`` is the inverse in float64: the one with few digits, if there is one."""
     short = round(1 / factor, 9)
     return short if short and 1 / short == factor else 1 / factor

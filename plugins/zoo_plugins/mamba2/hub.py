@@ -10,9 +10,9 @@ from zoo import UsageError
 from zoo.checkpoints import ACTIVATIONS, Checkpoint, Field, Layout, Rule
 from zoo_plugins.mamba2.config import Mamba2Config
 
-__all__ = ["MAMBA2"]
+__all__ = ["INFINITY", "MAMBA2", "read_step_limits"]
 
-_INFINITY = {"__float__": "Infinity"}
+INFINITY = {"__float__": "Infinity"}
 """How transformers writes the number in JSON, which has none."""
 _LENGTH = 2048
 """Length of the texts on which the published models are trained; their configurations do not name one."""
@@ -22,7 +22,7 @@ def _read_sizes(checkpoint: Checkpoint, values: dict[str, Any]) -> Mapping[str, 
     """Read the width, which is given twice, and the limits of the step size."""
     hub, where = checkpoint.config, checkpoint.config_file
     heads, expand = hub.get("num_heads", 128), hub.get("expand", 2)
-    low, high = _limits(hub.get("time_step_limit", [0.0, math.inf]), where)
+    low, high = read_step_limits(hub.get("time_step_limit", [0.0, math.inf]), where)
     if type(heads) is not int:
         raise UsageError(f"num_heads must be an integer, got {heads!r}", where)
     width = heads * Mamba2Config.check_field("head_dim", values["head_dim"], where)
@@ -37,7 +37,7 @@ def _read_sizes(checkpoint: Checkpoint, values: dict[str, Any]) -> Mapping[str, 
     }
 
 
-def _limits(value: Any, where: object) -> tuple[float, float]:
+def read_step_limits(value: Any, where: object) -> tuple[float, float]:
     """Return the smallest and the largest step size. Infinity is a number, or a mapping that stands for it."""
     try:
         low, high = (float(item["__float__"] if isinstance(item, Mapping) else item) for item in value)
@@ -51,7 +51,7 @@ def _write_sizes(c: Mamba2Config) -> Mapping[str, Any]:
     return {
         "num_heads": c.num_heads,
         "expand": c.width / c.hidden_size if rest else expand,
-        "time_step_limit": [c.min_step, _INFINITY if c.max_step is None else c.max_step],
+        "time_step_limit": [c.min_step, INFINITY if c.max_step is None else c.max_step],
     }
 
 

@@ -5,20 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from zoo import (
-    Activation,
-    Config,
-    Cost,
-    Graph,
-    KeyValues,
-    States,
-    attentions,
-    cost,
-    floats,
-    mask,
-    shortest_period,
-    token_ids,
-)
+from zoo import Activation, Config, Cost, Graph, cost, floats, shortest_period
+from zoo_plugins.qwen3_next.graph import hybrid_graph
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,30 +113,19 @@ class Qwen3NextConfig(Config):
         return self.num_layers - self.num_linear
 
     def graphs(self) -> tuple[Graph, ...]:
-        """Declare one graph, whose past has keys and values of full attention and states of linear attention.
-
-        Both are numbered among the layers of their kind.
-        """
-        keys = KeyValues(
-            name="past_key_values", num_layers=self.num_full, num_heads=self.num_kv_heads, head_dim=self.head_dim
-        )
+        """Declare one graph, whose past has keys and values of full attention and states of linear attention."""
         size = (self.linear_num_heads, self.linear_key_head_dim, self.linear_head_dim)
-        states = States(
-            num_layers=self.num_linear,
+        graph = hybrid_graph(
+            vocab_size=self.vocab_size,
+            num_attentions=self.num_full,
+            num_heads=self.num_heads,
+            num_kv_heads=self.num_kv_heads,
+            head_dim=self.head_dim,
+            num_states=self.num_linear,
             states=(
                 floats("convolution", "batch", self.channels, self.kernel_size - 1),
                 floats("recurrence", "batch", *size),
             ),
-        )
-        length = "past_sequence + sequence"
-        graph = Graph(
-            inputs=(
-                token_ids("input_ids", self.vocab_size),
-                mask("attention_mask", length=length, padding="left"),
-            ),
-            outputs=(floats("logits", "batch", "sequence", self.vocab_size),),
-            past=(keys, states),
-            attentions=attentions(self.num_full, self.num_heads, keys=length),
         )
         return (graph,)
 

@@ -4,8 +4,7 @@ Linear attention is Gated DeltaNet (Yang et al. 2024). Full attention has norms 
 each head, and multiplies its heads by a gate before the output projection. Qwen3-Next has experts in place of
 feed-forward networks, one of them for all tokens.
 
-B batch, T tokens of this call, S tokens including those before, E hidden size, R rotated elements of a head,
-V vocabulary.
+B batch, T tokens of this call, E hidden size.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ from functools import partial
 from torch import Tensor, nn
 
 from zoo.nn import (
-    Cache,
     GatedDeltaNet,
     GatedFeedForward,
     LayerCache,
@@ -25,12 +23,11 @@ from zoo.nn import (
     OffsetRMSNorm,
     RotaryPositions,
     Rotation,
-    build_mask,
     initialize,
-    positions_of,
     tied_linear,
 )
 from zoo_plugins.qwen3_next.config import Qwen3NextConfig, Qwen3NextMoeConfig
+from zoo_plugins.qwen3_next.decoder import HybridDecoder
 
 
 def _mlp(c: Qwen3NextConfig, layer: int) -> nn.Module:
@@ -99,8 +96,10 @@ class LinearBlock(nn.Module):
         return x + self.mlp(self.norm_2(x))
 
 
-class Qwen3Next(nn.Module):
+class Qwen3Next(HybridDecoder):
     """Token embeddings, blocks of two kinds, a final norm and the language-model head."""
+
+    state_block = LinearBlock
 
     def __init__(self, c: Qwen3NextConfig) -> None:
         super().__init__()
@@ -117,36 +116,3 @@ class Qwen3Next(nn.Module):
             else nn.Linear(c.hidden_size, c.vocab_size, bias=False)
         )
         initialize(self, "normal", std=0.02)
-
-    def forward(
-        self,
-        input_ids: Tensor,
-        attention_mask: Tensor | None = None,
-        past_key_values: Cache | None = None,
-        past_states: list[LayerStates] | None = None,
-    ) -> Tensor:
-        """Return the logits of the next token, (B, T, V).
-
-        Args:
-            input_ids: (B, T).
-            attention_mask: (B, S), 1 for a token and 0 for padding, on the left, the past included.
-            past_key_values: keys and values of each layer of full attention after earlier calls; extended in place.
-            past_states: the states of each layer of linear attention after earlier calls; replaced.
-        """
-        length = input_ids.shape[1]
-        total = length + (past_key_values.length if past_key_values is not None else 0)
-        tokens = None if attention_mask is None else attention_mask[:, total - length :]  # (B, T)
-        rotation = self.positions(
-            positions_of(length, total, padding=attention_mask, device=input_ids.device),
-            self.token_embedding.weight.dtype,
-        )
-        mask = build_mask(length, total, padding=attention_mask, causal=True, device=input_ids.device)
-        caches = iter(past_key_values.layers if past_key_values is not None else ())
-        states = iter(past_states or ())
-        x = self.token_embedding(input_ids)  # (B, T, E)
-        for block in self.blocks:
-            if isinstance(block, LinearBlock):
-                x = block(x, tokens, next(states, None))
-            else:
-                x = block(x, rotation, mask, next(caches, None))
-        return self.head(self.norm(x))
