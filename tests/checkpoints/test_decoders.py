@@ -531,6 +531,10 @@ def test_defaults_equal_those_of_the_original(tmp_path: Path, name: str, said: d
 
 
 REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
+    "two lists of layers": (
+        "gpt_neo", {"attention_layers": ["local", "local", "global"]}, "attention_layers .* differs from"
+    ),
+    "an empty window": ("gpt_neo", {"window_size": 0}, "window_size must be positive, got 0"),
     "another scaling": (
         "llama",
         {"rope_parameters": {"rope_type": "ntk", "factor": 2.0}},

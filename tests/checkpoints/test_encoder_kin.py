@@ -299,6 +299,11 @@ REFUSED = {
     "a decoder": ("roformer", {"is_decoder": True}, ("is_decoder True is not supported",)),
     "a decoder of proteins": ("esm", {"is_decoder": True}, ("is_decoder True is not supported",)),
     "a folding model": ("esm", {"is_folding_model": True}, ("is_folding_model True is not supported",)),
+    "padding as the token to drop": (
+        "esm",
+        {"mask_token_id": 1},
+        ("mask_token_id and pad_token_id are both 1, which token_dropout tells apart",),
+    ),
     "no token to drop": ("esm", {"mask_token_id": None}, ("token_dropout needs a mask_token_id",)),
     "other frequencies": ("esm", {"rope_theta": 60.0}, ("rotary_embeddings.inv_freq is not supported",)),
     "positions without padding": (

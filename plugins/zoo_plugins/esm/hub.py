@@ -68,6 +68,8 @@ def _derive(checkpoint: Checkpoint, values: dict[str, Any]) -> Mapping[str, Any]
     dropped = hub.get("mask_token_id") if hub.get("token_dropout") else None
     if hub.get("token_dropout") and dropped is None:
         raise UsageError("token_dropout needs a mask_token_id", where)
+    if dropped is not None and dropped == hub.get("pad_token_id"):
+        raise UsageError(f"mask_token_id and pad_token_id are both {dropped}, which token_dropout tells apart", where)
     if learned:
         length = skipped_positions(checkpoint, default_rows=_ROWS)["max_seq_len"]
     else:

@@ -102,6 +102,10 @@ def _derive_gpt_neo(checkpoint: Checkpoint, values: dict[str, Any]) -> Mapping[s
         raise UsageError(
             f"attention_types {types!r} does not list layers", where, 'write [[["global", "local"], 12]]'
         ) from error
+    if (told := hub.get("attention_layers", layers)) != layers:
+        raise UsageError(f"attention_layers {told!r} differs from attention_types {types!r}", where)
+    if type(window) is not int or window < 1:
+        raise UsageError(f"window_size must be positive, got {window!r}", where)
     sizes = {"attention_bias": False, "attention_scale": 1.0, "sliding_windows": windows}
     return {**sizes, **sentence_encoder(checkpoint)}
 
@@ -158,7 +162,7 @@ GPT_NEO = Layout(
     prefix="transformer.",
     **DECODER,
     ignored_tensors=(r".*\.attn\.attention\.(masked_)?bias",),
-    # read_extra handles the first two; attention_layers is attention_types expanded.
+    # read_extra handles the first three; attention_layers is attention_types expanded.
     ignored_keys=("attention_types", "window_size", "attention_layers", "attention_dropout", "embed_dropout",
            "classifier_dropout", "summary_*"),
     read_extra=_derive_gpt_neo,
