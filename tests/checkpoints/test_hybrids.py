@@ -224,6 +224,7 @@ def test_defaults_equal_those_of_the_original(tmp_path: Path) -> None:
         ("granitemoehybrid", {"num_local_experts": 2}, "num_local_experts 2 is not supported, only 0"),
         ("granitemoehybrid", {"layer_types": ["mamba"] * 4}, "state_layers must have a False within the layers"),
         ("granitemoehybrid", {"layer_types": ["other"] * 4}, "each linear_attention or full_attention, got"),
+        ("granitemoehybrid", {"layers_block_type": ["attention"] * 4}, "layers_block_type .* differs from layer_types"),
         ("granitemoehybrid", {"layer_types": 3}, "layer_types must name 4 layers"),
         (
             "granitemoehybrid",

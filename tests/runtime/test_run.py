@@ -508,7 +508,8 @@ def test_force_replaces_existing_output(bert: Path, zoo: Zoo, name: str) -> None
     Path(name).write_text("old")
     assert zoo("run", bert, "x", *EMBED, "--output", name, "--force").status == 0
     assert Path(name).read_text(errors="replace") != "old"
-    assert [path.name for path in Path().iterdir()] == [name]
+    record = [f".{name}.run.json"] if name == "out.jsonl" else []
+    assert sorted(path.name for path in Path().iterdir()) == [*record, name]
 
 
 @pytest.mark.parametrize("name", ["out.jsonl", "out.parquet"])
@@ -601,6 +602,12 @@ class NoRoom:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.file, name)
+
+    def __enter__(self) -> NoRoom:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self.file.close()
 
 
 @pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")

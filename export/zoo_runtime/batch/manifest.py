@@ -10,6 +10,7 @@ from zoo.artifact.weights import parse_json
 from zoo.errors import ArtifactError, UsageError, argument
 from zoo_runtime.batch.folders import MANIFEST, OutputFolder, is_temporary
 from zoo_runtime.batch.plan import Done, Plan, Shard
+from zoo_runtime.files.run_record import difference
 
 __all__ = ["Manifest"]
 
@@ -67,18 +68,14 @@ class Manifest:
         if head["schema"] != _SCHEMA:
             raise UsageError("the manifest is of another version of zoo", self._output, "choose another folder")
         identity = self._plan.identity()
-        if not isinstance(head["options"], dict):
-            raise ValueError(f"options is {head['options']!r}")
-        if head["model"] != identity["model"]:
-            problem = "its results are of another model, export or evidence"
-            if self._plan.draft is not None:
-                problem += f", or of a change in {self._plan.draft}"
-            raise UsageError(problem, self._output, "run that model, or choose another folder")
-        for name, value in identity["options"].items():
-            if (earlier := head["options"].get(name)) != value:
-                was, now = _difference(earlier, value)
-                problem = f"its results are of other options ({name}: {was}, now {now})"
-                raise UsageError(problem, self._output, "repeat the options of its first run, or choose another folder")
+        if (different := difference(head, identity)) is None:
+            return
+        problem = f"its results are of {different}"
+        if head["model"] == identity["model"]:
+            raise UsageError(problem, self._output, "repeat the options of its first run, or choose another folder")
+        if self._plan.draft is not None:
+            problem += f", or of a change in {self._plan.draft}"
+        raise UsageError(problem, self._output, "run that model, or choose another folder")
 
     def is_done(self, shard: Shard, sizes: Mapping[str, int]) -> bool:
         """Return whether a shard is done, and neither its inputs nor its results have changed since.
@@ -114,12 +111,3 @@ class Manifest:
 
 def _line(entry: Mapping[str, Any]) -> bytes:
     return json.dumps(entry).encode() + b"\n"
-
-
-def _difference(earlier: Any, now: Any) -> tuple[str, str]:
-    """Return both values, or of two mappings the entries that differ."""
-    if isinstance(earlier, dict) and isinstance(now, dict):
-        names = [name for name in {**earlier, **now} if earlier.get(name) != now.get(name)]
-        parts = [", ".join(f"{name}={values.get(name)}" for name in names) for values in (earlier, now)]
-        return parts[0], parts[1]
-    return str(earlier), str(now)

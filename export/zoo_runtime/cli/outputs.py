@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,14 +13,14 @@ from zoo.cli.progress import is_shown
 from zoo.errors import UsageError
 from zoo.storage import is_same_file
 from zoo.tables import PARQUET
-from zoo_runtime.cli.flags import InputFlags, OutputFlags
+from zoo_runtime.cli.flags import InputFlags, OutputFlags, TaskFlags
 
 if TYPE_CHECKING:
     from zoo_runtime import Answer, Runner, Session
     from zoo_runtime.files.augmented import AugmentedRows
     from zoo_runtime.files.results import Results
 
-__all__ = ["check_columns", "check_outputs", "open_results", "show_summary", "write_answers"]
+__all__ = ["check_columns", "check_outputs", "keep_record", "open_results", "show_summary", "write_answers"]
 
 
 def check_outputs(flags: OutputFlags, input_file: str | None) -> None:
@@ -55,6 +55,32 @@ def open_results(flags: OutputFlags, inputs: InputFlags) -> Results | AugmentedR
         target, force=flags.force, resume=flags.resume, types=types, keep=is_table(inputs.input_file),
         id_column=inputs.id_column,
     )  # fmt: skip
+
+
+def keep_record(
+    results: Results | AugmentedRows | None,
+    directory: Path,
+    inputs: InputFlags,
+    task: TaskFlags,
+    session_options: Mapping[str, Any],
+) -> None:
+    """Record what the results of a run that can be resumed depend on, and check those of an earlier run."""
+    if results is None:
+        return
+    from zoo_runtime.cli.run_batch import plan_of
+    from zoo_runtime.files.results import Results
+    from zoo_runtime.files.run_record import RunRecord
+
+    if not isinstance(results, Results) or not results.is_resumable:
+        return
+    plan = plan_of(
+        directory, str(results.path), {**session_options, "chat": inputs.chat}, task=task.task, settings=task.settings,
+        options=task.options, column=inputs.main_column, id_column=inputs.id_column, pair_column=inputs.pair_column,
+        adapter=",".join(inputs.adapters) or None, batch_size=task.batch_size,
+    )  # fmt: skip
+    results.record = RunRecord(results.path, plan.identity())
+    if results.done:
+        results.record.check()
 
 
 def check_columns(

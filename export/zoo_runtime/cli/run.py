@@ -20,7 +20,7 @@ from zoo.tables import PARQUET
 from zoo_runtime.cli.answers import AnswerCounts, described, open_stream, print_answers, print_stream, show_counts
 from zoo_runtime.cli.flags import BatchFlags, InputFlags, OutputFlags, TaskFlags, take
 from zoo_runtime.cli.inputs import count_inputs, parse_inputs, read_inputs, with_adapters
-from zoo_runtime.cli.outputs import check_columns, check_outputs, open_results, show_summary, write_answers
+from zoo_runtime.cli.outputs import check_columns, check_outputs, keep_record, open_results, show_summary, write_answers
 from zoo_runtime.files.rows import is_table
 
 if TYPE_CHECKING:
@@ -213,6 +213,7 @@ def _run_inputs(
     rows = read_inputs(values, inputs, keep=keep, resume=outputs.resume)
     with load_session(directory, task=task.task, chat=inputs.chat, **session_options) as session:
         runner = _open_runner(session, directory, inputs, outputs, task)
+        keep_record(results, directory, inputs, task, session_options)
         if isinstance(runner, GathersTexts) and inputs.texts:
             values = [*runner.gather(inputs.texts), *values[len(inputs.texts) :]]
             rows = read_inputs(values, inputs, keep=keep, resume=outputs.resume)

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from zoo import plugins
 from zoo.cli.options import is_quiet
@@ -18,7 +18,10 @@ from zoo.errors import ArtifactError, UsageError
 from zoo.tables import LINES, PARQUET, TABLES
 from zoo.version import __version__
 
-__all__ = ["check_batch", "run_batches"]
+if TYPE_CHECKING:
+    from zoo_runtime.batch import Plan
+
+__all__ = ["check_batch", "plan_of", "run_batches"]
 
 
 def check_batch(inputs: str | None, output: str | None, others: Sequence[str]) -> None:
@@ -46,34 +49,11 @@ def run_batches(
 
     Raises :class:`ArtifactError` if inputs or whole files have failed.
     """
-    from zoo_runtime.batch import Plan, run_batch
-    from zoo_runtime.batch.plan import plain_selection
-    from zoo_runtime.batch.shards import model_digest
+    from zoo_runtime.batch import run_batch
     from zoo_runtime.batch.urls import is_url, local
-    from zoo_runtime.onnx_runtime.ort import ort
-    from zoo_runtime.running.choosing import chosen_provider
 
-    session = {name: value for name, value in session.items() if value is not None}
-    session["provider"] = chosen_provider(session["provider"], directory)
-    session["threads"] = session.get("threads") or 1
-    if "tokenizer" in session:
-        session["tokenizer"] = os.path.abspath(session["tokenizer"])  # noqa: PTH100  (resolve() follows links)
-    if "draft" in options["options"]:
-        options["options"] = {**options["options"], "draft": str(Path(options["options"]["draft"]).absolute())}
-    options["settings"] = [
-        f"draft={Path(text[6:]).absolute()}" if text.startswith("draft=") else text for text in options["settings"]
-    ]
-    place = Path(directory).absolute()
-    plan = Plan(
-        directory=str(place),
-        model="",
-        output=output if is_url(output) else str(Path(local(output)).absolute()),
-        session=session,
-        versions=_versions(ort.__version__),
-        selection=plain_selection(plugins.active().selection),
-        **options,
-    )
-    plan = replace(plan, model=model_digest(place, session, plan.task, plan.draft))
+    place = output if is_url(output) else str(Path(local(output)).absolute())
+    plan = plan_of(directory, place, {**session, "threads": session.get("threads") or 1}, **options)
 
     def warn(text: str) -> None:
         message("warning", text)
@@ -88,6 +68,43 @@ def run_batches(
         raise ArtifactError(problem, inputs, "see the warnings above; --resume runs them again")
     if summary.failed:
         raise ArtifactError(f"{summary.failed} of {summary.rows} inputs failed", directory, "see the warnings above")
+
+
+def plan_of(directory: Path, output: str, session: Mapping[str, Any], **options: Any) -> Plan:
+    """Return the plan of a run, with the digest of its model and absolute paths.
+
+    Args:
+        directory: the model directory.
+        output: the file or folder of results.
+        session: arguments of :func:`zoo_runtime.load_session`.
+        options: the other fields of the plan.
+    """
+    from zoo_runtime.batch import Plan
+    from zoo_runtime.batch.plan import plain_selection
+    from zoo_runtime.batch.shards import model_digest
+    from zoo_runtime.onnx_runtime.ort import ort
+    from zoo_runtime.running.choosing import chosen_provider
+
+    session = {name: value for name, value in session.items() if value is not None}
+    session["provider"] = chosen_provider(session["provider"], directory)
+    if "tokenizer" in session:
+        session["tokenizer"] = os.path.abspath(session["tokenizer"])  # noqa: PTH100  (resolve() follows links)
+    if "draft" in options["options"]:
+        options["options"] = {**options["options"], "draft": str(Path(options["options"]["draft"]).absolute())}
+    options["settings"] = [
+        f"draft={Path(text[6:]).absolute()}" if text.startswith("draft=") else text for text in options["settings"]
+    ]
+    place = Path(directory).absolute()
+    plan = Plan(
+        directory=str(place),
+        model="",
+        output=output,
+        session=session,
+        versions=_versions(ort.__version__),
+        selection=plain_selection(plugins.active().selection),
+        **options,
+    )
+    return replace(plan, model=model_digest(place, session, plan.task, plan.draft))
 
 
 def _files(count: int) -> str:

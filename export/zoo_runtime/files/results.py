@@ -20,6 +20,7 @@ from zoo.storage import check_file_target, new_file
 from zoo.tables import LINES, PARQUET, TABLES, cell, has_bytes, is_renamed, join_columns, table_line
 from zoo_runtime.files.parquet_types import BATCH, find_schema, make_table
 from zoo_runtime.files.rows import RESUMES_BY_ID, UNIQUE_IDS, is_id, open_input, pyarrow_module
+from zoo_runtime.files.run_record import RunRecord
 
 __all__ = ["EMBEDDING", "Results", "plain", "plain_id"]
 
@@ -88,6 +89,8 @@ class Results:
         self._temporary = temporary
         self.metadata: dict[str, str] = {}
         """Key-value metadata for a parquet file."""
+        self.record: RunRecord | None = None
+        """What the results depend on, written beside a file that can be resumed."""
         self.parquet = path.suffix.lower() == PARQUET
         self._suffix = path.suffix.lower()
         if self._suffix not in (*LINES, *TABLES, PARQUET):
@@ -119,6 +122,11 @@ class Results:
         """The rows of a CSV file as JSON lines, until the columns of all are known."""
         self.notes: dict[str, None] = {}
         """Remarks on columns of the input that are renamed or left out."""
+
+    @property
+    def is_resumable(self) -> bool:
+        """Whether a run that is interrupted can be resumed."""
+        return self._suffix in LINES and not self._temporary
 
     @property
     def needs_example(self) -> bool:
@@ -170,6 +178,8 @@ class Results:
                 with storage_errors(self.path):
                     self._file.truncate(self._end)
                     self._file.seek(self._end)
+                if self.record is not None and not (self.done or staged):
+                    self.record.write()
                 yield self
                 with storage_errors(self.path):
                     self._flush()
@@ -178,13 +188,22 @@ class Results:
                         self._writer.close()
                     self._file.flush()
                     os.fsync(self._file.fileno())
+                    if not os.path.samestat(os.fstat(self._file.fileno()), place.stat()):
+                        problem = "another command has replaced this file, with the results in it, meanwhile"
+                        raise StorageError(problem, self.path, "run again, and name another file")
                     self._file.close()  # Windows does not rename an open file
+                if self.record is not None and staged:
+                    self.record.remove()  # of the earlier results: new ones beside it would be taken for its run's
             except BaseException:
                 self._abandon()
                 with suppress(OSError):
                     if not (self._resume or place.stat().st_size):
                         place.unlink()
+                        if self.record is not None and not staged:
+                            self.record.remove()
                 raise
+        if self.record is not None and staged:
+            self.record.write()
 
     def write(self, id: Any, result: Mapping[str, Any], columns: Mapping[str, Any] = MappingProxyType({})) -> None:
         """Add a row. Whether the ``columns`` of its input are kept is decided by ``keep``."""

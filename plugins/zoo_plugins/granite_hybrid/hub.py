@@ -67,6 +67,8 @@ def _read_kinds(checkpoint: Checkpoint, count: int) -> list[str]:
     """Return the kind of each layer; by default, all are state-space layers."""
     hub, where = checkpoint.config, checkpoint.config_file
     kinds = hub.get("layer_types") or hub.get("layers_block_type") or [_STATES] * count
+    if (told := hub.get("layers_block_type", kinds)) != kinds:
+        raise UsageError(f"layers_block_type {told!r} differs from layer_types {kinds!r}", where)
     found: list[Any] = [_OLD_KINDS.get(str(kind), kind) for kind in kinds] if isinstance(kinds, list) else []
     if len(found) != count or any(kind not in (_STATES, _ATTENTION) for kind in found):
         raise UsageError(f"layer_types must name {count} layers, each {_STATES} or {_ATTENTION}, got {kinds!r}", where)

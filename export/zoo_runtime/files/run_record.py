@@ -1,0 +1,93 @@
+"""What the results in a file depend on, in a hidden file beside it: a run that is resumed must not mix two models."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from zoo.artifact.weights import parse_json
+from zoo.errors import ArtifactError, UsageError, storage_errors
+from zoo.storage import new_file
+
+__all__ = ["RunRecord", "difference"]
+
+_RESTART = "start again with --force"
+
+
+def difference(earlier: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
+    """Return how results differ in what they depend on, as ``other options (NAME: VALUE, now VALUE)``, or None.
+
+    Args:
+        earlier: :meth:`zoo_runtime.batch.Plan.identity` of an earlier run.
+        now: that of this run.
+
+    Raises:
+        ValueError: the earlier one is damaged.
+    """
+    options = earlier.get("options")
+    if not isinstance(options, dict) or "model" not in earlier:
+        raise ValueError(f"options is {options!r}")
+    if earlier["model"] != now["model"]:
+        return "another model, export or evidence"
+    for name, value in now["options"].items():
+        if (before := options.get(name)) != value:
+            was, is_now = _changed(before, value)
+            return f"other options ({name}: {was}, now {is_now})"
+    return None
+
+
+def _changed(earlier: Any, now: Any) -> tuple[str, str]:
+    """Return both values, or of two mappings the entries that differ."""
+    if isinstance(earlier, dict) and isinstance(now, dict):
+        names = [name for name in {**earlier, **now} if earlier.get(name) != now.get(name)]
+        parts = [", ".join(f"{name}={values.get(name)}" for name in names) for values in (earlier, now)]
+        return parts[0], parts[1]
+    return str(earlier), str(now)
+
+
+class RunRecord:
+    """The record of a file of results, ``.NAME.run.json``.
+
+    Args:
+        results: the file of results. If it is a symbolic link, the record belongs to the file that it names.
+        identity: :meth:`zoo_runtime.batch.Plan.identity` of the run.
+    """
+
+    def __init__(self, results: Path, identity: Mapping[str, Any]) -> None:
+        self.results = results
+        named = Path(os.path.realpath(results))
+        self.path = named.with_name(f".{named.name}.run.json")
+        self.identity = identity
+
+    def check(self) -> None:
+        """Check that the results are of the same model, options and versions.
+
+        Raises:
+            UsageError: they are not.
+            ArtifactError: the record is missing or damaged.
+        """
+        with storage_errors(self.path):
+            if not self.path.is_file():
+                problem = f"the record of what its results are of is missing: {self.path.name}"
+                raise ArtifactError(problem, self.results, _RESTART)
+            text = self.path.read_bytes()
+        try:
+            different = difference(parse_json(text), self.identity)
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise ArtifactError(f"the record of a run is damaged ({error})", self.path, _RESTART) from error
+        if different is not None:
+            problem = f"its results are of {different}"
+            raise UsageError(problem, self.results, f"repeat its model and options, or {_RESTART}")
+
+    def write(self) -> None:
+        """Write the record, in place of an earlier one."""
+        with storage_errors(self.path), new_file(self.path, force=True) as staged:
+            staged.write_text(json.dumps(self.identity) + "\n", encoding="utf-8")
+
+    def remove(self) -> None:
+        """Remove the record, if there is one."""
+        with storage_errors(self.path):
+            self.path.unlink(missing_ok=True)

@@ -1,0 +1,138 @@
+"""The record beside a file of results: a run that is resumed must not mix models, options or versions."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.runtime.test_run import interrupted_at
+from zoo_runtime.running.text_runner import TextRunner
+
+Exported = Callable[..., Path]
+Zoo = Callable[..., Any]
+TEXTS = [f"row {n}" for n in range(6)]
+OUT, RECORD = Path("out.jsonl"), Path(".out.jsonl.run.json")
+LESS, MORE = ("--task", "next-token", "--top-k", 2), ("--task", "next-token", "--top-k", 3)
+
+
+@pytest.fixture
+def gpt(exported_model: Exported) -> Path:
+    return exported_model("gpt-tiny")
+
+
+def begin(zoo: Zoo, model: Path, *options: object) -> bytes:
+    """Interrupt a run that wrote some rows, and return them."""
+    with interrupted_at(2):
+        assert zoo("run", model, *TEXTS, "--batch-size", 2, "--output", OUT, *options).status == 130
+    assert 0 < OUT.read_bytes().count(b"\n") < len(TEXTS)
+    return OUT.read_bytes()
+
+
+def test_other_options_are_not_resumed(gpt: Path, zoo: Zoo) -> None:
+    begun = begin(zoo, gpt, *LESS)
+    run = ("run", gpt, *TEXTS, "--batch-size", 2, "--output", OUT, "--resume")
+    zoo(*run, *MORE).failed(
+        2,
+        "its results are of other options (options: top_k=2, now top_k=3): out.jsonl: "
+        "repeat its model and options, or start again with --force",
+    )
+    zoo(*run, *LESS, "--threads", 1).failed(2, "its results are of other options (session: ")
+    assert OUT.read_bytes() == begun
+    assert zoo(*run, *LESS).status == 0
+    assert OUT.read_bytes().startswith(begun)
+    assert OUT.read_bytes().count(b"\n") == len(TEXTS)
+
+
+def test_another_model_is_not_resumed(gpt: Path, exported_model: Exported, zoo: Zoo) -> None:
+    """Nor one at the same path, nor after the run is complete, when it would only add rows."""
+    shutil.copytree(gpt, "model")
+    run = ("run", "model", "--output", OUT, *LESS)
+    assert zoo(*run, *TEXTS[:3]).status == 0
+    done = OUT.read_bytes()
+    shutil.rmtree("model")
+    shutil.copytree(exported_model("llama-tiny"), "model")
+    zoo(*run, *TEXTS, "--resume").failed(2, "its results are of another model, export or evidence: out.jsonl")
+    assert OUT.read_bytes() == done
+    shutil.rmtree("model")
+    shutil.copytree(gpt, "model")
+    assert zoo(*run, *TEXTS, "--resume").status == 0
+    assert OUT.read_bytes().startswith(done)
+
+
+def test_results_without_a_record_are_not_resumed(gpt: Path, zoo: Zoo) -> None:
+    begun = begin(zoo, gpt, *LESS)
+    RECORD.unlink()
+    run = ("run", gpt, *TEXTS, "--batch-size", 2, "--output", OUT, *LESS)
+    zoo(*run, "--resume").failed(
+        3, "the record of what its results are of is missing: .out.jsonl.run.json: out.jsonl: start again with --force"
+    )
+    assert OUT.read_bytes() == begun
+    assert zoo(*run, "--force").status == 0
+    assert RECORD.exists()
+
+
+def test_record_belongs_to_the_file_that_a_link_names(gpt: Path, zoo: Zoo) -> None:
+    """A link that leads to the results of other options is not taken for those that it led to before."""
+    done = []
+    for name, options in (("first.jsonl", LESS), ("second.jsonl", MORE)):
+        assert zoo("run", gpt, *TEXTS[:3], "--output", name, *options).status == 0
+        done.append(Path(name).read_bytes())
+    OUT.symlink_to("first.jsonl")
+    run = ("run", gpt, *TEXTS, "--output", OUT, *LESS, "--resume")
+    assert zoo(*run).status == 0
+    assert Path("first.jsonl").read_bytes().startswith(done[0])
+    assert not RECORD.exists()
+    OUT.unlink()
+    OUT.symlink_to("second.jsonl")
+    zoo(*run).failed(2, "its results are of other options (options: top_k=3, now top_k=2): out.jsonl")
+    assert Path("second.jsonl").read_bytes() == done[1]
+
+
+def test_replaced_results_are_missed(gpt: Path, zoo: Zoo, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run whose file another one has replaced does not report success."""
+    original = TextRunner.compute
+    Path("other.jsonl").write_text('{"id": 1}\n')
+
+    def compute(self: TextRunner, items: Any) -> Any:
+        if Path("other.jsonl").exists():
+            Path("other.jsonl").replace(OUT)
+        return original(self, items)
+
+    monkeypatch.setattr(TextRunner, "compute", compute)
+    zoo("run", gpt, *TEXTS, "--output", OUT, *LESS).failed(6, "another command has replaced this file", "out.jsonl")
+    assert OUT.read_text() == '{"id": 1}\n'
+
+
+@pytest.mark.parametrize("text", ["", "[1]", "{}", '{"model": 1, "options": 2}', '{"model": "x", "options": null}'])
+def test_damaged_record(gpt: Path, zoo: Zoo, text: str) -> None:
+    begun = begin(zoo, gpt, *LESS)
+    RECORD.write_text(text)
+    run = ("run", gpt, *TEXTS, "--batch-size", 2, "--output", OUT, *LESS, "--resume")
+    zoo(*run).failed(3, "the record of a run is damaged (", ".out.jsonl.run.json: start again with --force")
+    assert OUT.read_bytes() == begun
+
+
+def test_replaced_results_have_the_record_of_the_later_run(gpt: Path, zoo: Zoo) -> None:
+    """An interrupted replacement keeps the results and their record."""
+    run = ("run", gpt, *TEXTS, "--batch-size", 2, "--output", OUT)
+    assert zoo(*run, *LESS).status == 0
+    done, record = OUT.read_bytes(), RECORD.read_bytes()
+    with interrupted_at(2):
+        assert zoo(*run, *MORE, "--force").status == 130
+    assert (OUT.read_bytes(), RECORD.read_bytes()) == (done, record)
+    assert zoo(*run, *MORE, "--force").status == 0
+    assert json.loads(RECORD.read_bytes())["options"]["options"] == {"top_k": 3}
+    assert zoo(*run, *MORE, "--resume").status == 0
+    zoo(*run, *LESS, "--resume").failed(2, "its results are of other options")
+
+
+def test_nothing_is_left_of_a_run_without_results(gpt: Path, zoo: Zoo) -> None:
+    with interrupted_at(1):
+        assert zoo("run", gpt, "x", "--output", OUT, *LESS).status == 130
+    assert not OUT.exists()
+    assert not RECORD.exists()
