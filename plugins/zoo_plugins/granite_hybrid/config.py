@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from zoo import Activation, Config, Cost, Graph, cost, floats, shortest_period
-from zoo_plugins.qwen3_next.graph import hybrid_graph
+from zoo_plugins.qwen3_next.graph import hybrid_graph, repeated
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,10 +95,9 @@ class GraniteHybridConfig(Config):
             raise ValueError(f"kernel_size must be 2 or more, got {self.kernel_size}")
         if not 0 <= self.min_step <= (self.min_step if self.max_step is None else self.max_step):
             raise ValueError(f"min_step must lie between 0 and max_step {self.max_step}, got {self.min_step}")
-        pattern = self.state_layers
-        layers = [pattern[layer % len(pattern)] for layer in range(self.num_layers)] if pattern else []
+        layers = repeated(self.state_layers, self.num_layers)
         if all(layers):
-            what = f"got {pattern} for num_layers {self.num_layers}"
+            what = f"got {self.state_layers} for num_layers {self.num_layers}"
             raise ValueError(f"state_layers must have a False within the layers, {what}")
         object.__setattr__(self, "state_layers", shortest_period(layers))
 

@@ -19,7 +19,6 @@ from zoo.nn import (
     Rotation,
     StateSpaceMixer,
     initialize,
-    tied_linear,
 )
 from zoo_plugins.granite_hybrid.config import GraniteHybridConfig
 from zoo_plugins.llama.model import scaled
@@ -95,11 +94,7 @@ class GraniteHybrid(HybridDecoder):
             StateBlock(c) if c.has_states(layer) else AttentionBlock(c) for layer in range(c.num_layers)
         )
         self.norm = nn.RMSNorm(c.hidden_size, eps=c.norm_eps)
-        self.head = (
-            tied_linear(self.token_embedding)
-            if c.tie_embeddings
-            else nn.Linear(c.hidden_size, c.vocab_size, bias=False)
-        )
+        self.head = self.build_head(c)
         initialize(self, "normal", std=0.02)
 
     def embed(self, input_ids: Tensor) -> Tensor:

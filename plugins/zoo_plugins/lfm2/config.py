@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from zoo import Config, Cost, Graph, cost, floats, shortest_period
-from zoo_plugins.qwen3_next.graph import hybrid_graph
+from zoo_plugins.qwen3_next.graph import hybrid_graph, repeated
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,10 +66,9 @@ class Lfm2Config(Config):
             raise ValueError(f"head_dim must be positive and even for rotary positions, got {self.head_dim}")
         if self.kernel_size < 2:
             raise ValueError(f"kernel_size must be 2 or more, got {self.kernel_size}")
-        pattern = self.convolution_layers
-        layers = [pattern[layer % len(pattern)] for layer in range(self.num_layers)] if pattern else []
+        layers = repeated(self.convolution_layers, self.num_layers)
         if all(layers):
-            what = f"got {pattern} for num_layers {self.num_layers}"
+            what = f"got {self.convolution_layers} for num_layers {self.num_layers}"
             raise ValueError(f"convolution_layers must have a False within the layers, {what}")
         object.__setattr__(self, "convolution_layers", shortest_period(layers))
 

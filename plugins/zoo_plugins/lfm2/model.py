@@ -20,7 +20,6 @@ from zoo.nn import (
     Rotation,
     ShortConvolution,
     initialize,
-    tied_linear,
 )
 from zoo_plugins.lfm2.config import Lfm2Config
 from zoo_plugins.qwen3_next.decoder import HybridDecoder
@@ -80,9 +79,5 @@ class Lfm2(HybridDecoder):
             ConvolutionBlock(c) if c.has_convolution(layer) else AttentionBlock(c) for layer in range(c.num_layers)
         )
         self.norm = nn.RMSNorm(c.hidden_size, eps=c.norm_eps)
-        self.head = (
-            tied_linear(self.token_embedding)
-            if c.tie_embeddings
-            else nn.Linear(c.hidden_size, c.vocab_size, bias=False)
-        )
+        self.head = self.build_head(c)
         initialize(self, "normal", std=0.02)

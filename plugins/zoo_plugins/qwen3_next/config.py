@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from zoo import Activation, Config, Cost, Graph, cost, floats, shortest_period
-from zoo_plugins.qwen3_next.graph import hybrid_graph
+from zoo_plugins.qwen3_next.graph import hybrid_graph, repeated
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +81,7 @@ class Qwen3NextConfig(Config):
         if self.kernel_size < 2:
             raise ValueError(f"kernel_size must be 2 or more, got {self.kernel_size}")
         pattern = self.linear_layers
-        layers = [pattern[layer % len(pattern)] for layer in range(self.num_layers)] if pattern else []
+        layers = repeated(pattern, self.num_layers)
         if len(set(layers)) < 2:
             what = f"got {pattern} for num_layers {self.num_layers}"
             raise ValueError(f"linear_layers must have both True and False within the layers, {what}")

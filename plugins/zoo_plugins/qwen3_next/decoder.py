@@ -5,9 +5,11 @@ B batch, T tokens of this call, S tokens including those before, E hidden size, 
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor, nn
 
-from zoo.nn import Cache, LayerStates, RotaryPositions, build_mask, positions_of
+from zoo.nn import Cache, LayerStates, RotaryPositions, build_mask, positions_of, tied_linear
 
 __all__ = ["HybridDecoder"]
 
@@ -27,6 +29,12 @@ class HybridDecoder(nn.Module):
     blocks: nn.ModuleList
     norm: nn.Module
     head: nn.Module
+
+    def build_head(self, c: Any) -> nn.Module:
+        """Return the language-model head, which shares the token embedding if the configuration says so."""
+        if c.tie_embeddings:
+            return tied_linear(self.token_embedding)
+        return nn.Linear(c.hidden_size, c.vocab_size, bias=False)
 
     def forward(
         self,

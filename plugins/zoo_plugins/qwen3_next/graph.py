@@ -6,7 +6,12 @@ from collections.abc import Sequence
 
 from zoo import Graph, KeyValues, States, TensorSpec, attentions, floats, mask, token_ids
 
-__all__ = ["hybrid_graph"]
+__all__ = ["hybrid_graph", "repeated"]
+
+
+def repeated(pattern: Sequence[bool], num_layers: int) -> list[bool]:
+    """Return a pattern repeated over so many layers; empty if the pattern is."""
+    return [pattern[layer % len(pattern)] for layer in range(num_layers)] if pattern else []
 
 
 def hybrid_graph(

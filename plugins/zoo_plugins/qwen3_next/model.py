@@ -24,7 +24,6 @@ from zoo.nn import (
     RotaryPositions,
     Rotation,
     initialize,
-    tied_linear,
 )
 from zoo_plugins.qwen3_next.config import Qwen3NextConfig, Qwen3NextMoeConfig
 from zoo_plugins.qwen3_next.decoder import HybridDecoder
@@ -110,9 +109,5 @@ class Qwen3Next(HybridDecoder):
             LinearBlock(c, layer) if c.is_linear(layer) else FullBlock(c, layer) for layer in range(c.num_layers)
         )
         self.norm = OffsetRMSNorm(c.hidden_size, eps=c.norm_eps)
-        self.head = (
-            tied_linear(self.token_embedding)
-            if c.tie_embeddings
-            else nn.Linear(c.hidden_size, c.vocab_size, bias=False)
-        )
+        self.head = self.build_head(c)
         initialize(self, "normal", std=0.02)
