@@ -131,6 +131,29 @@ def test_replaced_results_have_the_record_of_the_later_run(gpt: Path, zoo: Zoo) 
     zoo(*run, *LESS, "--resume").failed(2, "its results are of other options")
 
 
+@pytest.mark.parametrize("kind", ["file", "link", "folder"])
+def test_files_with_the_name_of_the_record_are_kept(gpt: Path, zoo: Zoo, kind: str) -> None:
+    """Neither a new run nor a replacement of results removes what is not the record of a run."""
+    Path("notes").write_text("mine")
+    match kind:
+        case "file":
+            RECORD.write_text("mine")
+        case "link":
+            RECORD.symlink_to("notes")
+        case _:
+            RECORD.mkdir()
+    run = ("run", gpt, *TEXTS, "--output", OUT, *LESS)
+    zoo(*run).failed(2, ".out.jsonl.run.json")
+    assert not OUT.exists()
+    assert RECORD.is_symlink() == (kind == "link")
+    assert RECORD.is_dir() or RECORD.read_text() == "mine"
+    if kind != "file":
+        OUT.write_text("old")
+        zoo(*run, "--force").failed(2, "exists and is not a file: ", "/.out.jsonl.run.json: choose another place")
+        assert OUT.read_text() == "old"
+        assert RECORD.is_symlink() == (kind == "link")
+
+
 def test_nothing_is_left_of_a_run_without_results(gpt: Path, zoo: Zoo) -> None:
     with interrupted_at(1):
         assert zoo("run", gpt, "x", "--output", OUT, *LESS).status == 130

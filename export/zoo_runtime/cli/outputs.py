@@ -64,7 +64,7 @@ def keep_record(
     task: TaskFlags,
     session_options: Mapping[str, Any],
 ) -> None:
-    """Record what the results of a run that can be resumed depend on, and check those of an earlier run."""
+    """Record the model and options of a run that can be resumed, and check the record of an earlier run."""
     if results is None:
         return
     from zoo_runtime.cli.run_batch import plan_of

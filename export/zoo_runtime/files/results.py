@@ -90,7 +90,7 @@ class Results:
         self.metadata: dict[str, str] = {}
         """Key-value metadata for a parquet file."""
         self.record: RunRecord | None = None
-        """What the results depend on, written beside a file that can be resumed."""
+        """The model, options and versions of this run, written beside a file that can be resumed."""
         self.parquet = path.suffix.lower() == PARQUET
         self._suffix = path.suffix.lower()
         if self._suffix not in (*LINES, *TABLES, PARQUET):
@@ -199,11 +199,11 @@ class Results:
                 with suppress(OSError):
                     if not (self._resume or place.stat().st_size):
                         place.unlink()
-                        if self.record is not None and not staged:
+                        if self.record is not None and self.record.written:
                             self.record.remove()
                 raise
         if self.record is not None and staged:
-            self.record.write()
+            self.record.write(force=True)
 
     def write(self, id: Any, result: Mapping[str, Any], columns: Mapping[str, Any] = MappingProxyType({})) -> None:
         """Add a row. Whether the ``columns`` of its input are kept is decided by ``keep``."""

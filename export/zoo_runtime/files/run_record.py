@@ -1,4 +1,4 @@
-"""What the results in a file depend on, in a hidden file beside it: a run that is resumed must not mix two models."""
+"""The record of a run: the model, options and versions of a file of results, in a hidden file beside it."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ from typing import Any
 
 from zoo.artifact.weights import parse_json
 from zoo.errors import ArtifactError, UsageError, storage_errors
-from zoo.storage import new_file
+from zoo.storage import check_file_target, new_file
 
 __all__ = ["RunRecord", "difference"]
 
 _RESTART = "start again with --force"
+_DAMAGED = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
+"""What :func:`difference` raises for a file that is not a record."""
 
 
 def difference(earlier: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
@@ -61,6 +63,8 @@ class RunRecord:
         named = Path(os.path.realpath(results))
         self.path = named.with_name(f".{named.name}.run.json")
         self.identity = identity
+        self.written = False
+        """Whether this run has written the record."""
 
     def check(self) -> None:
         """Check that the results are of the same model, options and versions.
@@ -76,18 +80,35 @@ class RunRecord:
             text = self.path.read_bytes()
         try:
             different = difference(parse_json(text), self.identity)
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        except _DAMAGED as error:
             raise ArtifactError(f"the record of a run is damaged ({error})", self.path, _RESTART) from error
         if different is not None:
             problem = f"its results are of {different}"
             raise UsageError(problem, self.results, f"repeat its model and options, or {_RESTART}")
 
-    def write(self) -> None:
-        """Write the record, in place of an earlier one."""
+    def write(self, *, force: bool = False) -> None:
+        """Write the record, in place of an earlier one, or with ``force`` of any file.
+
+        Raises :class:`UsageError` if there is something else.
+        """
+        if not force:
+            self._check_free()
         with storage_errors(self.path), new_file(self.path, force=True) as staged:
             staged.write_text(json.dumps(self.identity) + "\n", encoding="utf-8")
+        self.written = True
+
+    def _check_free(self) -> None:
+        """Raise :class:`UsageError` if a file that is not a record has the name of the record."""
+        try:
+            difference(parse_json(self.path.read_bytes()), self.identity)
+        except OSError:
+            return  # writing finds what is wrong, unless there is no such file
+        except _DAMAGED as error:
+            problem = "exists, and is not the record of a run"
+            raise UsageError(problem, self.path, "rename it, or choose another place for the results") from error
 
     def remove(self) -> None:
-        """Remove the record, if there is one."""
+        """Remove the record, if there is one. Raises :class:`UsageError` for anything but a plain file."""
+        check_file_target(self.path, force=True)
         with storage_errors(self.path):
             self.path.unlink(missing_ok=True)

@@ -10,8 +10,9 @@ from zoo import UsageError
 from zoo.checkpoints import ACTIVATIONS, Checkpoint, Field, Layout, Rule
 from zoo_plugins.gpt.hub import NO_TOKENS
 from zoo_plugins.granite_hybrid.config import GraniteHybridConfig
-from zoo_plugins.llama.hub_granite import logit_divisor
+from zoo_plugins.llama.hub_granite import logit_divisor, read_factor
 from zoo_plugins.llama.hub_rope import ROPE_KEYS, read_partial_rotation
+from zoo_plugins.llama.hub_shared import check_kinds
 from zoo_plugins.mamba2.hub import INFINITY, read_step_limits
 
 __all__ = ["GRANITE_HYBRID"]
@@ -46,9 +47,6 @@ def _read(checkpoint: Checkpoint, values: dict[str, Any]) -> dict[str, Any]:
         raise UsageError(f"num_local_experts {experts!r} is not supported, only 0", where, remedy)
     sizes = ("num_layers", "hidden_size", "num_heads", "state_num_heads")
     count, width, heads, states = (GraniteHybridConfig.check_field(name, values[name], where) for name in sizes)
-    divisor = hub.get("logits_scaling", 1.0)
-    if not isinstance(divisor, int | float) or isinstance(divisor, bool) or divisor <= 0:
-        raise UsageError(f"logits_scaling must be positive, got {divisor!r}", where)
     low, high = read_step_limits(hub.get("time_step_limit", [0.0, math.inf]), where)
     rotation = read_partial_rotation(hub, where, max(2, width // max(1, heads)))
     return {
@@ -57,7 +55,7 @@ def _read(checkpoint: Checkpoint, values: dict[str, Any]) -> dict[str, Any]:
         "num_kv_heads": heads if values["num_kv_heads"] is None else values["num_kv_heads"],
         "rotary": hub.get("position_embedding_type") == "rope",
         "rope_theta": rotation["rope_theta"],
-        "logit_multiplier": 1 / divisor,
+        "logit_multiplier": 1 / read_factor(hub, "logits_scaling", where),
         "min_step": low,
         "max_step": None if math.isinf(high) else high,
     }
@@ -69,10 +67,8 @@ def _read_kinds(checkpoint: Checkpoint, count: int) -> list[str]:
     kinds = hub.get("layer_types") or hub.get("layers_block_type") or [_STATES] * count
     if (told := hub.get("layers_block_type", kinds)) != kinds:
         raise UsageError(f"layers_block_type {told!r} differs from layer_types {kinds!r}", where)
-    found: list[Any] = [_OLD_KINDS.get(str(kind), kind) for kind in kinds] if isinstance(kinds, list) else []
-    if len(found) != count or any(kind not in (_STATES, _ATTENTION) for kind in found):
-        raise UsageError(f"layer_types must name {count} layers, each {_STATES} or {_ATTENTION}, got {kinds!r}", where)
-    return found
+    named = [_OLD_KINDS.get(str(kind), kind) for kind in kinds] if isinstance(kinds, list) else kinds
+    return check_kinds(named, count, (_STATES, _ATTENTION), where)
 
 
 def _read_head_dim(checkpoint: Checkpoint, width: int, heads: int) -> int:
@@ -137,7 +133,7 @@ GRANITE_HYBRID = Layout(
     ignored_keys=(
         *ROPE_KEYS, "layer_types", "layers_block_type", "logits_scaling", "position_embedding_type", "time_step_limit",
         "mamba_d_head", "mamba_expand", "mamba_chunk_size", "num_local_experts", "num_experts_per_tok",
-        # Of the experts, which these models lack.
+        # Settings of experts, which these models do not have.
         "intermediate_size", "output_router_logits", "router_aux_loss_coef", "init_method",
         "normalization_function", "mlp_bias",
     ),

@@ -10,6 +10,7 @@ from zoo.checkpoints import Checkpoint, Field, Layout, Rule
 from zoo_plugins.gpt.hub import NO_TOKENS
 from zoo_plugins.lfm2.config import Lfm2Config
 from zoo_plugins.llama.hub_rope import read_partial_rotation
+from zoo_plugins.llama.hub_shared import check_kinds
 
 __all__ = ["LFM2"]
 
@@ -62,11 +63,8 @@ def _read_layers(checkpoint: Checkpoint, count: int) -> tuple[bool, ...]:
         if not isinstance(attention, list):
             raise UsageError(f"full_attn_idxs must be a list of numbers of layers, got {attention!r}", where)
         kinds = [_ATTENTION if layer in attention else _CONVOLUTION for layer in range(count)]
-    known = (_CONVOLUTION, _ATTENTION)
-    if not isinstance(kinds, list) or len(kinds) != count or any(kind not in known for kind in kinds):
-        problem = f"layer_types must name {count} layers, each {_CONVOLUTION} or {_ATTENTION}, got {kinds!r}"
-        raise UsageError(problem, where)
-    return tuple(kind == _CONVOLUTION for kind in kinds)
+    found = check_kinds(kinds, count, (_CONVOLUTION, _ATTENTION), where)
+    return tuple(kind == _CONVOLUTION for kind in found)
 
 
 def _read_width(checkpoint: Checkpoint, values: dict[str, Any]) -> int:

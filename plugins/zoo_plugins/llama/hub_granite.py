@@ -18,7 +18,7 @@ from zoo_plugins.llama.hub_shared import (
     fields_of,
 )
 
-__all__ = ["GRANITE", "logit_divisor"]
+__all__ = ["GRANITE", "logit_divisor", "read_factor"]
 
 
 def _derive(checkpoint: Checkpoint, values: dict[str, Any]) -> Mapping[str, Any]:
@@ -26,10 +26,7 @@ def _derive(checkpoint: Checkpoint, values: dict[str, Any]) -> Mapping[str, Any]
     hub, where = checkpoint.config, checkpoint.config_file
     width, heads = (LlamaConfig.check_field(key, values[key], where) for key in ("hidden_size", "num_heads"))
     size = LlamaConfig.check_field("head_dim", values["head_dim"], where) or width // max(heads, 1)
-    scale, divisor = hub.get("attention_multiplier", 1.0), hub.get("logits_scaling", 1.0)
-    for key, value in (("attention_multiplier", scale), ("logits_scaling", divisor)):
-        if not isinstance(value, int | float) or isinstance(value, bool) or value <= 0:
-            raise UsageError(f"{key} must be positive, got {value!r}", where)
+    scale, divisor = (read_factor(hub, key, where) for key in ("attention_multiplier", "logits_scaling"))
     return {
         "attention_scale": None if scale == size**-0.5 else scale,
         "logit_multiplier": 1 / divisor,
@@ -44,6 +41,14 @@ def _restore(c: LlamaConfig) -> Mapping[str, Any]:
         "attention_multiplier": c.key_size**-0.5 if c.attention_scale is None else c.attention_scale,
         "logits_scaling": logit_divisor(c.logit_multiplier),
     }
+
+
+def read_factor(hub: Mapping[str, Any], key: str, where: object) -> float:
+    """Return a factor, 1 by default. Raises :class:`UsageError` unless it is positive."""
+    value: Any = hub.get(key, 1.0)
+    if not isinstance(value, int | float) or isinstance(value, bool) or value <= 0:
+        raise UsageError(f"{key} must be positive, got {value!r}", where)
+    return value
 
 
 def logit_divisor(factor: float) -> float:

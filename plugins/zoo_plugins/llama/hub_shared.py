@@ -19,6 +19,7 @@ __all__ = [
     "LOCAL",
     "MLP_RULES",
     "NO_TOKENS",
+    "check_kinds",
     "classes_of",
     "fields_of",
     "kinds_of_layers",
@@ -94,14 +95,20 @@ def fields_of(*, eps: float = 1e-6, dropout: float = 0.0) -> Sequence[Field]:
     )
 
 
+def check_kinds(kinds: object, num_layers: object, known: tuple[str, str], where: object) -> list[str]:
+    """Return ``layer_types``. Raises :class:`UsageError` unless it has one of two kinds for each layer."""
+    if not isinstance(kinds, list) or len(kinds) != num_layers or any(kind not in known for kind in kinds):
+        problem = f"layer_types must name {num_layers} layers, each {' or '.join(known)}, got {kinds!r}"
+        raise UsageError(problem, where)
+    return kinds
+
+
 def read_windows(kinds: object, window: object, values: Mapping[str, Any], where: object) -> dict[str, Any]:
     """Return ``sliding_windows``, given the kinds of the layers and the window of the local ones."""
-    count = values["num_layers"]
-    if not isinstance(kinds, list) or len(kinds) != count or any(kind not in (_FULL, LOCAL) for kind in kinds):
-        raise UsageError(f"layer_types must name {count} layers, each {_FULL} or {LOCAL}, got {kinds!r}", where)
-    if window is None and LOCAL in kinds:
+    layers = check_kinds(kinds, values["num_layers"], (_FULL, LOCAL), where)
+    if window is None and LOCAL in layers:
         raise UsageError(f"layer_types has {LOCAL}, but there is no sliding_window", where)
-    return {"sliding_windows": tuple(window if kind == LOCAL else 0 for kind in kinds)}
+    return {"sliding_windows": tuple(window if kind == LOCAL else 0 for kind in layers)}
 
 
 def write_windows(c: LlamaConfig) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from typing import Any
 from zoo import UsageError
 from zoo.checkpoints import ACTIVATIONS, Checkpoint, Field, Layout, Rule
 from zoo_plugins.llama.hub_rope import read_partial_rotation
-from zoo_plugins.llama.hub_shared import read_expert_layers, write_expert_layers
+from zoo_plugins.llama.hub_shared import check_kinds, read_expert_layers, write_expert_layers
 from zoo_plugins.qwen3_next.config import Qwen3NextConfig, Qwen3NextMoeConfig
 
 __all__ = ["QWEN3_5", "QWEN3_5_IMAGES", "QWEN3_NEXT"]
@@ -111,11 +111,9 @@ def _read_layers(hub: Mapping[str, Any], where: object, values: dict[str, Any]) 
     if type(period) is not int or period < 1:
         raise UsageError(f"full_attention_interval must be positive, got {period!r}", where)
     kinds = hub.get("layer_types") or [_LINEAR if (layer + 1) % period else _FULL for layer in range(count)]
-    if not isinstance(kinds, list) or len(kinds) != count or any(kind not in (_LINEAR, _FULL) for kind in kinds):
-        raise UsageError(f"layer_types must name {count} layers, each {_LINEAR} or {_FULL}, got {kinds!r}", where)
     width = Qwen3NextConfig.check_field("head_dim", values["head_dim"], where)
     return {
-        "linear_layers": tuple(kind == _LINEAR for kind in kinds),
+        "linear_layers": tuple(kind == _LINEAR for kind in check_kinds(kinds, count, (_LINEAR, _FULL), where)),
         **read_partial_rotation(hub, where, width, part=0.25, known=_IMAGE_KEYS),
     }
 
