@@ -39,6 +39,16 @@ environment() {
   echo "$place"
 }
 
+# genai_environment: prints the path of the environment of OpenVINO GenAI, in which it also serves.
+genai_environment() {
+  local place
+  place=$(environment genai "$torch" optimum-intel==2.2.0 openvino-genai==2026.4.1.0 \
+    openvino-tokenizers==2026.4.1.0 nncf==3.4.0 starlette uvicorn)
+  # optimum-intel asks for torchvision, which these models do not use, and whose wheel needs another build of torch.
+  "$place/bin/pip" uninstall -q -y torchvision > "$folder/genai.log" 2>&1
+  echo "$place"
+}
+
 torch=torch==2.13.0
 optimum=optimum-onnx[onnxruntime]==0.1.0
 ctranslate2=ctranslate2==4.8.5
@@ -60,10 +70,7 @@ for name in $chosen; do
       ;;
     generation)
       runtimes_place=$(environment runtimes "$torch" "$optimum" "$ctranslate2" sentence-transformers==5.7.0)
-      genai_place=$(environment genai "$torch" optimum-intel==2.2.0 openvino-genai==2026.4.1.0 \
-        openvino-tokenizers==2026.4.1.0 nncf==3.4.0)
-      # optimum-intel asks for torchvision, which these models do not use, and whose wheel needs another build of torch.
-      "$genai_place/bin/pip" uninstall -q -y torchvision > "$folder/genai.log" 2>&1
+      genai_place=$(genai_environment)
       python "$benchmarks/runtime.py" generation --peers "$runtimes_place" --genai "$genai_place"
       ;;
     embedding)
@@ -77,7 +84,8 @@ for name in $chosen; do
       python "$benchmarks/runtime.py" embedding --sentences "$folder/sentences.txt" --peers "$runtimes_place"
       ;;
     serving)
-      python "$benchmarks/serving.py" load
+      genai_place=$(genai_environment)
+      python "$benchmarks/serving.py" load --genai "$genai_place/bin/python"
       ;;
   esac
 done

@@ -92,7 +92,7 @@ class Converter(TransformersConverter):
         words = {{f"t{{number}}": number for number in range(50257)}}
         return SimpleNamespace(get_vocab=lambda: words, bos_token="t0", eos_token="t0", unk_token="t0")
 place = folder + "/ctranslate2-{kind}"
-Converter(folder + "/checkpoint").convert(place, quantization="{kind}")
+Converter(folder + "/checkpoint").convert(place, quantization="{kind}", force=True)
 generator = ctranslate2.Generator(place, device="cpu", compute_type="{kind}", intra_threads={threads})
 def work(prompts, new):
     tokens = [[f"t{{token}}" for token in prompt] for prompt in prompts]
@@ -256,14 +256,17 @@ def zoo(folder: Path, *arguments: str) -> None:
         raise SystemExit(done.stderr)
 
 
-def take_turns(workers: Sequence[Worker], job: Any, rounds: int) -> dict[str, list[float]]:
-    """Return the seconds of each worker in each round, after a warm-up round."""
+def take_turns(workers: Sequence[Worker], jobs: Sequence[Any]) -> dict[str, list[float]]:
+    """Return the seconds of each worker for each job, after a first one to warm up.
+
+    Each job has texts of its own: some runtimes keep the keys and values of prompts that they have read.
+    """
     times: dict[str, list[float]] = {worker.label: [] for worker in workers}
-    for round in range(rounds + 1):
+    for place, job in enumerate(jobs):
         for worker in workers:
             time.sleep(0.3)  # threads of the previous worker may still spin
             seconds, _ = worker(job)
-            if round:
+            if place:
                 times[worker.label].append(seconds)
     return times
 
@@ -298,9 +301,10 @@ def generation(folder: Path, peers: Path | None, genai: Path | None, rounds: int
         setups += [(f"OpenVINO GenAI, {name}", genai.absolute() / "bin/python", code)]
     workers = [Worker(*setup, folder) for setup in setups if not only or setup[0] in only]
     rng = np.random.default_rng(0)
-    jobs = {batch: [rng.integers(1, 50000, (batch, PROMPT)).tolist(), NEW] for batch in BATCHES}
-    check_tokens(workers, jobs[max(BATCHES)])
-    times = {batch: take_turns(workers, job, rounds) for batch, job in jobs.items()}
+    jobs = {batch: [[rng.integers(1, 50000, (batch, PROMPT)).tolist(), NEW] for _ in range(rounds + 1)]
+            for batch in BATCHES}  # fmt: skip
+    check_tokens(workers, jobs[max(BATCHES)][0])
+    times = {batch: take_turns(workers, batch_jobs) for batch, batch_jobs in jobs.items()}
     print(f"| tokens/s, prompt {PROMPT}, {NEW} new | " + " | ".join(f"batch {batch}" for batch in BATCHES) + " |")
     print("| --- |" + " ---: |" * len(BATCHES))
     for worker in workers:

@@ -27,7 +27,6 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route
 
 folder, port, threads, rows = sys.argv[1], *map(int, sys.argv[2:])
-{load}
 
 async def complete(request):
     body = await request.json()
@@ -55,6 +54,7 @@ async def run():
     server = uvicorn.Server(uvicorn.Config(Starlette(routes=routes), port=port, log_level="warning"))
     await asyncio.gather(work(), server.serve())
 
+{load}
 asyncio.run(run())
 """
 TRANSFORMERS = """
@@ -82,6 +82,34 @@ def answer(prompts, count):
     found = model.generate_batch(words, max_length=count, min_length=count, include_prompt_in_result=False)
     return [result.sequences_ids[0] for result in found]
 """
+GENAI = """
+from itertools import count as numbers
+import numpy as np, openvino, openvino_genai
+
+choices = openvino_genai.SchedulerConfig()
+choices.max_num_seqs = rows
+hints = dict(INFERENCE_PRECISION_HINT="f32", KV_CACHE_PRECISION="f32", INFERENCE_NUM_THREADS=threads)
+pipeline = openvino_genai.ContinuousBatchingPipeline(folder, choices, "CPU", hints)
+
+async def work():
+    number, running = numbers(), dict()
+    while True:
+        while not running or not waiting.empty():
+            prompt, count, future = await waiting.get()
+            wanted = openvino_genai.GenerationConfig(max_new_tokens=count, min_new_tokens=count, do_sample=False)
+            running[future] = pipeline.add_request(next(number), openvino.Tensor(np.array([prompt])), wanted)
+        await asyncio.to_thread(pipeline.step)
+        for future, request in list(running.items()):
+            if request.get_status() == openvino_genai.GenerationStatus.FINISHED:
+                future.set_result(list(request.read_all()[0].generated_ids))
+                del running[future]
+"""
+TO_OPENVINO = """
+import sys
+from optimum.intel import OVModelForCausalLM
+
+OVModelForCausalLM.from_pretrained(sys.argv[1], export=True, load_in_8bit=False).save_pretrained(sys.argv[2])
+"""
 
 
 @dataclass(frozen=True)
@@ -103,9 +131,10 @@ def find_peers(folder: Path, given: argparse.Namespace) -> dict[str, Peer]:
     """Return the servers that can be started, at consecutive ports, and say which are not installed."""
     hub, end = folder / "hub", [str(given.threads), str(given.rows)]
     peers = {"zoo": zoo_server(folder, given)}
-    for name in ("transformers", "ctranslate2", "vllm"):
+    for name in ("transformers", "ctranslate2", "genai", "vllm"):
         port = str(given.port + len(peers))
-        if given.vllm is None if name == "vllm" else find_spec(name) is None:
+        python = {"genai": given.genai, "vllm": given.vllm}.get(name, Path(sys.executable))
+        if python is None or (python == Path(sys.executable) and find_spec(name) is None):
             print(f"{name}: not installed, skipped", flush=True)
         elif name == "transformers":
             code = LOOP.format(load=TRANSFORMERS)
@@ -114,8 +143,12 @@ def find_peers(folder: Path, given: argparse.Namespace) -> dict[str, Peer]:
             converted = convert(hub, folder / name)
             code = LOOP.format(load=CTRANSLATE2)
             peers[name] = Peer([sys.executable, "-c", code, str(converted), port, *end], "/health")
+        elif name == "genai":
+            if not (folder / name).exists():
+                subprocess.run([str(python), "-c", TO_OPENVINO, str(hub), str(folder / name)], check=True)
+            peers[name] = Peer([str(python), "-c", LOOP.format(load=GENAI), str(folder / name), port, *end], "/health")
         else:
-            command = [str(given.vllm), "-m", "vllm.entrypoints.openai.api_server", "--model", str(hub), "--port", port]
+            command = [str(python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(hub), "--port", port]
             command += ["--dtype", "float32", "--max-num-seqs", str(given.rows)]
             peers[name] = Peer(command, "/health", {"model": str(hub), "ignore_eos": True}, "min_tokens")
     return peers

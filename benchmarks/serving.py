@@ -1,4 +1,4 @@
-"""`zoo serve` under load, beside offline `session.map`, plain loops of starlette, and vLLM.
+"""`zoo serve` under load, beside offline `session.map`, plain loops of starlette, OpenVINO GenAI and vLLM.
 
     pip install -c constraints.txt -e ".[test]"
     python benchmarks/serving.py [PART ...] [--folder DIR] [--prompt 64] [--tokens 64] [--turns 3]
@@ -17,6 +17,8 @@ The servers to compare with:
 
 - transformers: what one writes without a serving library, a route that calls `generate` for one request at a time.
 - ctranslate2: a route whose requests wait for a thread that answers all that wait, up to --rows, as one batch.
+- genai: a route whose requests join the continuous batch of OpenVINO GenAI, in the environment that --genai names,
+  which also has optimum-intel, starlette and uvicorn.
 - vllm: the server of the environment that --vllm names.
 """
 
@@ -219,6 +221,7 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=10_000, help="requests of the measurement of memory")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, help="threads of each server")
     parser.add_argument("--port", type=int, default=8917, help="first port of the servers")
+    parser.add_argument("--genai", type=Path, help="Python of an environment with OpenVINO GenAI")
     parser.add_argument("--vllm", type=Path, help="Python of an environment with vLLM")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as place:
