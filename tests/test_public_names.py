@@ -13,8 +13,8 @@ from tests.conftest import THIRD_PARTY
 from tests.rows import each_row
 
 PUBLIC = (
-    "zoo", "zoo.audio", "zoo.checkpoints", "zoo.cost", "zoo.exporters", "zoo.modules", "zoo.nn", "zoo.plots",
-    "zoo.spectrogram", "zoo.testing", "zoo.training", "zoo_export", "zoo_runtime", "zoo_runtime.batch",
+    "zoo", "zoo.audio", "zoo.checkpoints", "zoo.complexity", "zoo.cost", "zoo.exporters", "zoo.modules", "zoo.nn",
+    "zoo.plots", "zoo.spectrogram", "zoo.testing", "zoo.training", "zoo_export", "zoo_runtime", "zoo_runtime.batch",
     "zoo_runtime.formula",
 )  # fmt: skip
 """Modules for plugins, whose names in ``__all__`` are public."""

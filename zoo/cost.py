@@ -22,6 +22,7 @@ from dataclasses import dataclass
 __all__ = [
     "Cost",
     "attention",
+    "convolution",
     "delta_rule",
     "disentangled_attention",
     "embedding",
@@ -72,6 +73,15 @@ def linear(inputs: int, outputs: int, *, bias: bool = True) -> Cost:
 def tied_linear(inputs: int, outputs: int) -> Cost:
     """A dense layer that shares the weights of another module."""
     return Cost(0, 2 * inputs * outputs)
+
+
+def convolution(inputs: int, outputs: int, kernel_size: int, *, bias: bool = True, groups: int = 1) -> Cost:
+    """A convolution over the tokens: a dense layer on windows of ``kernel_size`` tokens.
+
+    With ``groups``, each output reads the inputs of its group alone; with as many as inputs, it is a depthwise one.
+    """
+    weights = kernel_size * inputs * outputs // groups
+    return Cost(weights + (outputs if bias else 0), 2 * weights)
 
 
 def head(inputs: int, outputs: int, *, tied: bool, bias: bool = False) -> Cost:
@@ -126,7 +136,7 @@ def state_space(
     heads, channels = width // head_dim, width + 2 * num_groups * state_size
     return (
         linear(hidden_size, width + channels + heads, bias=bias)
-        + Cost(channels * (kernel_size + convolution_bias), 2 * channels * kernel_size)
+        + convolution(channels, channels, kernel_size, groups=channels, bias=convolution_bias)
         + Cost(3 * heads, 5 * width * state_size)
         + rms_norm(width)
         + linear(width, hidden_size, bias=bias)
@@ -135,8 +145,8 @@ def state_space(
 
 def short_convolution(hidden_size: int, *, kernel_size: int = 3, bias: bool = False) -> Cost:
     """:class:`zoo.nn.ShortConvolution`. The products with the gates are not counted."""
-    convolution = Cost(hidden_size * (kernel_size + bias), 2 * hidden_size * kernel_size)
-    return 4 * linear(hidden_size, hidden_size, bias=bias) + convolution
+    depthwise = convolution(hidden_size, hidden_size, kernel_size, groups=hidden_size, bias=bias)
+    return 4 * linear(hidden_size, hidden_size, bias=bias) + depthwise
 
 
 def delta_rule(
@@ -153,7 +163,7 @@ def delta_rule(
     channels = 2 * keys + values
     return (
         linear(hidden_size, channels + values + 2 * num_heads, bias=False)
-        + Cost(channels * kernel_size, 2 * channels * kernel_size)
+        + convolution(channels, channels, kernel_size, groups=channels, bias=False)
         + Cost(2 * num_heads, 7 * values * key_head_dim)
         + rms_norm(head_dim)
         + linear(values, hidden_size, bias=False)

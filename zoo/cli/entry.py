@@ -99,6 +99,12 @@ COMMANDS = {
             section="Export",
         ),
         Command(
+            name="cost",
+            help="Compute what kinds of layers cost.",
+            command="zoo.cli.cost:command",
+            section="Inspect and extend",
+        ),
+        Command(
             name="plugins",
             help="List, check and create plugins.",
             command="zoo.cli.plugins:command",

@@ -20,7 +20,7 @@ __all__ = [
 ]
 
 RESERVED_COMMANDS = frozenset(
-    {"adapt", "build", "get", "import", "list", "plugins", "show", "sign", "tokenizer", "train", "why"}
+    {"adapt", "build", "cost", "get", "import", "list", "plugins", "show", "sign", "tokenizer", "train", "why"}
 )
 """Names of built-in commands, which plugins cannot use."""
 

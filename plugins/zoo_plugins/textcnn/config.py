@@ -52,5 +52,5 @@ class TextCNNConfig(ClassifierConfig):
         """Return the closed-form cost; FLOPs per token exclude the classifier, which runs once per text."""
         total = cost.embedding(self.vocab_size, self.hidden_size)
         for size in self.kernel_sizes:
-            total += cost.linear(size * self.hidden_size, self.num_filters)
+            total += cost.convolution(self.hidden_size, self.num_filters, size)
         return total + Cost(cost.linear(self.num_features, self.num_classes).parameters)

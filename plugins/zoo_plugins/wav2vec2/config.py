@@ -129,8 +129,8 @@ class Wav2Vec2Config(ClassifierConfig):
             + cost.attention(hidden, self.num_heads, head_dim=hidden // self.num_heads, context=context)
             + cost.feed_forward(hidden, self.intermediate_size)
         )
-        kernel = self.position_kernel * hidden * hidden // self.position_groups
-        positions = Cost(kernel + self.position_kernel + hidden, 2 * kernel)
+        positions = cost.convolution(hidden, hidden, self.position_kernel, groups=self.position_groups)
+        positions += Cost(self.position_kernel)  # of the weight norm
         total = self._convolution_cost() + (cost.layer_norm(last) if self.projection_norm else Cost())
         total += cost.linear(last, hidden) + positions + cost.layer_norm(hidden) + self.num_layers * block
         if self.task == "ctc-speech-recognition":
@@ -144,7 +144,7 @@ class Wav2Vec2Config(ClassifierConfig):
         sizes = zip(self.convolution_sizes, self.convolution_kernels, self.convolution_strides, strict=True)
         for layer, (outputs, kernel, stride) in enumerate(sizes):
             runs //= stride
-            convolution = cost.linear(inputs * kernel, outputs, bias=self.convolution_bias)
+            convolution = cost.convolution(inputs, outputs, kernel, bias=self.convolution_bias)
             total += Cost(convolution.parameters, runs * convolution.flops)
             if self.convolution_norm == "layer" or not layer:
                 total += cost.layer_norm(outputs)

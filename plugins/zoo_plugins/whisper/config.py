@@ -146,8 +146,8 @@ class WhisperConfig(Config):
         """Return the closed-form cost; FLOPs are for one position of the encoder and one token of a text."""
         hidden, frequencies = self.hidden_size, WINDOW // 2 + 1
         norm = cost.layer_norm(hidden)
-        convolutions = cost.linear(3 * self.num_mel_bins, hidden)
-        convolutions += Cost(0, convolutions.flops) + cost.linear(3 * hidden, hidden)  # the first for two frames
+        convolutions = cost.convolution(self.num_mel_bins, hidden, 3)
+        convolutions += Cost(0, convolutions.flops) + cost.convolution(hidden, hidden, 3)  # the first for two frames
         spectrum = cost.linear(WINDOW, 2 * frequencies) + cost.linear(frequencies, self.num_mel_bins)
         encoder = self._attention(self.num_heads, self.max_source_positions)
         encoder += cost.feed_forward(hidden, self.intermediate_size or 0) + 2 * norm
