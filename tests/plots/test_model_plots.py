@@ -44,6 +44,20 @@ def test_sinusoids_are_those_of_the_paper(tmp_path: Path) -> None:
     assert {f"{name}: sinusoids", "position", "dimension", "value"} <= set(check_files(plot, tmp_path))
 
 
+def test_chosen_dimensions_are_curves(zoo: Any) -> None:
+    """Dimensions 4 to 7 of 20 over 100 positions, as in The Annotated Transformer."""
+    plot = plots.positions(registry().resolve("transformer-tiny"), [4, 5, 6, 7, 4])
+    name = "encoder_embedding.position, decoder_embedding.position"
+    found = table(plot, f"map-{name}")
+    for row in (4, 5, 6, 7):
+        assert np.array_equal(values(plot, f"curve-{name}-{row}")[1], found[row])
+    assert len(plot.figure.subfigs[0].axes[1].get_lines()) == 4
+    done = zoo("show", "transformer-tiny", "--figure", "a.svg", "--of", "positions", "--dimension", 4, "--dimension", 5)
+    assert done.out == f"a.svg: {plot.title}\n"
+    more = ("--figure", "b.svg", "--of", "positions", "--dimension", 9999)
+    zoo("show", "transformer-tiny", *more).failed(2, "no encoding has a dimension 9999", "choose from 0 to")
+
+
 def test_learned_positions_are_the_stored_ones(built: Built) -> None:
     folder = built("gpt-tiny")
     stored = load_file(folder / "model.safetensors")["position_embedding.weight"]
@@ -132,9 +146,42 @@ def test_spans_are_the_stored_ones(preset: tuple[str, ...], built: Built, tmp_pa
     assert zoo("show", "mine", "--figure", "a.svg", "--of", "spans").out == f"a.svg: {plot.title}\n"
 
 
+def test_masks_of_spans_fall_over_the_ramp(built: Built, tmp_path: Path, zoo: Any) -> None:
+    """m_z(x) = min(max((R + z - x) / R, 0), 1) (Sukhbaatar et al. 2019, equation 3), for all distances in reach."""
+    model = persist.load(built("adaptive-span-tiny"))
+    spans = [module.length for module in model.modules() if type(module).__name__ == "AdaptiveSpan"]
+    limit, ramp = model.config.span, model.config.span_ramp
+    with torch.no_grad():
+        for layer, span in enumerate(spans):
+            span.copy_(torch.linspace(-2.0, limit - 3.5, len(span)) + layer)
+    library.save(model, "mine")
+    plot = plots.span_masks("mine", layers=[1], heads=[0, 1])
+    x = np.arange(limit + ramp + 1)
+    for head in (0, 1):
+        z = float(spans[1].detach().clamp(0, limit)[head])
+        places, mask = values(plot, f"mask-1-{head}")
+        assert np.array_equal(places, x)
+        assert np.allclose(mask, np.clip((ramp + z - x) / ramp, 0, 1), atol=1e-6)
+    assert not [*artists(plot, "mask-0-0")]
+    assert "distance x of the key (tokens)" in check_files(plot, tmp_path)
+    every = plots.span_masks("mine")
+    assert sum(len(axes.get_lines()) for axes in every.figure.axes) == sum(map(len, spans[:4]))
+    show = ("show", "mine", "--figure", "a.svg", "--of", "span-masks")
+    assert zoo(*show, "--layer", 1, "--head", 0).out == f"a.svg: {plot.title}\n"
+    zoo(*show[:2], "--figure", "b.svg", *show[4:], "--layer", 99).failed(
+        2, "there is no layer 99: mine", "choose from 0 to"
+    )
+    zoo(*show[:2], "--figure", "b.svg", *show[4:], "--head", 99).failed(
+        2, "there is no head 99: mine", "choose from 0 to"
+    )
+
+
 def test_models_without_spans_or_memories_are_refused(built: Built, zoo: Any, tmp_path: Path) -> None:
     folder = built("gpt-tiny")
     zoo("show", folder, "--figure", "a.svg", "--of", "spans").failed(2, "gpt has no learned attention spans: gpt-tiny")
+    zoo("show", folder, "--figure", "a.svg", "--of", "span-masks").failed(
+        2, "gpt has no learned attention spans: gpt-tiny"
+    )
     zoo("show", folder, "a", "--figure", "a.svg", "--of", "memory").failed(2, "gpt has no product-key memory: gpt-tiny")
     assert list(tmp_path.iterdir()) == []
 

@@ -60,7 +60,7 @@ def test_trained_model_is_a_model_directory(zoo: Zoo, corpus: Path) -> None:
     assert ElementTree.parse("lm/loss.svg").getroot().tag.endswith("svg")
     drawn = Path("lm/loss.svg").read_text()
     for text in ("gpt-tiny: loss of causal-lm on corpus.txt", "step (of 8 examples)", "loss (nats per token)",
-                 "training, single steps, not smoothed"):  # fmt: skip
+                 "training, single steps, not smoothed", "learning rate"):  # fmt: skip
         assert text in drawn
     assert "mean of" not in drawn
     zoo("show", "lm", "--figure", "again.svg", "--of", "loss")
@@ -85,7 +85,10 @@ def test_many_losses_are_smoothed(zoo: Zoo, corpus: Path) -> None:
     zoo("train", "gpt-tiny", *data, "-o", "lm", *FAST, "--max-steps", "75")
     rows = [json.loads(line) for line in Path("lm/metrics.jsonl").read_text().splitlines()]
     plot = plot_loss("lm")
-    (axes,) = plot.figure.axes
+    axes, below = plot.figure.axes
+    (rates,) = below.get_lines()
+    assert rates.get_ydata().tolist() == [row["learning_rate"] for row in rows]
+    assert len({*rates.get_ydata()}) > 1
     lines = {line.get_gid() or line.get_label(): line for line in axes.get_lines()}
     losses = [row["loss"] for row in rows]
     assert lines["training"].get_ydata().tolist() == losses

@@ -26,8 +26,9 @@ KINDS: Mapping[str, frozenset[str]] = {
     "parity": frozenset({"variant"}),
     "coverage": frozenset({"variant"}),
     "loss": frozenset(),
-    "positions": frozenset(),
+    "positions": frozenset({"dimension"}),
     "spans": frozenset(),
+    "span-masks": frozenset({"layer", "head"}),
     "memory": frozenset({"texts", "layer", "head", "token"}),
     "attention": frozenset({"texts", "layer", "head", "token", "unverified"}),
 }
@@ -82,7 +83,7 @@ def _plot(
     from zoo import plots
 
     if kind == "positions":
-        return plots.positions(spec if stored is None else stored.path)
+        return plots.positions(spec if stored is None else stored.path, options.get("dimension", ()))
     if stored is None:
         raise UsageError(f"--of {kind} is drawn for a model directory", spec.name, f"zoo build {spec.name}")
     match kind:
@@ -96,6 +97,8 @@ def _plot(
             return plots.coverage(stored.path, **options)
         case "spans":
             return plots.spans(stored.path)
+        case "span-masks":
+            return plots.span_masks(stored.path, layers=options.get("layer", ()), heads=options.get("head", ()))
         case "memory":
             if len(texts) != 1:
                 raise UsageError(f"--of memory shows one text, got {len(texts)}", stored.path, "give a text")

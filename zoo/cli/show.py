@@ -21,6 +21,7 @@ _APPLY_TO = {
     "--of": (_FIGURE,),
     "--variant": (_FIGURE,),
     "--token": (_FIGURE,),
+    "--dimension": (_FIGURE,),
     "--layer": (_FIGURE, _PAGE),
     "--head": (_FIGURE, _PAGE),
     "--unverified": (_FIGURE, _PAGE),
@@ -71,6 +72,10 @@ def _check_options(output: str | None, texts: tuple[str, ...], options: Mapping[
 @click.option(
     "--head", type=click.IntRange(min=0), metavar="N", multiple=True, help="Head to show, from 0. May be repeated."
 )
+@click.option(
+    "--dimension", type=click.IntRange(min=0), metavar="N", multiple=True,
+    help="Dimension of a positional encoding to draw as a curve, from 0. May be repeated.",
+)  # fmt: skip
 @click.option("--token", type=int, metavar="N", help="Token of TEXT to plot, from 0, or from the end if negative.")
 @click.option(
     "--attention",
@@ -94,6 +99,7 @@ def command(
     variant: str | None,
     layer: tuple[int, ...],
     head: tuple[int, ...],
+    dimension: tuple[int, ...],
     token: int | None,
     attention: bool,
     output: Path | None,
@@ -112,7 +118,8 @@ def command(
         raise UsageError("both --attention and --figure", None, "choose one of them")
     kind_of_output = _PAGE if attention else _FIGURE if figure is not None else None
     options = {
-        "--of": kind, "--variant": variant, "--token": token, "--layer": layer, "--head": head, "--output": output,
+        "--of": kind, "--variant": variant, "--token": token, "--layer": layer, "--head": head,
+        "--dimension": dimension, "--output": output,
         "--generate": generate, "--queries-keys": queries_keys, "--unverified": unverified, "--force": force,
     }  # fmt: skip
     _check_options(kind_of_output, texts, options)
@@ -129,7 +136,8 @@ def command(
     elif figure is not None:
         figures.write(
             kind or figures.MODULES, figure, spec, stored, texts, describe=lambda: describe(spec, stored), force=force,
-            as_json=as_json, variant=variant, layer=layer, head=head, token=token, unverified=unverified,
+            as_json=as_json, variant=variant, layer=layer, head=head, dimension=dimension, token=token,
+            unverified=unverified,
         )  # fmt: skip
     elif as_json:
         emit_json("show", describe(spec, stored))

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from zoo.plots.encodings import positions
     from zoo.plots.evidence import coverage, parity
     from zoo.plots.key_search import memory
-    from zoo.plots.learned_spans import spans
+    from zoo.plots.learned_spans import span_masks, spans
     from zoo.plots.plot import Plot
 
 __all__ = [
@@ -28,6 +28,7 @@ __all__ = [
     "memory",
     "parity",
     "positions",
+    "span_masks",
     "spans",
 ]
 
@@ -41,6 +42,7 @@ _HOMES = {
     "memory": "zoo.plots.key_search",
     "parity": "zoo.plots.evidence",
     "positions": "zoo.plots.encodings",
+    "span_masks": "zoo.plots.learned_spans",
     "spans": "zoo.plots.learned_spans",
 }
 

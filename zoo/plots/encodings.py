@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import cycle
 
 import numpy as np
 import torch
@@ -16,7 +17,7 @@ from zoo.arrays import Array
 from zoo.contract import standard_fields
 from zoo.errors import UsageError
 from zoo.nn import RelativePositionBias, RotaryPositions, SinusoidalPositions, TensorToTensorPositions
-from zoo.plots.plot import COLOURS, Plot, draw_map, drawn, new_figure, printable
+from zoo.plots.plot import COLOURS, STYLES, Plot, draw_map, drawn, new_figure, printable
 from zoo.plots.stored import StoredModel, as_floats
 from zoo.registry import ModelSpec
 
@@ -26,8 +27,6 @@ _LENGTH = 256
 """Maximum number of positions of an encoding that is computed."""
 _CURVES = (1 / 16, 1 / 8, 1 / 4, 3 / 8, 1 / 2)
 """The dimensions drawn as curves, as parts of all. Frequencies fall exponentially, so most are among the first."""
-_STYLES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)))
-"""Line styles of curves, so that they are distinguishable without colour."""
 _MOST = 4
 """Maximum number of encodings in a plot."""
 
@@ -53,7 +52,7 @@ class _Encoding:
     """Whether values change in steps."""
 
 
-def positions(source: str | os.PathLike[str] | ModelSpec) -> Plot:
+def positions(source: str | os.PathLike[str] | ModelSpec, dimensions: Sequence[int] = ()) -> Plot:
     """Plot the positional encodings of a model, each as a heat map over all dimensions and as curves of a few.
 
     Shown are sinusoids, rotary positions and relative position biases of :mod:`zoo.nn`, and learned tables that modules
@@ -61,10 +60,12 @@ def positions(source: str | os.PathLike[str] | ModelSpec) -> Plot:
 
     Args:
         source: a model directory; or the description of a preset, for encodings without weights.
+        dimensions: the rows of the heat maps to draw as curves: dimensions, pairs or heads, from 0; by default a few at
+            different frequencies.
 
     Raises:
-        UsageError: the model has no such encodings, they have weights and the preset has none, or matplotlib is not
-            installed.
+        UsageError: the model has no such encodings, they have weights and the preset has none, none has a dimension, or
+            matplotlib is not installed.
         ArtifactError: the model directory is damaged.
     """
     model = StoredModel(source)
@@ -72,6 +73,14 @@ def positions(source: str | os.PathLike[str] | ModelSpec) -> Plot:
     if not encodings:
         remedy = "declare learned ones as position_tensors of a module"
         raise UsageError(f"{model.spec.architecture.name} has no positional encodings", model.name, remedy)
+    if dimensions:
+        most = max(len(item.values) for item in encodings)
+        if wrong := [row for row in dimensions if not 0 <= row < most]:
+            raise UsageError(f"no encoding has a dimension {wrong[0]}", model.name, f"choose from 0 to {most - 1}")
+        encodings = [
+            replace(item, curves=[row for row in dict.fromkeys(dimensions) if row < len(item.values)])
+            for item in encodings
+        ]
     return _draw(model.name, encodings)
 
 
@@ -135,7 +144,7 @@ def _draw(name: str, found: Sequence[_Encoding]) -> Plot:
         above.set_ylabel(item.row)
         above.set_title(printable(f"{item.name or 'model'}: {item.title}"))
         places = np.arange(item.values.shape[1]) + item.start
-        for row, colour, style in zip(item.curves, COLOURS, _STYLES, strict=False):
+        for row, colour, style in zip(item.curves, cycle(COLOURS), cycle(STYLES), strict=False):
             below.plot(
                 places, item.values[row], color=colour, linestyle=style, linewidth=1, label=str(row),
                 drawstyle="steps-mid" if item.steps else "default",
@@ -144,5 +153,6 @@ def _draw(name: str, found: Sequence[_Encoding]) -> Plot:
         below.set(xlabel=item.column, ylabel=item.value)
         below.grid(axis="y")
         part.align_ylabels((above, below))
-        below.legend(title=item.row, loc="center left", bbox_to_anchor=(1, 0.5))
+        if item.curves:
+            below.legend(title=item.row, loc="center left", bbox_to_anchor=(1, 0.5))
     return Plot(title, figure)

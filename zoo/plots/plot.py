@@ -24,6 +24,7 @@ __all__ = [
     "COLOURS",
     "MAP",
     "MARKERS",
+    "STYLES",
     "WIDTH",
     "Plot",
     "check_figure",
@@ -48,6 +49,8 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 """Colours that people with any colour vision tell apart (Okabe & Ito 2008), and grey."""
 MARKERS = "osDv^<>P"
 """A marker per colour, so that series are distinguishable without colour."""
+STYLES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)))
+"""Line styles of curves, so that they are distinguishable without colour."""
 MAP = "cividis"
 """Colours of heat maps: lightness grows evenly, also in grey and for any colour vision (Nunez et al. 2018)."""
 WIDTH = 7.2

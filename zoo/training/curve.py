@@ -54,12 +54,12 @@ def draw_curve(record: Mapping[str, Any], metrics: Sequence[Mapping[str, Any]], 
 
 @drawn
 def _draw(record: Mapping[str, Any], metrics: Sequence[Mapping[str, Any]]) -> Plot:
-    """Draw the losses of recorded steps, their moving mean if there are many, and those of evaluations."""
+    """Draw the losses of recorded steps, their moving mean if there are many, those of evaluations, and the rate."""
     import numpy as np
 
     title = f"{record['model']}: loss of {record['objective']} on {record['data']}"
-    figure = new_figure(title, 3.5, width=6)
-    axes = figure.add_subplot()
+    figure = new_figure(title, 4.5, width=6)
+    axes, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
     steps, losses = np.array([row["step"] for row in metrics]), np.array([row["loss"] for row in metrics])
     many = len(steps) >= _FEW
     axes.plot(steps, losses, label="training, single steps, not smoothed", color=COLOURS[0], gid="training",
@@ -77,10 +77,15 @@ def _draw(record: Mapping[str, Any], metrics: Sequence[Mapping[str, Any]]) -> Pl
     best = record.get("best")
     if best and record["settings"].get("keep") == "best":
         axes.axvline(best["step"], color="0.5", linewidth=0.8, linestyle=":", label=f"kept: step {best['step']:,}")
-    axes.set(xlabel=f"step (of {record['settings']['batch_size']:,} examples)",
-             ylabel=f"loss ({record.get('loss_unit', 'mean per target')})")  # fmt: skip
+    axes.set_ylabel(f"loss ({record.get('loss_unit', 'mean per target')})")
     axes.grid(visible=True)
     axes.legend()
+    rates = [row["learning_rate"] for row in metrics]
+    below.plot(steps, rates, color=COLOURS[2], linewidth=1.2, gid="learning-rate")
+    below.set(xlabel=f"step (of {record['settings']['batch_size']:,} examples)", ylabel="learning rate")
+    below.set_ylim(bottom=0)
+    below.grid(visible=True)
+    figure.align_ylabels((axes, below))
     return Plot(title, figure)
 
 
