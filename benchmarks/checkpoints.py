@@ -118,6 +118,11 @@ FAMILIES = {
         {"vocab_size": 61, "max_position_embeddings": 40, "hidden_size": 30, "num_hidden_layers": 3,
          "num_attention_heads": 3, "intermediate_size": 37, "norm_eps": 1e-3, "local_attention": 8, "pad_token_id": 0},
     ),
+    "GPT-1": Family(
+        "OpenAIGPTLMHeadModel",
+        {"vocab_size": 61, "n_positions": 40, "n_embd": 30, "n_layer": 2, "n_head": 3, "layer_norm_epsilon": 1e-3,
+         "afn": "silu", "bos_token_id": 1, "eos_token_id": 2},
+    ),
     "GPT-2": Family(
         "GPT2LMHeadModel",
         {"vocab_size": 61, "n_positions": 40, "n_embd": 30, "n_layer": 2, "n_head": 3, "n_inner": 37,

@@ -17,6 +17,7 @@ from zoo.registry import ModelSpec, registry
 PRESETS = [*read_presets(built_in_presets())]
 PUBLISHED = [
     ("gpt-small", [], 124_439_808),
+    ("gpt1", [], 116_534_784),
     ("gpt-medium", [], 354_823_168),
     ("gpt-large", [], 774_030_080),
     ("gpt-xl", [], 1_557_611_200),

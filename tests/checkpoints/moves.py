@@ -139,6 +139,12 @@ FAMILIES = {
     "glm4": Family("Glm4", {**_LLAMA, "rope_parameters": _PART}, _DECODERS, "decoders"),
     "phi": Family("Phi", _NEOX, _DECODERS, "decoders"),
     "stablelm": Family("StableLm", {**_NEOX, "num_key_value_heads": 5}, _DECODERS, "decoders"),
+    "openai-gpt": Family(
+        "OpenAIGPT",
+        {key: value for key, value in _GPT2.items() if key not in ("n_inner", "activation_function")},
+        ("Model", "LMHeadModel", "ForSequenceClassification"),
+        "decoders",
+    ),
     "opt": Family("OPT", _OPT, _DECODERS, "decoders"),
     "t5": Family("T5", _T5, _PAIR, "encoder-decoders", "T5EncoderModel"),
     "t5 1.1": Family(

@@ -29,6 +29,8 @@ from transformers import (
     LlamaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
+    OpenAIGPTConfig,
+    OpenAIGPTLMHeadModel,
     OPTConfig,
     OPTForCausalLM,
     Phi3Config,
@@ -58,6 +60,7 @@ from tests.checkpoints.decoders import (
 )
 from zoo.checkpoints import export_checkpoint, import_checkpoint
 from zoo.errors import ArtifactError, UsageError
+from zoo_export import export_model
 from zoo_export.trace.make import PORTABLE
 from zoo_runtime import load_session
 
@@ -331,6 +334,22 @@ FAMILIES = {
         {**SIZES, "no_rope_layers": [0, 1, 1], "attention_bias": True, "tie_word_embeddings": False},
         {**OURS, "rope_layers": (False, True, True), "rope_theta": 2e6, "attention_output_bias": True},
     ),
+    "openai-gpt": Family(
+        OpenAIGPTLMHeadModel,
+        OpenAIGPTConfig,
+        {key: value for key, value in GPT2_SIZES.items() if key not in ("n_inner", "activation_function")},
+        {**GPT_OURS, "activation": "gelu_tanh", "norm_first": False, "intermediate_size": 120},
+    ),
+    "openai-gpt, silu": Family(
+        OpenAIGPTLMHeadModel,
+        OpenAIGPTConfig,
+        {
+            **{key: value for key, value in GPT2_SIZES.items() if key not in ("n_inner", "activation_function")},
+            "afn": "silu",
+            "tie_word_embeddings": False,
+        },
+        {**GPT_OURS, "activation": "silu", "norm_first": False, "intermediate_size": 120, "tie_embeddings": False},
+    ),
     "gpt2": Family(
         GPT2LMHeadModel,
         GPT2Config,
@@ -516,6 +535,7 @@ BARE = {
     "gemma3_text": (WIDE, 131072),
     "phi3": ({**WIDE, "pad_token_id": 3}, 4096),
     "smollm3": ({**WIDE, "pad_token_id": 3}, 32768),
+    "openai-gpt": ({"vocab_size": 61}, 512),
     "gpt2": ({"vocab_size": 61, "n_embd": 64, "n_layer": 3, "n_head": 4}, 1024),
     "gpt_neo": ({"vocab_size": 61, "hidden_size": 64, "num_layers": 24, "num_heads": 4}, 2048),
     "opt": ({"pad_token_id": 1}, 2048),
@@ -647,6 +667,30 @@ def test_generation_equals_transformers(tmp_path: Path, name: str, profile: str)
         results = session.run(PROMPTS, max_new_tokens=NEW, stop_token_ids=tuple(ends))
     cut = [row[: 1 + next((n for n, token in enumerate(row) if token in ends), NEW)] for row in wanted]
     assert [result["generated_ids"] for result in results] == cut
+
+
+@pytest.mark.slow
+def test_generation_equals_gpt_1(tmp_path: Path) -> None:
+    """Text by text: ``generate`` of the original counts padding as positions, and keeps nothing of earlier tokens."""
+    theirs = FAMILIES["openai-gpt, silu"].make(eos_token_id=None, n_positions=24)
+    with torch.no_grad():
+        for name, parameter in theirs.named_parameters():
+            if parameter.ndim > 1:
+                parameter.normal_(std=4 if "embed" in name else 0.5)
+            else:
+                parameter.fill_(0 if name.endswith("bias") else 1)  # with large ones, the model repeats itself
+    save(theirs, tmp_path / "hub")
+    import_checkpoint(tmp_path / "hub", tmp_path / "ours", verify=False)
+    assert export_model(tmp_path / "ours").passed
+    theirs = theirs.double()
+    wanted = [
+        theirs.generate(torch.tensor([prompt]), max_new_tokens=NEW, do_sample=False, pad_token_id=0)[0, len(prompt) :]
+        for prompt in PROMPTS
+    ]
+    with load_session(tmp_path / "ours", threads=1) as session:
+        results = session.run(PROMPTS, max_new_tokens=NEW)
+    assert [result["generated_ids"] for result in results] == [row.tolist() for row in wanted]
+    assert len({token for row in wanted for token in row.tolist()}) > 6
 
 
 def test_a_classifier_whose_padding_is_its_end_is_imported(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""GPT-2, GPT-3, GPT-Neo and OPT: a causal decoder, and importers for its checkpoints."""
+"""GPT-1, GPT-2, GPT-3, GPT-Neo and OPT: a causal decoder, and importers for its checkpoints."""
 
 from collections.abc import Sequence
 
@@ -24,6 +24,7 @@ def zoo_architectures() -> Sequence[zoo.Architecture]:
 @zoo.hookimpl
 def zoo_importers() -> Sequence[zoo.Importer]:
     return [
+        zoo.Importer(name="openai-gpt", architecture="gpt", layout="zoo_plugins.gpt.hub:GPT1"),
         zoo.Importer(name="gpt2", architecture="gpt", layout="zoo_plugins.gpt.hub:GPT2"),
         zoo.Importer(name="gpt_neo", architecture="gpt", layout="zoo_plugins.gpt.hub:GPT_NEO"),
         zoo.Importer(name="opt", architecture="gpt", layout="zoo_plugins.gpt.hub_opt:OPT"),

@@ -49,7 +49,7 @@ class GPTConfig(DecoderConfig):
     norm: Norm = "layer"
     """Kind of norm: LayerNorm, or that of The Annotated Transformer; see :func:`zoo.nn.build_norm`."""
     norm_first: bool = True
-    """Whether to normalise before each sub-layer and once at the end; otherwise after each sub-layer (OPT-350M)."""
+    """Whether to normalise before each sub-layer and once at the end; otherwise after each one (GPT-1, OPT-350M)."""
     norm_eps: float = 1e-5
     """Added to the variance in LayerNorm, or to the deviation in the annotated norm."""
     norm_bias: bool = True

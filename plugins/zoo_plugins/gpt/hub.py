@@ -1,4 +1,4 @@
-"""GPT-2 and GPT-Neo checkpoints in the hub's layout."""
+"""GPT-1, GPT-2 and GPT-Neo checkpoints in the hub's layout."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from zoo.checkpoints import ACTIVATIONS, Checkpoint, Field, Layout, Rule
 from zoo_plugins.bert.sentence import PROJECTIONS, sentence_encoder, sentence_files
 from zoo_plugins.gpt.config import GPTConfig
 
-__all__ = ["DECODER", "GPT2", "GPT_NEO", "NO_TOKENS"]
+__all__ = ["DECODER", "GPT1", "GPT2", "GPT_NEO", "NO_TOKENS"]
 
 DECODER: dict[str, Any] = {
     "headless_tasks": ("sentence-embedding",),
@@ -25,10 +25,24 @@ _WINDOW = 256
 NO_TOKENS = {"bos_token_id": None, "eos_token_id": None}
 """Always written, because the original classes have other defaults."""
 
+_BLOCKS = (
+    Rule("blocks.*.norm_1", "transformer.h.*.ln_1"),
+    Rule(
+        ("blocks.*.attention.query", "blocks.*.attention.key", "blocks.*.attention.value"),
+        "transformer.h.*.attn.c_attn",
+        transposed=True,
+    ),
+    Rule("blocks.*.attention.output", "transformer.h.*.attn.c_proj", transposed=True),
+    Rule("blocks.*.norm_2", "transformer.h.*.ln_2"),
+    Rule("blocks.*.mlp.up", "transformer.h.*.mlp.c_fc", transposed=True),
+    Rule("blocks.*.mlp.down", "transformer.h.*.mlp.c_proj", transposed=True),
+)
+"""The blocks of GPT-1 and GPT-2."""
+
 # The exporter reads its config.json back, and rejects settings that this layout cannot express.
 
 
-def _restore_gpt2(c: GPTConfig) -> Mapping[str, Any]:
+def _restore_dropout(c: GPTConfig) -> Mapping[str, Any]:
     return {"embd_pdrop": c.dropout, "attn_pdrop": c.dropout}
 
 
@@ -55,16 +69,7 @@ GPT2 = Layout(
     rules=(
         Rule("token_embedding", "transformer.wte"),
         Rule("position_embedding", "transformer.wpe"),
-        Rule("blocks.*.norm_1", "transformer.h.*.ln_1"),
-        Rule(
-            ("blocks.*.attention.query", "blocks.*.attention.key", "blocks.*.attention.value"),
-            "transformer.h.*.attn.c_attn",
-            transposed=True,
-        ),
-        Rule("blocks.*.attention.output", "transformer.h.*.attn.c_proj", transposed=True),
-        Rule("blocks.*.norm_2", "transformer.h.*.ln_2"),
-        Rule("blocks.*.mlp.up", "transformer.h.*.mlp.c_fc", transposed=True),
-        Rule("blocks.*.mlp.down", "transformer.h.*.mlp.c_proj", transposed=True),
+        *_BLOCKS,
         Rule("norm", "transformer.ln_f"),
         Rule("head", "lm_head"),
         Rule("classifier", "score"),
@@ -80,11 +85,54 @@ GPT2 = Layout(
     },
     ignored_keys=("n_ctx",),
     read_extra=lambda checkpoint, values: sentence_encoder(checkpoint),
-    write_extra=_restore_gpt2,
+    write_extra=_restore_dropout,
     constant={"model_type": "gpt2", **NO_TOKENS},
     tokenizer="GPT2Tokenizer",
 )
 """``model_type`` gpt2. Files of the base model are read as having a head tied to the embedding."""
+
+
+GPT1 = Layout(
+    classes={
+        "OpenAIGPTLMHeadModel": "text-generation",
+        "OpenAIGPTModel": ("text-generation", "sentence-embedding"),
+        "OpenAIGPTForSequenceClassification": "text-classification",
+    },
+    aliases=("OpenAIGPTModel",),
+    fields=(
+        Field("vocab_size", default=40478),
+        Field("n_positions", "max_seq_len", default=512),
+        Field("n_embd", "hidden_size", default=768),
+        Field("n_layer", "num_layers", default=12),
+        Field("n_head", "num_heads", default=12),
+        Field(
+            "afn",
+            "activation",
+            default="gelu",
+            values={"gelu": "gelu_tanh", "relu": "relu", "silu": "silu", "swish": "silu"},
+        ),
+        Field("layer_norm_epsilon", "norm_eps", default=1e-5),
+        Field("resid_pdrop", "dropout", default=0.1),
+        Field("tie_word_embeddings", "tie_embeddings", default=True),
+    ),
+    rules=(
+        Rule("token_embedding", "transformer.tokens_embed"),
+        Rule("position_embedding", "transformer.positions_embed"),
+        *_BLOCKS,
+        Rule("head", "lm_head"),
+        Rule("classifier", "score"),
+        PROJECTIONS,
+    ),
+    prefix="transformer.",
+    **DECODER,
+    ignored_tensors=(r".*\.attn\.bias", r".*position_ids"),
+    ignored_keys=("n_ctx", "n_special", "predict_special_tokens"),
+    read_extra=lambda checkpoint, values: {"norm_first": False, **sentence_encoder(checkpoint)},
+    write_extra=_restore_dropout,
+    constant={"model_type": "openai-gpt", **NO_TOKENS},
+    tokenizer="OpenAIGPTTokenizer",
+)
+"""``model_type`` openai-gpt. Its blocks normalise after each sub-layer, and there is no norm at the end."""
 
 
 def _derive_gpt_neo(checkpoint: Checkpoint, values: dict[str, Any]) -> Mapping[str, Any]:

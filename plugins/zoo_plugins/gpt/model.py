@@ -1,7 +1,8 @@
 """GPT: a pre-norm causal Transformer decoder (Radford et al. 2019; Brown et al. 2020).
 
 GPT-3 and GPT-Neo (Black et al. 2021) use a sliding window in every other layer. OPT (Zhang et al. 2022) is the same
-decoder with relu; its model of 350M parameters is post-norm, with narrower token embeddings.
+decoder with relu; its model of 350M parameters is post-norm, with narrower token embeddings. GPT-1 (Radford et al.
+2018) is post-norm, too.
 
 B batch, T tokens of this call, S tokens including those before, E hidden size, W embedding size, V vocabulary.
 """
