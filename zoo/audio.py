@@ -11,6 +11,7 @@ import os
 import wave
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -29,6 +30,7 @@ __all__ = [
     "SAMPLING_RATE",
     "WINDOW",
     "AudioReader",
+    "LogMelFrames",
     "Spectrogram",
     "kaldi_filter_bank",
     "log_mel",
@@ -45,6 +47,8 @@ _VARIANCE = 1e-7
 """Added to the variance of samples, so that silence stays silence."""
 _FFT, _LOWEST, _PREEMPHASIS, _KALDI_FLOOR = 512, 20.0, 0.97, 2.0**-23
 """Constants of Kaldi's filter banks: FFT size, lowest frequency in Hz, pre-emphasis coefficient, smallest power."""
+_PART = 3000
+"""Frames of a long sound that are computed together, half a minute."""
 _EXTRA = "pip install attention-zoo[audio]"
 
 
@@ -305,14 +309,60 @@ def log_mel(samples: Array, num_mel_bins: int) -> Array:
 
     The same as :class:`zoo.nn.LogMel`, for models whose graph reads features.
     """
-    padded = np.pad(samples.astype(np.float64), [(0, 0)] * (samples.ndim - 1) + [(WINDOW // 2, WINDOW // 2)], "reflect")
-    frames = np.lib.stride_tricks.sliding_window_view(padded, WINDOW, -1)[..., :-1:HOP, :]
+    padded = np.pad(samples, [(0, 0)] * (samples.ndim - 1) + [(WINDOW // 2, WINDOW // 2)], "reflect")
+    powers = _mel_powers(padded, num_mel_bins)[..., : samples.shape[-1] // HOP]
+    return _limited(powers, powers.max((-1, -2), keepdims=True))
+
+
+class LogMelFrames:
+    """Frames of :func:`log_mel` of a sound of any length, of which a few are computed at a time.
+
+    They are those of the spectrogram of the whole sound: windows reach across the borders of a part, and the floor of
+    all frames depends on the largest value of the sound.
+
+    Args:
+        samples: the sound, (samples,), at least 201.
+        num_mel_bins: number of mel bins.
+    """
+
+    def __init__(self, samples: Array, num_mel_bins: int) -> None:
+        self.samples = samples
+        self.num_mel_bins = num_mel_bins
+        self.count = len(samples) // HOP
+        """Number of frames, 10 ms each."""
+
+    def read(self, start: int, stop: int) -> Array:
+        """Return frames ``start`` to ``stop``, without the latter: (mel bins, stop - start), in float64."""
+        return _limited(self._powers(start, stop), self._largest)
+
+    @cached_property
+    def _largest(self) -> Array:
+        starts = range(0, self.count, _PART)
+        return np.max([self._powers(start, min(start + _PART, self.count)).max() for start in starts])
+
+    def _powers(self, start: int, stop: int) -> Array:
+        first, last = start * HOP - WINDOW // 2, (stop - 1) * HOP + WINDOW // 2
+        begin = max(0, first)
+        part = self.samples[begin : last + WINDOW]  # with samples that are reflected at the end of a short part
+        before, after = begin - first, max(0, last - len(self.samples))
+        padded = np.pad(part, (before, after), "reflect")
+        return _mel_powers(padded[: last - first], self.num_mel_bins)
+
+
+def _mel_powers(padded: Array, num_mel_bins: int) -> Array:
+    """Return the powers (..., mel bins, frames) of all windows of samples (..., samples), in float64."""
+    frames = np.lib.stride_tricks.sliding_window_view(padded.astype(np.float64), WINDOW, -1)[..., ::HOP, :]
     power = np.abs(np.fft.rfft(frames * np.hanning(WINDOW + 1)[:-1])) ** 2  # (..., frames, frequencies)
     corners = np.array(mel_corners(num_mel_bins))
     filters = _triangles(corners, np.linspace(0, SAMPLING_RATE / 2, WINDOW // 2 + 1))
     filters *= (2 / (corners[2:] - corners[:-2]))[:, None]
-    log = np.log10(np.maximum(FLOOR, np.swapaxes(power @ filters.T, -1, -2)))
-    result: Array = (np.maximum(log, log.max((-1, -2), keepdims=True) - DECADES) + 4) / 4
+    return np.swapaxes(power @ filters.T, -1, -2)
+
+
+def _limited(powers: Array, largest: Array) -> Array:
+    """Return the scaled logarithms of powers (..., mel bins, frames), which end 8 decades below the largest."""
+    log, top = (np.log10(np.maximum(FLOOR, values)) for values in (powers, largest))
+    result: Array = (np.maximum(log, top - DECADES) + 4) / 4
     return result
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import tracemalloc
 import wave
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 import torch
 from transformers import WhisperFeatureExtractor
 
-from zoo.audio import AudioReader, log_mel
+from zoo.audio import AudioReader, LogMelFrames, log_mel
 from zoo.errors import ArtifactError
 from zoo.nn import LogMel
 
@@ -40,6 +41,29 @@ def test_features_equal_those_of_transformers(bins: int) -> None:
     assert np.abs(exact - log_mel(CHIRP, bins)).max() < 1e-11
     assert np.abs(exact - wanted).max() < 1e-6
     assert np.abs(single - wanted).max() < 1e-3
+
+
+@pytest.mark.parametrize("size", [16_000, 99_999, 7])
+def test_frames_of_long_sound_are_those_of_the_whole(size: int) -> None:
+    """Loud sound, then quiet sound below its floor. The number of samples need not be a multiple of 160."""
+    sound = np.random.default_rng(0).normal(0, 0.3, 400 + size)
+    sound[len(sound) // 2 :] *= 1e-5
+    wanted = WhisperFeatureExtractor(feature_size=80)._np_extract_fbank_features(sound[None], "cpu")[0]
+    frames = LogMelFrames(sound, 80)
+    assert frames.count == wanted.shape[1]
+    for start, stop in ((0, frames.count), (0, 1), (frames.count - 1, frames.count), (frames.count // 2, frames.count)):
+        assert np.abs(frames.read(start, stop) - wanted[:, start:stop]).max() < 1e-6
+
+
+def test_frames_of_long_sound_need_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten minutes, in parts of a second: their whole spectrogram would be 38 MB."""
+    monkeypatch.setattr("zoo.audio._PART", 100)
+    frames = LogMelFrames(np.random.default_rng(0).normal(0, 0.1, 9_600_000).astype(np.float32), 80)
+    tracemalloc.start()
+    frames.read(20_000, 20_100)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 4e6
 
 
 @pytest.mark.parametrize("width", [1, 2, 3, 4])
