@@ -34,13 +34,15 @@ GENERATION: dict[str, Any] = {
 SAMPLES = 25 * 320
 
 
-def export_with_settings(theirs: WhisperForConditionalGeneration, settings: Mapping[str, Any], folder: Path) -> None:
+def export_with_settings(
+    theirs: WhisperForConditionalGeneration, settings: Mapping[str, Any], folder: Path, *changes: str
+) -> None:
     """Give a model settings of generation, save it as FOLDER/hub, and import and export it as FOLDER/ours."""
     for key, value in settings.items():
         setattr(theirs.generation_config, key, value)
     theirs.save_pretrained(folder / "hub")
     (folder / "hub" / "generation_config.json").write_text(json.dumps(settings))
-    import_checkpoint(folder / "hub", folder / "ours", verify=False)
+    import_checkpoint(folder / "hub", folder / "ours", settings=changes, verify=False)
     sign_export(folder / "ours")
 
 

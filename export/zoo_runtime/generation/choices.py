@@ -81,6 +81,8 @@ class Continuation:
         self._forced = options.forced_bos_token_id
         self.ranks: list[Ranked] = []
         """The probabilities of each new token, if the options ask for them."""
+        self.log_probability: float | None = None
+        """Sum of the log-probabilities of the new tokens at temperature 1; to have it computed, set it to 0."""
         self.matcher = matcher
         """The state of the constraint."""
 
@@ -181,7 +183,7 @@ class Choices:
                 continue
             if not math.isfinite(value):
                 row.fail(len(row.ids) + 1, value)
-            elif not plain or row.matcher is not None:
+            elif not plain or row.matcher is not None or row.log_probability is not None:
                 best[place] = self._pick(self.scores(logits[place], row), row)
         return best
 
@@ -246,6 +248,8 @@ class Choices:
         if self.options.temperature:
             chances = probabilities(scores, self.options)
             token = draw(chances, row.uniform())
+        if row.log_probability is not None:
+            row.log_probability += float(log_softmax(scores)[token])
         if self.options.logprobs is not None:
             row.ranks.append(
                 rank(log_softmax(scores) if chances is None else _log(chances), token, self.options.logprobs)

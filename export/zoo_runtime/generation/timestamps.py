@@ -33,7 +33,7 @@ class Timestamps:
 
     >>> times = Timestamps(first=100, end=50)
     >>> times.split([100, 7, 103, 103, 8, 109], 20)
-    ([Segment(start=0, end=3, ids=[100, 7, 103]), Segment(start=3, end=9, ids=[103, 8, 109])], 20)
+    ([Segment(start=0, end=3, ids=[100, 7, 103]), Segment(start=3, end=9, ids=[103, 8, 109])], None)
     >>> times.split([100, 7, 103, 103, 8], 20)
     ([Segment(start=0, end=3, ids=[100, 7, 103])], 3)
     """
@@ -76,7 +76,7 @@ class Timestamps:
         if top > -np.inf and top + np.log(np.exp(chances - top).sum()) > words:
             logits[: self.first] = -np.inf
 
-    def split(self, ids: Sequence[int], length: int) -> tuple[list[Segment], int]:
+    def split(self, ids: Sequence[int], length: int) -> tuple[list[Segment], int | None]:
         """Divide the text of a window into segments.
 
         Args:
@@ -84,17 +84,17 @@ class Timestamps:
             length: steps of sound in the window.
 
         Returns:
-            The segments, and the number of steps to the next window: it begins where the last complete segment ends,
-            unless the text ends with a segment or has a single one (section 3.8).
+            The segments, and the number of steps to the next window, which begins where the last complete segment ends
+            (section 3.8); None if it begins where this one ends, since the text ends with a segment or is a single one.
         """
         ids = list(ids)
         is_time = [token >= self.first for token in ids]
         cuts = [place + 1 for place, both in enumerate(pairwise(is_time)) if all(both)]
         if not cuts:
             times = [token - self.first for token in ids if token >= self.first]
-            return [Segment(0, times[-1] if times and times[-1] else length, ids)], length
+            return [Segment(0, times[-1] if times and times[-1] else length, ids)], None
         closed = is_time[-2:] == [False, True]
         bounds = [0, *cuts, *([len(ids)] if closed else [])]
         parts = [ids[start:stop] for start, stop in pairwise(bounds)]
         segments = [Segment(part[0] - self.first, part[-1] - self.first, part) for part in parts]
-        return segments, length if closed else segments[-1].end
+        return segments, None if closed else segments[-1].end

@@ -25,8 +25,6 @@ from zoo_runtime.serving.sizes import sizes_of_session
 __all__ = ["Answering", "blame_runner", "fixed_batch"]
 
 Step = TypeVar("Step")
-_WINDOW = 1024
-"""Number of inputs that are read, sorted by length and batched together."""
 
 
 class Answering:
@@ -46,9 +44,10 @@ class Answering:
     def answer(self, runner: Runner[Any], answers: Iterable[Answer], batch_size: int) -> Iterator[Answer]:
         """Answer inputs, and yield them in order."""
         window: list[Answer] = []
+        size = max(runner.read_ahead, batch_size)
         for answer in answers:
             window.append(answer)
-            if len(window) == _WINDOW:
+            if len(window) == size:
                 yield from self._answer_window(runner, window, batch_size)
                 window = []
         yield from self._answer_window(runner, window, batch_size)

@@ -32,6 +32,8 @@ class Runner(ABC, Generic[Item]):
     """The task's options: a frozen dataclass derived from :class:`zoo.Settings`."""
     batch_size = 32
     """Number of inputs per batch. Set by the session if another is chosen."""
+    read_ahead = 1024
+    """Number of inputs that are read, sorted by size and batched together; at least a batch."""
     variant: str | None = None
     """The export variant that the task requires, or None for any."""
     sample_options: Mapping[str, Any] = {}

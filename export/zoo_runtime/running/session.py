@@ -237,7 +237,8 @@ class Session:
         """Yield answers in the order of the inputs.
 
         Inputs are read in windows of 1024, and batched by length within a window to minimise padding, so the first
-        answer comes once a window is read. An input that fails has its ``error`` set and does not affect the others.
+        answer comes once a window is read. Sounds are read a batch at a time. An input that fails has its ``error`` set
+        and does not affect the others.
         """
         return self.answer(self.runner(task, **options), numbered(inputs, adapter), batch_size)
 

@@ -86,7 +86,7 @@ class QueueEngine(ModelEngine):
         runner = works[0].runner
         if isinstance(runner, Generate) and (works[0].scores_prompt or works[0].reads_only):
             return [self._read(works[0], runner)]
-        if isinstance(runner, Generate) and _steps(runner) and runner.room(works[0].item) > 0:
+        if isinstance(runner, Generate) and runner.is_one_text(works[0].item) and runner.room(works[0].item) > 0:
             return [self._generate(works[0], runner)]
         results = self._batches.answer(runner, [work.item for work in works])
         return [self._last(work, result) for work, result in zip(works, results, strict=True)]
@@ -106,7 +106,7 @@ class QueueEngine(ModelEngine):
                 work.deliver(Event(ranks=scores, is_prompt=True))
         if work.reads_only:
             event: Event | None = last_event(work, "", runner.result(work.item, [], "length"))
-        elif _steps(runner):
+        elif runner.is_one_text(work.item):
             event = self._generate(work, runner)
         else:
             (result,) = runner.answer([work.item])
@@ -142,8 +142,3 @@ class QueueEngine(ModelEngine):
         rest = text.rest()
         result = runner.result(item, row.ids, row.finish, text, row.ranks)
         return last_event(work, rest, result, delivered)
-
-
-def _steps(runner: Generate) -> bool:
-    """Return whether a text is generated token by token, so that it can be cancelled and streamed."""
-    return not runner.in_one_graph and runner.chosen.num_beams == 1

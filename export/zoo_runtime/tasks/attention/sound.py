@@ -26,7 +26,9 @@ from zoo_runtime.running.loading import load_session
 from zoo_runtime.running.runner import Runner
 from zoo_runtime.tasks.attention.record import CANDIDATES, attention_maps, only_answer, step_of
 from zoo_runtime.tasks.attention.weights import AttentionOptions, ChosenAttentions, checked, strongest
-from zoo_runtime.tasks.speech.recognition import Sound, SpeechOptions, SpeechRecognition
+from zoo_runtime.tasks.speech.options import SpeechOptions
+from zoo_runtime.tasks.speech.recognition import SpeechRecognition
+from zoo_runtime.tasks.speech.sound import Sound
 
 __all__ = ["SoundAttentions", "record_sound"]
 
@@ -64,7 +66,8 @@ class SoundAttentions(Runner[Heard]):
         super().__init__(session, chosen)
         shared = {"language": chosen.language, "translate": chosen.translate}
         defaults = SpeechRecognition.defaults(session, shared)
-        self.speech = SpeechRecognition(session, SpeechOptions.from_dict({**defaults, **shared}))
+        one_window = {"timestamps": False, "condition_on_prev_tokens": False}
+        self.speech = SpeechRecognition(session, SpeechOptions.from_dict({**defaults, **shared, **one_window}))
         self.weights = ChosenAttentions(session, chosen)
 
     def read(self, value: Any, number: int) -> Heard:
@@ -160,6 +163,7 @@ def record_sound(
                 temperature=0.0,
                 num_beams=1,
                 logprobs=CANDIDATES,
+                timestamps=False,
             )
             if transcript["language"] is not None:
                 options["language"] = transcript["language"]

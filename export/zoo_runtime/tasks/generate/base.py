@@ -127,10 +127,11 @@ class Generate(TextRunner):
         rows = [self.open_row(item, text) for item, text in zip(items, texts, strict=True)]
         for _ in continue_rows(stepper, ids, mask, rows, self.choose):
             pass
-        return [
-            row.error or self.result(item, row.ids, row.finish, text, row.ranks)
-            for item, row, text in zip(items, rows, texts, strict=True)
-        ]
+        return [self.finished(*generated) for generated in zip(items, rows, texts, strict=True)]
+
+    def finished(self, item: Tokens, row: Continuation, text: GrowingText | None) -> Any:
+        """Return the result of an item whose text has been generated without beams, or its error."""
+        return row.error or self.result(item, row.ids, row.finish, text, row.ranks)
 
     def _speculate(self, items: Sequence[Tokens]) -> list[Any]:
         """Generate the texts one by one, since each accepts another number of drafts."""
@@ -143,8 +144,8 @@ class Generate(TextRunner):
             counts = Counts()
             for _ in self.drafting.steps(item, reader, row, counts):
                 pass
-            result = self.result(item, row.ids, row.finish, text, row.ranks)
-            results.append(row.error or result | {"speculation": asdict(counts)})
+            result = self.finished(item, row, text)
+            results.append(result | {"speculation": asdict(counts)} if row.error is None else result)
         return results
 
     def _search(self, items: Sequence[Tokens]) -> list[Any]:
@@ -205,6 +206,10 @@ class Generate(TextRunner):
         for answer in answers:
             lead = self.lead(answer.input) if isinstance(answer.input, str) else ""
             yield printable(lead + _shown(answer.result))
+
+    def is_one_text(self, item: Tokens) -> bool:
+        """Whether the result is one text that is generated token by token, so that it can be cancelled and streamed."""
+        return not self.in_one_graph and self.chosen.num_beams == 1
 
     def room(self, item: Tokens) -> int:
         """Maximum number of tokens that can follow an input."""

@@ -43,6 +43,8 @@ class SpeechPrompt:
     """Whether texts have timestamps."""
     latest_start: int | None = None
     """``max_initial_timestamp_index``, the largest first timestamp."""
+    before_context: int | None = None
+    """``prev_sot_token_id``, the token before earlier text in a prompt."""
 
     @classmethod
     def read(
@@ -81,7 +83,13 @@ class SpeechPrompt:
         latest = stored.get("max_initial_timestamp_index")
         if latest is not None and not _is_token(latest):
             raise ArtifactError(f"max_initial_timestamp_index must be a number of steps, got {latest!r}", path)
-        return cls(start, languages, tasks, none, _forced(stored, path), code, task, timestamps, latest)
+        before = _before_context(stored, path)
+        return cls(start, languages, tasks, none, _forced(stored, path), code, task, timestamps, latest, before)
+
+    @property
+    def no_speech(self) -> int | None:
+        """The token that stands for silence, which follows the first token in place of a language."""
+        return None if self.no_timestamps is None else self.no_timestamps - 1
 
     @property
     def detects(self) -> bool:
@@ -117,6 +125,17 @@ class SpeechPrompt:
 
 def _is_token(value: object) -> bool:
     return type(value) is int and value >= 0
+
+
+def _before_context(stored: Mapping[str, Any], path: Path | None) -> int | None:
+    """Return ``prev_sot_token_id``. Older files lack it, but have it in the place before the last suppressed token."""
+    suppressed = stored.get("suppress_tokens") or []
+    token = stored.get("prev_sot_token_id")
+    if token is None and isinstance(suppressed, list) and len(suppressed) >= 2:
+        token = suppressed[-2]
+    if token is not None and not _is_token(token):
+        raise ArtifactError(f"prev_sot_token_id must be a token id, got {token!r}", path)
+    return token
 
 
 def _tokens(stored: Mapping[str, Any], key: str, path: Path | None) -> dict[str, int]:

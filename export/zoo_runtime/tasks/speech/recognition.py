@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, fields, replace
 from itertools import chain
 from typing import Any
 
@@ -11,63 +11,45 @@ import numpy as np
 
 from zoo.arrays import Array
 from zoo.artifact import GENERATION
+from zoo.artifact.weights import load_json
 from zoo.audio import HOP, SAMPLING_RATE, AudioReader, log_mel
 from zoo.contract import Size
 from zoo.errors import ArtifactError, UsageError, Wording, task_option
+from zoo.probe.pipeline import decoder_inputs
 from zoo.terminal import printable
-from zoo_runtime.generation.choices import Choices, Ranked
-from zoo_runtime.generation.options import Generation
+from zoo_runtime.generation.choices import Choices, Continuation, Ranked, log_softmax
 from zoo_runtime.generation.stepper import Stepper
 from zoo_runtime.generation.text import GrowingText
-from zoo_runtime.generation.timestamps import Segment, Timestamps
+from zoo_runtime.generation.timestamps import Timestamps
 from zoo_runtime.running.context import Context
 from zoo_runtime.running.inputs import Answer
 from zoo_runtime.running.text_runner import Tokens, chosen_adapters
 from zoo_runtime.tasks.generate.base import Generate
+from zoo_runtime.tasks.generate.vocabulary import vocabulary_of
+from zoo_runtime.tasks.speech.fallback import Measures, compression_ratio, decode_again
+from zoo_runtime.tasks.speech.long_form import LongForm, timed_line
+from zoo_runtime.tasks.speech.options import STORED, SpeechOptions
 from zoo_runtime.tasks.speech.prompt import SpeechPrompt
+from zoo_runtime.tasks.speech.sound import Sound
 
-__all__ = ["Sound", "SpeechOptions", "SpeechRecognition"]
+__all__ = ["SpeechRecognition"]
 
-
-_STEP = 2 * HOP
-"""Samples per step of a timestamp: 20 ms."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class SpeechOptions(Generation):
-    """Options of speech recognition. By default, a text may fill the model's positions."""
-
-    language: str | None = None
-    """Code of the language that is spoken, such as ``en``; by default it is detected, if the model knows several."""
-    translate: bool = False
-    """Whether to translate to English instead of transcribing."""
-    windows: bool = False
-    """Whether to read a longer sound in windows of the model's length, one after another. They are cut anywhere, so a
-    word at a border may be lost; by default, a longer sound is refused."""
-    timestamps: bool = False
-    """Whether to divide the text into segments with times. A longer sound is read in windows of which each begins where
-    the last complete segment ends (Radford et al. 2022, section 3.8)."""
-
-
-@dataclass(frozen=True)
-class Sound(Tokens):
-    """A sound and the prompt of its text, ``ids``."""
-
-    samples: Array = field(default_factory=lambda: np.zeros(0, np.float32), kw_only=True, repr=False, compare=False)
-    has_language: bool = field(default=False, kw_only=True)
-    """Whether the prompt contains the detected language."""
+_MEASURES = {field.name for field in fields(Measures)}
 
 
 class SpeechRecognition(Generate):
     """``generated``, the text of a sound, and its ``generated_ids``, ``seconds`` and ``language``.
 
-    With ``timestamps``, also ``segments``, each with ``start`` and ``end`` in seconds, ``text`` and ``ids``.
+    With ``timestamps``, and of sounds that are longer than the model's window, also ``segments``, each with ``start``
+    and ``end`` in seconds, ``text`` and ``ids``. If there are several windows, ``windows`` has their results. With a
+    threshold, the result of a window has the fields of :class:`zoo_runtime.tasks.speech.fallback.Measures`.
 
     An input is a WAV file, its bytes, or an array: see :class:`zoo.audio.AudioReader`. It is padded with silence to the
     length of the model. Unset options come from the model's generation_config.json, as does the prompt.
     """
 
     options = SpeechOptions
+    read_ahead = 1  # sounds may be hours long
     causal = False
     handled_keys = frozenset({"forced_decoder_ids"})
 
@@ -75,6 +57,14 @@ class SpeechRecognition(Generate):
     def defaults(cls, session: Context, given: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the options of generation_config.json, whose ``max_length`` does not count the prompt."""
         options = {**super().defaults(session, given)}
+        if GENERATION in session.stored.files:
+            path = session.path / GENERATION
+            stored = load_json(path)
+            options |= {
+                name: cls.options.check_field(name, stored[name], path)
+                for name in STORED
+                if stored.get(name) is not None and name not in given
+            }
         if not given.keys() & {"max_new_tokens", "max_length"}:
             new = options.get("max_new_tokens")
             options["max_new_tokens"] = session.option("max_seq_len") if new is None else new + 1
@@ -94,19 +84,57 @@ class SpeechRecognition(Generate):
             raise UsageError("the model has no decoder_start_token_id", session.path)
         path = session.path / GENERATION if GENERATION in session.stored.files else None
         self.speech = SpeechPrompt.read(
-            path, start, language=chosen.language, translate=chosen.translate, timestamps=chosen.timestamps
+            path, start, language=chosen.language, translate=chosen.translate, timestamps=bool(chosen.timestamps)
         )
         self.times = self._timestamps()
         if self.times is not None:
             self.choose = Choices(chosen, self.ends, self.choose.bias, self.times)
-        if self.in_one_graph and (self.speech.tokens() != [start] or chosen.timestamps):
+        if self.in_one_graph and (self.speech.tokens() != [start] or chosen.timestamps or chosen.is_judged):
             raise UsageError("this variant writes no prompt", session.path, "choose another variant")
+        self._check_long_form()
         drafter = None if self.drafting is None else self.drafting.drafter
         if isinstance(drafter, SpeechRecognition) and drafter.longest != self.longest:
             lengths = f"{drafter.longest / SAMPLING_RATE:g} s of sound, not {self.longest / SAMPLING_RATE:g} s"
             problem = f"the model that drafts reads {lengths}"
             raise UsageError(problem, drafter.session.path, "choose one of the same length")
         self.reader = AudioReader()
+        self._others: dict[SpeechOptions, SpeechRecognition] = {}
+        """The task with other options."""
+
+    def _check_long_form(self) -> None:
+        """Raise :class:`UsageError` if the model lacks something that an option needs."""
+        if self.chosen.no_speech_threshold is not None and self.speech.no_speech is None:
+            problem = "the model has no token for silence: its generation_config.json lacks no_timestamps_token_id"
+            raise UsageError(problem, self.session.path, task_option("no_speech_threshold", "leave out {}"))
+        if self.chosen.condition_on_prev_tokens and decoder_inputs(self.session.graphs[-1])[1] is None:
+            problem = "the decoder has no mask, so prompts of a batch cannot have different lengths"
+            raise UsageError(problem, self.session.path, task_option("condition_on_prev_tokens", "leave out {}"))
+
+    @property
+    def writes_timestamps(self) -> bool:
+        """Whether the model can divide a text into segments with times."""
+        return self.speech.no_timestamps is not None and bool(self.ends) and not self.in_one_graph
+
+    @property
+    def timed(self) -> SpeechRecognition:
+        """The same task with timestamps."""
+        return self if self.times is not None else self._with_options(timestamps=True)
+
+    @property
+    def long_form(self) -> LongForm:
+        """Reads sounds window by window; of a task with timestamps."""
+        assert self.times is not None
+        return LongForm(self, self.times)
+
+    def _with_options(self, **changes: Any) -> SpeechRecognition:
+        """Return the task with other options, on the same session."""
+        chosen = replace(self.chosen, **changes)
+        if chosen == self.chosen:
+            return self
+        if chosen not in self._others:
+            self._others[chosen] = type(self)(self.session, chosen)
+        self._others[chosen].batch_size = self.batch_size
+        return self._others[chosen]
 
     def _timestamps(self) -> Timestamps | None:
         """Return the tokens of timestamps, if they are wanted."""
@@ -127,7 +155,7 @@ class SpeechRecognition(Generate):
         return [tone.astype(np.float32), noise.astype(np.float32), np.array([1000], np.int16)]
 
     def read(self, value: Any, number: int) -> Sound:
-        """Read a sound. Raises :class:`zoo.ArtifactError` if it is too long, unless windows are read."""
+        """Read a sound. Raises :class:`zoo.ArtifactError` if it is too long for a model that reads no windows."""
         where = f"input {number}"
         samples = self.reader.read(value, where, self._check_seconds)
         self._check_seconds(len(samples) / SAMPLING_RATE, where)
@@ -135,13 +163,11 @@ class SpeechRecognition(Generate):
 
     def _check_seconds(self, seconds: float, where: str | None) -> None:
         longest = self.longest / SAMPLING_RATE
-        if seconds > longest and not (self.chosen.windows or self.chosen.timestamps):
-            problem = f"{seconds:.1f} s of sound exceed the model's {longest:g} s"
-            remedy = Wording(
-                "cut it, or set windows=True or timestamps=True",
-                "cut it, or set --option windows=true or --option timestamps=true",
-            )
-            raise ArtifactError(problem, where, remedy)
+        by_times = self.writes_timestamps and self.chosen.timestamps is not False
+        if seconds > longest and not (by_times or self.chosen.windows):
+            option = "timestamps" if self.writes_timestamps else "windows"
+            remedy = Wording(f"cut it, or set {option}=True", f"cut it, or set --option {option}=true")
+            raise ArtifactError(f"{seconds:.1f} s of sound exceed the model's {longest:g} s", where, remedy)
 
     def size(self, item: Tokens) -> int:
         return 1  # all are padded to the same length
@@ -153,110 +179,101 @@ class SpeechRecognition(Generate):
         return item.ids
 
     def windows(self, item: Tokens) -> list[Sound]:
-        """Return the windows of a sound as sounds of their own."""
+        """Return the windows of a sound, cut anywhere, as sounds of their own."""
         assert isinstance(item, Sound)
         starts = range(0, len(item.samples), self.longest)
-        return [replace(item, samples=item.samples[start : start + self.longest]) for start in starts]
+        return [
+            replace(item, samples=item.samples[start : start + self.longest], start=start // HOP) for start in starts
+        ]
 
     def feed(self, items: Sequence[Tokens], *, left: bool = False) -> dict[str, Array]:
         """Return the input of the encoder, padded with silence on the right."""
-        rows = np.zeros((len(items), self.longest), np.float32)
-        for row, item in zip(rows, items, strict=True):
-            assert isinstance(item, Sound)
-            row[: len(item.samples)] = item.samples
-        if self.as_features:
-            rows = log_mel(rows, int(self.sound.dims[1]))
+        rows = np.stack([self._heard(item) for item in items])
         return {self.sound.name: rows.astype(self.session.dtype)} | chosen_adapters(self.session, items)
 
+    def _heard(self, item: Tokens) -> Array:
+        """Return what the encoder reads of a sound: (samples,) or (mel bins, frames)."""
+        assert isinstance(item, Sound)
+        if not self.as_features:
+            return np.pad(item.samples, (0, self.longest - len(item.samples)))
+        bins = int(self.sound.dims[1])
+        if item.features is not None and len(item.features) == bins:  # a model that drafts may have others
+            return item.features
+        return log_mel(np.pad(item.samples, (0, self.longest - len(item.samples))), bins)
+
     def start(self, items: Sequence[Tokens]) -> tuple[Sequence[Tokens], Stepper, Array, Array]:
-        """Encode sounds, and detect the languages that are neither chosen nor detected yet."""
-        stepper = self.session.stepper(self.feed(items))
-        if self.speech.detects and not all(isinstance(item, Sound) and item.has_language for item in items):
-            codes = [*self.speech.languages]
-            tokens = [*self.speech.languages.values()]
-            first = np.full((len(items), 1), self.speech.start, np.int64)
-            best = stepper.step(first)[:, tokens].argmax(-1)
+        """Encode sounds; detect the languages that are neither chosen nor detected yet, and silence if it matters."""
+        sounds = [item for item in items if isinstance(item, Sound)]
+        stepper = self.session.stepper(self.feed(sounds))
+        detects = self.speech.detects and not all(item.has_language for item in sounds)
+        silence = self.speech.no_speech if self.chosen.no_speech_threshold is not None else None
+        read = 0
+        if detects or silence is not None:  # both follow the first token of the prompt, after earlier text
+            logits = stepper.step(*_padded([item.ids[: item.context + 1] for item in sounds]))
+            if detects:
+                codes, tokens = zip(*self.speech.languages.items(), strict=True)
+                best = logits[:, tokens].argmax(-1)
+                sounds = [
+                    replace(item, ids=self.speech.tokens(codes[place]), has_language=True)
+                    for item, place in zip(sounds, best, strict=True)
+                ]
+            if silence is not None:
+                chances = np.exp(log_softmax(logits)[:, silence]).tolist()
+                sounds = [replace(item, no_speech=chance) for item, chance in zip(sounds, chances, strict=True)]
             stepper.roll_back(1)
-            items = [
-                replace(item, ids=self.speech.tokens(codes[place]), has_language=True)
-                for item, place in zip(items, best, strict=True)
-                if isinstance(item, Sound)
-            ]
-        ids = np.array([item.ids for item in items], np.int64)
-        return items, stepper, ids, np.ones_like(ids)
+            read = stepper.length
+        ids, mask = _padded([item.ids for item in sounds])
+        return sounds, stepper, ids[:, read:], mask[:, read:]
 
     def answer(self, items: Sequence[Tokens]) -> Sequence[Any]:
         """Answer each window of each sound, and join the answers of a sound."""
-        if self.times is not None:
-            return self._timed(items, self.times)
-        parts = [self.windows(item) for item in items]
-        results = iter(self._each(list(chain.from_iterable(parts))))
-        return [self._joined([next(results) for _ in part]) for part in parts]
+        results: list[Any] = [None] * len(items)
+        timed = [place for place, item in enumerate(items) if self._is_timed(item)]
+        if timed:
+            sounds = [self._timed_sound(items[place]) for place in timed]
+            for place, result in zip(timed, self.timed.long_form.answer(sounds), strict=True):
+                results[place] = result
+        others = [place for place, result in enumerate(results) if result is None]
+        parts = [self.windows(items[place]) for place in others]
+        found = iter(self.decode(list(chain.from_iterable(parts))))
+        for place, part in zip(others, parts, strict=True):
+            results[place] = self.joined([next(found) for _ in part])
+        return results
 
-    def _each(self, rows: Sequence[Tokens]) -> list[Any]:
-        """Answer single windows, in batches."""
+    def is_one_text(self, item: Tokens) -> bool:
+        assert isinstance(item, Sound)
+        whole = len(item.samples) <= self.longest and not self._is_timed(item) and not self.chosen.is_judged
+        return whole and super().is_one_text(item)
+
+    def _is_timed(self, item: Tokens) -> bool:
+        """Whether the text of a sound is divided into segments."""
+        assert isinstance(item, Sound)
+        if self.chosen.timestamps is not None or self.chosen.windows:
+            return self.times is not None
+        return len(item.samples) > self.longest
+
+    def _timed_sound(self, item: Tokens) -> Sound:
+        assert isinstance(item, Sound)
+        return replace(item, ids=self.timed.speech.tokens())
+
+    def decode(self, windows: Sequence[Sound]) -> list[Any]:
+        """Answer windows, those beyond a threshold again at higher temperatures."""
+        if not self.chosen.is_judged:
+            return self.decode_once(windows)
+        return decode_again(windows, self.chosen, lambda temperature: self._with_options(temperature=temperature))
+
+    def decode_once(self, rows: Sequence[Tokens]) -> list[Any]:
+        """Answer windows, in batches."""
         batches = (rows[start : start + self.batch_size] for start in range(0, len(rows), self.batch_size))
         return [result for batch in batches for result in super(SpeechRecognition, self).answer(batch)]
 
-    def _timed(self, items: Sequence[Tokens], times: Timestamps) -> list[Any]:
-        """Answer sounds with segments. All sounds that are not finished advance by a window at a time."""
-        waiting = {place: item for place, item in enumerate(items) if isinstance(item, Sound)}
-        starts = [0] * len(items)
-        results: list[list[Any]] = [[] for _ in items]
-        segments: list[list[Any]] = [[] for _ in items]
-        while waiting:
-            rows = [
-                replace(item, samples=item.samples[starts[place] : starts[place] + self.longest])
-                for place, item in waiting.items()
-            ]
-            for (place, item), row, result in zip(list(waiting.items()), rows, self._each(rows), strict=True):
-                results[place].append(result)
-                if not isinstance(result, dict):
-                    del waiting[place]
-                    continue
-                ids = [token for token in result["generated_ids"] if token not in self.ends]
-                parts, steps = times.split(ids, -(-len(row.samples) // _STEP))
-                segments[place] += [self._segment(item, part, starts[place], times) for part in parts]
-                starts[place] += max(steps, 1) * _STEP
-                if starts[place] >= len(item.samples):
-                    del waiting[place]
-                elif result["language"] is not None:
-                    tokens = self.speech.tokens(result["language"])
-                    waiting[place] = replace(item, ids=tokens, has_language=True)
-        return [self._with_segments(*timed) for timed in zip(items, results, segments, strict=True)]
-
-    def _segment(self, item: Tokens, segment: Segment, offset: int, times: Timestamps) -> dict[str, Any]:
-        words = [token for token in segment.ids if token < times.first]
-        text = None
-        if self.session.tokenizer is not None:
-            text = self.tokenizer.target.continuation(self.prompt(item), words)
-        start, end = ((offset + step * _STEP) / SAMPLING_RATE for step in (segment.start, segment.end))
-        return {"start": start, "end": end, "text": text, "ids": segment.ids}
-
-    def _with_segments(self, item: Tokens, results: Sequence[Any], segments: list[dict[str, Any]]) -> Any:
-        """Return the result of a sound, given those of its windows and its segments, or the first error."""
-        joined = self._joined(results)
-        if not isinstance(joined, dict):
-            return joined
-        assert isinstance(item, Sound)
-        texts = [segment["text"] for segment in segments]
-        if len(results) > 1:
-            joined.pop("logprobs", None)  # those of the windows remain
-        return {
-            **joined,
-            "seconds": len(item.samples) / SAMPLING_RATE,
-            "generated_ids": list(chain.from_iterable(segment["ids"] for segment in segments)),
-            "generated": None if None in texts else "".join(texts),
-            "segments": segments,
-        }
-
-    def _joined(self, results: Sequence[Any]) -> Any:
+    def joined(self, results: Sequence[Any]) -> Any:
         """Return the result of a sound, given those of its windows, or the first error."""
         errors = [result for result in results if not isinstance(result, dict)]
         if errors or len(results) == 1:
             return [*errors, *results][0]
         texts = [result["generated"] for result in results]
-        of_windows = {"score", "beams", "speculation"}
+        of_windows = {"score", "beams", "speculation", *_MEASURES}
         joined = {key: value for key, value in results[-1].items() if key not in of_windows}
         if "logprobs" in joined:
             joined["logprobs"] = list(chain.from_iterable(result["logprobs"] for result in results))
@@ -270,15 +287,50 @@ class SpeechRecognition(Generate):
         }
 
     def stream(self, item: Tokens) -> Iterator[str]:
-        """Yield the text piece by piece. Raises :class:`UsageError` with timestamps, whose texts may be cut later."""
-        if self.times is not None:
-            raise UsageError(
-                "texts with timestamps cannot stream", self.session.path, task_option("timestamps", "leave out {}")
-            )
+        """Yield the text piece by piece; of a text with segments, these, with their times if they were asked for.
+
+        Raises :class:`UsageError` for other texts with thresholds, which may be discarded when they are complete.
+        """
+        if self._is_timed(item):
+            _ = self.tokenizer  # raises
+            return self._segment_texts(self._timed_sound(item))
+        if self.chosen.is_judged:
+            problem = "texts with thresholds are streamed by segment"
+            raise UsageError(problem, self.session.path, task_option("timestamps=True", "set {}"))
         return super().stream(item)
+
+    def _segment_texts(self, item: Sound) -> Iterator[str]:
+        for number, segment in enumerate(self.timed.long_form.segments(item)):
+            if self.chosen.timestamps:
+                yield ("\n" if number else "") + timed_line(segment)
+            else:
+                yield segment["text"] if number else segment["text"].lstrip(" ")
 
     def _pieces(self, item: Tokens) -> Iterator[str]:
         return chain.from_iterable(map(super()._pieces, self.windows(item)))
+
+    def open_row(self, item: Tokens, text: GrowingText | None = None) -> Continuation:
+        assert isinstance(item, Sound)
+        row = super().open_row(item, text)
+        if item.start or item.attempt:  # other random numbers for each window of a sound, each time
+            row.seed = (*row.seed, item.start, item.attempt)
+        if self.chosen.is_judged:
+            row.log_probability = 0.0
+        return row
+
+    def finished(self, item: Tokens, row: Continuation, text: GrowingText | None) -> Any:
+        """Return the result of a window, with the numbers by which it is judged if there are thresholds."""
+        result = super().finished(item, row, text)
+        if row.error is not None or row.log_probability is None:
+            return result
+        assert isinstance(item, Sound)
+        measures = Measures(
+            temperature=self.chosen.temperature,
+            average_logprob=row.log_probability / len(row.ids),
+            compression_ratio=compression_ratio(row.ids, vocabulary_of(self.session)),
+            no_speech_probability=item.no_speech,
+        )
+        return result | asdict(measures)
 
     def result(
         self,
@@ -289,13 +341,25 @@ class SpeechRecognition(Generate):
         ranks: Sequence[Ranked] = (),
     ) -> dict[str, Any]:
         assert isinstance(item, Sound)
-        facts = {"seconds": len(item.samples) / SAMPLING_RATE, "language": self.speech.language_of(item.ids)}
+        language = self.speech.language_of(item.ids[item.context :])
+        facts = {"seconds": len(item.samples) / SAMPLING_RATE, "language": language}
         result = super().result(item, ids, reason, text, ranks)
         return facts | {key: value for key, value in result.items() if key != "tokens"}
 
     def show(self, answers: Sequence[Answer]) -> Iterator[str]:
-        """Yield the texts, without the space that begins a text after a prompt."""
+        """Yield the texts, without the space that begins a text after a prompt, or the segments with their times."""
         for answer in answers:
+            if self.chosen.timestamps:
+                yield from map(printable, map(timed_line, answer.result["segments"]))
+                continue
             text = answer.result["generated"]
             ids = answer.result["generated_ids"]
             yield printable(text.lstrip(" ") if text is not None else ",".join(map(str, ids)))
+
+
+def _padded(rows: Sequence[Sequence[int]]) -> tuple[Array, Array]:
+    """Return token ids padded on the left, and their mask, both (B, T)."""
+    width = max(map(len, rows))
+    ids = np.array([[*row[:1] * (width - len(row)), *row] for row in rows], np.int64)
+    lengths = np.array([[len(row)] for row in rows])
+    return ids, (np.arange(width) >= width - lengths).astype(np.int64)
