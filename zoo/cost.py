@@ -114,11 +114,13 @@ def gated_feed_forward(hidden_size: int, intermediate_size: int, *, bias: bool =
     return linear(hidden_size, intermediate_size, bias=bias) + feed_forward(hidden_size, intermediate_size, bias=bias)
 
 
-def mixture_of_experts(hidden_size: int, intermediate_size: int, *, num_experts: int, top_k: int) -> Cost:
+def mixture_of_experts(
+    hidden_size: int, intermediate_size: int, *, num_experts: int, top_k: int, bias: bool = False
+) -> Cost:
     """A router, and ``num_experts`` gated feed-forward networks, of which each token uses ``top_k``."""
-    expert = gated_feed_forward(hidden_size, intermediate_size)
+    expert = gated_feed_forward(hidden_size, intermediate_size, bias=bias)
     unused = (num_experts - top_k) * Cost(expert.parameters, unused=expert.parameters)
-    return linear(hidden_size, num_experts, bias=False) + top_k * expert + unused
+    return linear(hidden_size, num_experts, bias=bias) + top_k * expert + unused
 
 
 def state_space(
@@ -189,12 +191,16 @@ def attention(
     qk_norm: bool = False,
     output_gate: bool = False,
     joint_qk_norm: bool = False,
+    sink: bool = False,
 ) -> Cost:
-    """Four projections, optional norms and gate, and the products of one query with ``context`` keys and values."""
+    """Four projections, optional norms and gate, and the products of one query with ``context`` keys and values.
+
+    A sink is a parameter for each head, and is computed as one more key.
+    """
     query_bias, key_bias, value_bias = (bias,) * 3 if isinstance(bias, bool) else bias
     num_kv_heads = num_kv_heads or num_heads
     value_head_dim = value_head_dim or head_dim
-    scores = Cost(0, 2 * context * num_heads * (head_dim + value_head_dim))
+    scores = Cost(num_heads if sink else 0, 2 * (context + sink) * num_heads * (head_dim + value_head_dim))
     norms = (num_heads + num_kv_heads if joint_qk_norm else 2) * rms_norm(head_dim)
     return (
         linear(hidden_size, num_heads * head_dim, bias=query_bias)

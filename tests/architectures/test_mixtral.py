@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -31,7 +32,12 @@ VARIANTS: list[dict[str, Any]] = [
     {},
     {"normalize_routing": False, "num_experts": 7, "experts_per_token": 3, "expert_intermediate_size": 5},
     {"expert_layers": (False, True), "experts_per_token": 1, "tie_embeddings": True},
-]
+    {
+        "attention_bias": True, "attention_output_bias": True, "attention_sinks": True, "mlp_bias": True,
+        "expert_limit": 0.4, "activation": "gelu_sigmoid", "sliding_windows": (3, 0),
+        "expert_layers": (True, True, False),
+    },
+]  # fmt: skip
 
 
 def make(**options: Any) -> Mixtral:
@@ -46,31 +52,60 @@ def rotate(head: np.ndarray, position: int, theta: float) -> np.ndarray:
     return np.concatenate((turned.real, turned.imag))
 
 
-def attend(w: dict[str, np.ndarray], x: np.ndarray, c: MixtralConfig) -> np.ndarray:
+def dense(w: dict[str, np.ndarray], name: str, x: np.ndarray) -> np.ndarray:
+    return x @ w[f"{name}.weight"].T + w.get(f"{name}.bias", 0.0)
+
+
+def attend(w: dict[str, np.ndarray], x: np.ndarray, c: MixtralConfig, window: int | None) -> np.ndarray:
     """Attention of each token to itself and those before it, one head after another."""
     queries, keys, values = (
-        (x @ w[f"attention.{name}.weight"].T).reshape(len(x), -1, c.head_dim) for name in ("query", "key", "value")
+        dense(w, f"attention.{name}", x).reshape(len(x), -1, c.head_dim) for name in ("query", "key", "value")
     )
     shared = queries.shape[1] // keys.shape[1]
     out = np.zeros_like(queries)
     for t in range(len(x)):
+        first = 0 if window is None else max(0, t + 1 - window)
         for head in range(queries.shape[1]):
             query = rotate(queries[t, head], t, c.rope_theta)
-            past = np.stack([rotate(keys[s, head // shared], s, c.rope_theta) for s in range(t + 1)])
-            out[t, head] = softmax(past @ query / np.sqrt(len(query))) @ values[: t + 1, head // shared]
-    return out.reshape(len(x), -1) @ w["attention.output.weight"].T
+            past = np.stack([rotate(keys[s, head // shared], s, c.rope_theta) for s in range(first, t + 1)])
+            scores = past @ query / np.sqrt(len(query))
+            if c.attention_sinks:
+                scores = np.append(scores, w["attention.sink"][head])
+            out[t, head] = softmax(scores)[: len(past)] @ values[first : t + 1, head // shared]
+    return dense(w, "attention.output", out.reshape(len(x), -1))
 
 
 def feed_forward(w: dict[str, np.ndarray], token: np.ndarray, c: MixtralConfig) -> np.ndarray:
     """The sum over a token's experts, or the feed-forward network of a layer without any."""
+    activation = silu if c.activation == "silu" else sigmoid_gelu
     if "mlp.router.scores.weight" not in w:
-        inner = silu(w["mlp.gate.weight"] @ token) * (w["mlp.up.weight"] @ token)
-        return w["mlp.down.weight"] @ inner
-    logits = w["mlp.router.scores.weight"] @ token
+        inner = activation(dense(w, "mlp.gate", token)) * dense(w, "mlp.up", token)
+        return dense(w, "mlp.down", inner)
+    logits = dense(w, "mlp.router.scores", token)
     chosen = np.argsort(-logits)[: c.experts_per_token]
     shares = softmax(logits[chosen]) if c.normalize_routing else softmax(logits)[chosen]
-    gate, up, down = (w[f"mlp.experts.{name}"] for name in ("gate", "up", "down"))
-    return sum(p * (down[i] @ (silu(gate[i] @ token) * (up[i] @ token))) for p, i in zip(shares, chosen, strict=True))
+    return sum(share * expert(w, number, token, activation, c) for share, number in zip(shares, chosen, strict=True))
+
+
+def sigmoid_gelu(x: np.ndarray) -> np.ndarray:
+    return x / (1 + np.exp(-1.702 * x))
+
+
+def expert(
+    w: dict[str, np.ndarray],
+    number: int,
+    token: np.ndarray,
+    activation: Callable[[np.ndarray], np.ndarray],
+    c: MixtralConfig,
+) -> np.ndarray:
+    def product(part: str, x: np.ndarray) -> np.ndarray:
+        bias = w[f"mlp.experts.{part}_bias"][number] if c.mlp_bias else 0.0
+        return w[f"mlp.experts.{part}"][number] @ x + bias
+
+    gate, up = product("gate", token), product("up", token)
+    if c.expert_limit is not None:
+        gate, up = np.minimum(gate, c.expert_limit), np.clip(up, -c.expert_limit, c.expert_limit) + 1
+    return product("down", activation(gate) * up)
 
 
 def by_hand(model: Mixtral, tokens: list[int]) -> np.ndarray:
@@ -79,7 +114,7 @@ def by_hand(model: Mixtral, tokens: list[int]) -> np.ndarray:
     x = weights["token_embedding.weight"][tokens]
     for layer in range(c.num_layers):
         w = block_weights(weights, layer)
-        x = x + attend(w, rms(x, c.norm_eps) * w["norm_1.weight"], c)
+        x = x + attend(w, rms(x, c.norm_eps) * w["norm_1.weight"], c, c.window(layer))
         x = x + np.stack([feed_forward(w, token, c) for token in rms(x, c.norm_eps) * w["norm_2.weight"]])
     head = weights["token_embedding.weight"] if c.tie_embeddings else weights["head.weight"]
     return rms(x, c.norm_eps) * weights["norm.weight"] @ head.T
@@ -123,7 +158,7 @@ def test_the_pattern_of_layers_repeats() -> None:
         ({"experts_per_token": 6}, "experts_per_token 6 is above num_experts 5"),
         ({"num_experts": 0}, "num_experts"),
         ({"expert_intermediate_size": -1}, "expert_intermediate_size"),
-        ({"mlp_bias": True}, "mlp_bias True is not supported: experts have no biases"),
+        ({"expert_limit": 0.0}, "expert_limit must be positive, got 0.0"),
         ({"router_aux_loss": -0.1}, "router_aux_loss must not be negative, got -0.1"),
         ({"expert_layers": ()}, r"expert_layers must be one or more booleans, got \(\)"),
     ],

@@ -7,7 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.testing import assert_close
-from transformers import Qwen2MoeConfig, Qwen3MoeConfig
+from transformers import GptOssConfig, Qwen2MoeConfig, Qwen3MoeConfig
+from transformers.models.gpt_oss.modeling_gpt_oss import GptOssMLP
 from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 from transformers.models.qwen2_moe.modeling_qwen2_moe import Qwen2MoeSparseMoeBlock
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeSparseMoeBlock
@@ -78,6 +79,32 @@ def test_shared_expert_equals_transformers() -> None:
         getattr(theirs.shared_expert, f"{name}_proj").weight.data = getattr(ours.shared, name).weight
     x = torch.randn(2, 9, HIDDEN, dtype=torch.float64)
     assert_close(ours(x), theirs(x), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("limit", [0.5, 7.0])
+def test_biases_and_limits_equal_transformers(limit: float) -> None:
+    """Gates and products on both sides of the limit."""
+    ours = block(2, bias=True, limit=limit, activation="gelu_sigmoid")
+    for parameter in ours.parameters():
+        torch.nn.init.normal_(parameter)
+    config = GptOssConfig(
+        hidden_size=HIDDEN, intermediate_size=INNER, num_local_experts=EXPERTS, num_experts_per_tok=2,
+        swiglu_limit=limit,
+    )  # fmt: skip
+    config._experts_implementation = "eager"
+    theirs = GptOssMLP(config).double()
+    theirs.router.weight.data, theirs.router.bias.data = ours.router.scores.weight, ours.router.scores.bias
+    gate, up, down = ours.experts.matrices
+    theirs.experts.gate_up_proj.data = torch.stack([gate, up], 2).flatten(1, 2).transpose(1, 2)
+    theirs.experts.down_proj.data = down.transpose(1, 2)
+    gate, up, down = ours.experts.biases
+    theirs.experts.gate_up_proj_bias.data = torch.stack([gate, up], 2).flatten(1)
+    theirs.experts.down_proj_bias.data = down
+    x = torch.randn(2, 9, HIDDEN, dtype=torch.float64)
+    assert_close(ours(x), theirs(x)[0])
+    inner = torch.einsum("bte,xfe->bxtf", x, ours.experts.up)
+    assert (inner.abs() > limit).any()
+    assert (inner.abs() < limit).any()
 
 
 @pytest.mark.parametrize("tokens", [1, 2, 40])

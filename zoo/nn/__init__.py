@@ -58,6 +58,7 @@ from zoo.nn.recurrent import RecurrentState, run_packed, run_padded, scan_steps
 from zoo.nn.relative import LinearBiases, RelativePositionBias, relative_buckets
 from zoo.nn.residual import LayerScale, Residual
 from zoo.nn.reversible import ReversibleBlock, run_reversible
+from zoo.nn.sink import add_sink, attend_to_sink
 from zoo.nn.span_attention import AdaptiveSpan, SpanAttention, distances_of
 from zoo.nn.state_space import GatedRMSNorm, StateSpaceMixer, segment_sums, state_space
 
@@ -109,7 +110,9 @@ __all__ = [
     "StateSpaceMixer",
     "TensorToTensorPositions",
     "TopKRouter",
+    "add_sink",
     "apply_rotary",
+    "attend_to_sink",
     "attention_weights",
     "build_mask",
     "build_norm",

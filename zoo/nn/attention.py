@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from zoo.nn.cache import LayerCache
 from zoo.nn.positions import Rotation, apply_rotary
 from zoo.nn.recording import AttentionScores, is_recording, record_attention, recorded_attentions
+from zoo.nn.sink import add_sink, attend_to_sink
 
 __all__ = ["MultiHeadAttention", "attention_weights", "scaled_dot_product_attention", "soft_cap"]
 
@@ -32,6 +33,7 @@ def scaled_dot_product_attention(
     *,
     mask: Tensor | None = None,
     bias: Tensor | None = None,
+    sink: Tensor | None = None,
     scale: float | None = None,
     softcap: float | None = None,
     dropout: float = 0.0,
@@ -47,6 +49,8 @@ def scaled_dot_product_attention(
         value: (B, K, S, D'), where D' may differ from D.
         mask: boolean, (B or 1, 1 or H, T, S), True where a query may see a key. A query that sees no key gives 0.
         bias: real, (B or 1, 1 or H, T, S), added to the scaled scores; -inf hides a key.
+        sink: (H,), the score of a key whose value is zero, see :func:`attend_to_sink`. Its weight is recorded before
+            those of the keys, (B, H, T, 1 + S). None by default.
         scale: factor of the scores; 1 / sqrt(D) by default.
         softcap: limit of the scaled scores, see :func:`soft_cap`, before ``bias``; none by default.
         dropout: probability of dropping a weight.
@@ -54,6 +58,13 @@ def scaled_dot_product_attention(
     Returns:
         (B, H, T, D').
     """
+    if sink is not None:
+        if bias is not None:
+            mask = bias if mask is None else bias.masked_fill(~mask, -math.inf)
+        if not is_recording() and softcap is None and not dropout:
+            return attend_to_sink(query, key, value, mask, sink, scale)
+        key, value, bias = add_sink(query, key, value, mask, sink)
+        mask = None
     grouped = query.shape[1] != key.shape[1]
     if is_recording() or softcap is not None:
         weights = attention_weights(query, key, mask=mask, bias=bias, scale=scale, softcap=softcap)
@@ -142,6 +153,7 @@ class MultiHeadAttention(nn.Module):
         dropout: on the attention weights, in training only.
         output_gate: whether the heads are multiplied by sigmoid(x W^G) before the output projection (Qiu et al. 2025,
             Gated Attention for Large Language Models, section 2.2).
+        sink: whether each head has a learned score of a key whose value is zero, see :func:`attend_to_sink`.
 
     Raises:
         ValueError: when ``output_size`` is not divisible by H and no ``head_dim`` is given, or H is not divisible by K.
@@ -173,6 +185,7 @@ class MultiHeadAttention(nn.Module):
         joint_qk_norm: bool = False,
         dropout: float = 0.0,
         output_gate: bool = False,
+        sink: bool = False,
     ) -> None:
         super().__init__()
         num_kv_heads = num_kv_heads or num_heads
@@ -201,6 +214,7 @@ class MultiHeadAttention(nn.Module):
         if output_gate:
             self.gate = nn.Linear(hidden_size, num_heads * value_head_dim, bias=query_bias)
         self.has_gate = output_gate
+        self.sink = nn.Parameter(torch.zeros(num_heads)) if sink else None
         if qk_norm is not None:
             build = qk_norm if callable(qk_norm) else partial(nn.RMSNorm, eps=qk_norm)
             queries, keys = (num_heads, num_kv_heads) if joint_qk_norm else (1, 1)
@@ -235,7 +249,15 @@ class MultiHeadAttention(nn.Module):
         query, key, value = self._query_key_value(x, memory, rotation, cache)
         dropout = self.dropout if self.training else 0.0
         heads = scaled_dot_product_attention(
-            query, key, value, mask=mask, bias=bias, scale=self.scale, softcap=self.softcap, dropout=dropout
+            query,
+            key,
+            value,
+            mask=mask,
+            bias=bias,
+            sink=self.sink,
+            scale=self.scale,
+            softcap=self.softcap,
+            dropout=dropout,
         )
         if self.has_gate:
             heads = heads * self._split(self.gate(x).sigmoid(), self.num_heads)
@@ -250,7 +272,10 @@ class MultiHeadAttention(nn.Module):
         bias: Tensor | None = None,
         rotation: Rotation | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Return the output of :meth:`forward` and its attention weights (B, H, T, S)."""
+        """Return the output of :meth:`forward` and its attention weights (B, H, T, S).
+
+        With a sink they are (B, H, T, 1 + S): its weight is the first.
+        """
         with recorded_attentions() as weights:
             output = self(x, memory=memory, mask=mask, bias=bias, rotation=rotation)
         return output, weights[0]

@@ -81,9 +81,20 @@ def load_balancing_loss(routes: Sequence[Route], mask: Tensor | None = None) -> 
 
 
 def mix_experts(
-    x: Tensor, weights: Tensor, chosen: Tensor, gate: Tensor, up: Tensor, down: Tensor, activation: Activation
+    x: Tensor,
+    weights: Tensor,
+    chosen: Tensor,
+    gate: Tensor,
+    up: Tensor,
+    down: Tensor,
+    activation: Activation,
+    biases: Sequence[Tensor] = (),
+    limit: float | None = None,
 ) -> Tensor:
     """Sum the weighted outputs of each token's experts, W_down (f(W_gate x) * W_up x), one expert after another.
+
+    With a ``limit`` c, the product is f(min(g, c)) * (min(max(u, -c), c) + 1), where g = W_gate x and u = W_up x
+    (OpenAI 2025, gpt-oss, section 2.2).
 
     Each expert that a token has chosen is computed for the tokens that chose it; others are neither computed nor read.
     The number of these tokens cannot be traced: exporters replace this function by a loop.
@@ -96,23 +107,31 @@ def mix_experts(
         up: (X, F, E).
         down: (X, E, F).
         activation: f.
+        biases: those that are added to the products with ``gate``, ``up`` and ``down``, (X, F), (X, F) and (X, E);
+            none by default.
+        limit: c; none by default.
 
     Returns:
         (M, E).
     """
     if has_torch_function((x, gate)):
-        arguments = (x, weights, chosen, gate, up, down, activation)
+        arguments = (x, weights, chosen, gate, up, down, activation, biases, limit)
         result: Tensor = handle_torch_function(mix_experts, (x, gate), *arguments)
         return result
     mixed = torch.zeros_like(x)
     if x.is_meta:  # routes are values; on meta tensors only shapes matter
         return mixed
-    gates, ups, downs = gate.unbind(), up.unbind(), down.unbind()
+    stacks = [stack.unbind() for stack in (gate, up, down)]
+    added = [stack.unbind() for stack in biases] or [[None] * len(gate)] * 3
     for number in chosen.unique().tolist():
         rows, places = (chosen == number).nonzero(as_tuple=True)  # (N,) each, for N tokens
         tokens = x[rows]
-        inner = ACTIVATIONS[activation](F.linear(tokens, gates[number])) * F.linear(tokens, ups[number])  # (N, F)
-        outputs = F.linear(inner, downs[number]) * weights[rows, places].unsqueeze(-1)  # (N, E)
+        gates, ups, downs = ((stack[number], bias[number]) for stack, bias in zip(stacks, added, strict=True))
+        gated, linear = F.linear(tokens, *gates), F.linear(tokens, *ups)  # (N, F)
+        if limit is not None:
+            gated, linear = gated.clamp(max=limit), linear.clamp(-limit, limit) + 1
+        outputs = F.linear(ACTIVATIONS[activation](gated) * linear, *downs)  # (N, E)
+        outputs = outputs * weights[rows, places].unsqueeze(-1)
         mixed = mixed.index_add(0, rows, outputs)
     return mixed
 
@@ -132,18 +151,21 @@ class TopKRouter(nn.Module):
         num_experts: X.
         top_k: k.
         renormalize: whether the k weights add up to 1.
+        bias: whether a bias is added to the logits.
 
     Raises:
         ValueError: k is not from 1 to X.
     """
 
-    def __init__(self, hidden_size: int, num_experts: int, *, top_k: int, renormalize: bool = True) -> None:
+    def __init__(
+        self, hidden_size: int, num_experts: int, *, top_k: int, renormalize: bool = True, bias: bool = False
+    ) -> None:
         super().__init__()
         if not 0 < top_k <= num_experts:
             raise ValueError(f"top_k must be from 1 to num_experts {num_experts}, got {top_k}")
         self.top_k = top_k
         self.renormalize = renormalize
-        self.scores = nn.Linear(hidden_size, num_experts, bias=False)
+        self.scores = nn.Linear(hidden_size, num_experts, bias=bias)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """(M, E) -> weights (M, k) in the dtype of ``x``, largest first, and the numbers of the experts (M, k)."""
@@ -167,25 +189,57 @@ class TopKRouter(nn.Module):
 
 
 class Experts(nn.Module):
-    """X gated feed-forward networks without biases, and their weighted sum for each token.
+    """X gated feed-forward networks, and their weighted sum for each token.
 
-    Their matrices are stacked, in the layout of ``nn.Linear``: ``gate`` and ``up`` (X, F, E), ``down`` (X, E, F).
+    Their matrices are stacked, in the layout of ``nn.Linear``: ``gate`` and ``up`` (X, F, E), ``down`` (X, E, F). So
+    are their biases, if they have any: ``gate_bias`` and ``up_bias`` (X, F), ``down_bias`` (X, E).
+
+    Args:
+        hidden_size: E.
+        intermediate_size: F.
+        num_experts: X.
+        activation: the activation of the gates.
+        bias: whether the matrices have biases.
+        limit: that of gates and products, see :func:`mix_experts`; none by default.
     """
 
     def __init__(
-        self, hidden_size: int, intermediate_size: int, num_experts: int, *, activation: Activation = "silu"
+        self,
+        hidden_size: int,
+        intermediate_size: int,
+        num_experts: int,
+        *,
+        activation: Activation = "silu",
+        bias: bool = False,
+        limit: float | None = None,
     ) -> None:
         super().__init__()
         self.gate = nn.Parameter(torch.empty(num_experts, intermediate_size, hidden_size))
         self.up = nn.Parameter(torch.empty(num_experts, intermediate_size, hidden_size))
         self.down = nn.Parameter(torch.empty(num_experts, hidden_size, intermediate_size))
+        self.has_bias = bias
+        if bias:
+            self.gate_bias = nn.Parameter(torch.zeros(num_experts, intermediate_size))
+            self.up_bias = nn.Parameter(torch.zeros(num_experts, intermediate_size))
+            self.down_bias = nn.Parameter(torch.zeros(num_experts, hidden_size))
         self.activation: Activation = activation
-        for stack in (self.gate, self.up, self.down):
+        self.limit = limit
+        for stack in self.matrices:
             nn.init.normal_(stack, std=stack.shape[-1] ** -0.5)
+
+    @property
+    def matrices(self) -> tuple[Tensor, Tensor, Tensor]:
+        """``gate``, ``up`` and ``down``."""
+        return self.gate, self.up, self.down
+
+    @property
+    def biases(self) -> tuple[Tensor, ...]:
+        """Those of the matrices; empty if there are none."""
+        return (self.gate_bias, self.up_bias, self.down_bias) if self.has_bias else ()
 
     def forward(self, x: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
         """(M, E), weights (M, k) and numbers of experts (M, k) -> sum of weight times output, (M, E)."""
-        return mix_experts(x, weights, chosen, self.gate, self.up, self.down, self.activation)
+        return mix_experts(x, weights, chosen, *self.matrices, self.activation, self.biases, self.limit)
 
 
 class MixtureOfExperts(nn.Module):
@@ -201,6 +255,8 @@ class MixtureOfExperts(nn.Module):
         renormalize: whether the weights of a token's k experts add up to 1.
         activation: the activation of the gates.
         shared_intermediate_size: hidden width of the shared expert; 0 for none.
+        bias: whether the router and the experts have biases; the shared expert has none.
+        limit: that of gates and products, see :func:`mix_experts`; none by default.
     """
 
     def __init__(
@@ -213,10 +269,14 @@ class MixtureOfExperts(nn.Module):
         renormalize: bool = True,
         activation: Activation = "silu",
         shared_intermediate_size: int = 0,
+        bias: bool = False,
+        limit: float | None = None,
     ) -> None:
         super().__init__()
-        self.router = TopKRouter(hidden_size, num_experts, top_k=top_k, renormalize=renormalize)
-        self.experts = Experts(hidden_size, intermediate_size, num_experts, activation=activation)
+        self.router = TopKRouter(hidden_size, num_experts, top_k=top_k, renormalize=renormalize, bias=bias)
+        self.experts = Experts(
+            hidden_size, intermediate_size, num_experts, activation=activation, bias=bias, limit=limit
+        )
         self.shared: GatedFeedForward | None = None
         if shared_intermediate_size:
             self.shared = GatedFeedForward(hidden_size, shared_intermediate_size, activation=activation)

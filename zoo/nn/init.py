@@ -61,8 +61,10 @@ def initialize(module: nn.Module, name: Initializer, *, std: float = 0.02) -> No
         elif isinstance(part, nn.Linear | nn.Embedding) and not (scaled and part.weight in embeddings):
             draw(part.weight)
         elif isinstance(part, Experts):
-            for stack in part.parameters():
+            for stack in part.matrices:
                 for matrix in stack.detach():
                     draw(matrix)
+            for bias in part.biases:
+                nn.init.zeros_(bias)
         if isinstance(part, nn.Linear) and part.bias is not None:
             nn.init.zeros_(part.bias)

@@ -22,7 +22,7 @@ makes a graph of many thousands of nodes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -54,14 +54,22 @@ class ExpertMixtures(TorchFunctionMode):
 
 
 @torch.library.custom_op("zoo::mix_experts", mutates_args=())
-def _mix(x: Tensor, weights: Tensor, chosen: Tensor, gate: Tensor, up: Tensor, down: Tensor, activation: str) -> Tensor:
+def _mix(
+    x: Tensor,
+    weights: Tensor,
+    chosen: Tensor,
+    gate: Tensor,
+    up: Tensor,
+    down: Tensor,
+    activation: str,
+    biases: Sequence[Tensor],
+    limit: float | None,
+) -> Tensor:
     raise NotImplementedError("this operator is only traced")
 
 
 @_mix.register_fake
-def _shape(
-    x: Tensor, weights: Tensor, chosen: Tensor, gate: Tensor, up: Tensor, down: Tensor, activation: str
-) -> Tensor:
+def _shape(x: Tensor, *_: Any) -> Tensor:
     return torch.empty_like(x)
 
 
@@ -80,17 +88,20 @@ _ACTIVATIONS: Mapping[Activation, Callable[[Callable[..., ir.Value], ir.Value], 
 }
 
 
-def _loop(x: Any, weights: Any, chosen: Any, gate: Any, up: Any, down: Any, activation: Activation) -> Any:
+def _loop(
+    x: Any, weights: Any, chosen: Any, gate: Any, up: Any, down: Any,
+    activation: Activation, biases: Sequence[Any], limit: float | None,
+) -> Any:  # fmt: skip
     """Add the outputs of one expert after another to the rows of the tokens that chose it, starting from zeros."""
     numbers, *_ = _op.Unique(_op.Reshape(chosen, _op.Constant(value_ints=[-1])), sorted=1)
     zeros = _op.Mul(x, _op.CastLike(_op.Constant(value_float=0.0), x))
-    body = _body(x, weights, chosen, gate, up, down, numbers, activation)
+    body = _body(x, weights, chosen, (gate, up, down), biases, numbers, activation, limit)
     return call_op("Loop", _op.Size(numbers), _op.Constant(value=ir.tensor(np.True_)), zeros, body=body)[0]
 
 
 def _body(
-    x: ir.Value, weights: ir.Value, chosen: ir.Value, gate: ir.Value, up: ir.Value, down: ir.Value,
-    numbers: ir.Value, activation: Activation,
+    x: ir.Value, weights: ir.Value, chosen: ir.Value, stacks: Sequence[ir.Value], biases: Sequence[ir.Value],
+    numbers: ir.Value, activation: Activation, limit: float | None,
 ) -> ir.Graph:  # fmt: skip
     """Return an iteration: its number, a condition and the sum so far (M, E) to the condition and the new sum."""
     boolean, integer = ir.TensorType(ir.DataType.BOOL), ir.TensorType(ir.DataType.INT64)
@@ -111,9 +122,16 @@ def _body(
     rows = add("Squeeze", add("NonZero", add("ReduceMax", hits, last, keepdims=0)), first)  # those of N tokens
     shares = add("ReduceSum", add("Mul", hits, weights), last, keepdims=1)  # (M, 1)
     tokens = add("Gather", x, rows)  # (N, E)
-    gates = _ACTIVATIONS[activation](add, add("Gemm", tokens, add("Gather", gate, number), transB=1))
-    inner = add("Mul", gates, add("Gemm", tokens, add("Gather", up, number), transB=1))  # (N, F)
-    outputs = add("Gemm", inner, add("Gather", down, number), transB=1)  # (N, E)
+
+    def product(rows: ir.Value, place: int) -> ir.Value:
+        parts = [stack[place] for stack in (stacks, biases) if stack]  # the matrix, and its bias if there is one
+        return add("Gemm", rows, *(add("Gather", stack, number) for stack in parts), transB=1)
+
+    gates, ups = product(tokens, 0), product(tokens, 1)  # (N, F)
+    if limit is not None:
+        most, least = _like(add, limit, x), _like(add, -limit, x)
+        gates, ups = add("Min", gates, most), add("Add", add("Clip", ups, least, most), _like(add, 1.0, x))
+    outputs = product(add("Mul", _ACTIVATIONS[activation](add, gates), ups), 2)  # (N, E)
     outputs = add("Mul", outputs, add("Gather", shares, rows))
     # Not reduction="add", which ONNX Runtime has in float32 only.
     after = add("ScatterND", before, add("Unsqueeze", rows, last), add("Add", add("Gather", before, rows), outputs))

@@ -40,6 +40,7 @@ from zoo_export.trace.guards import Branches
 from zoo_export.trace.outline import Outline
 from zoo_export.trace.reasons import UntraceableError, place_of, reason_of
 from zoo_export.trace.recurrent import RecurrentLayers
+from zoo_export.trace.sinks import AttentionSinks
 from zoo_export.trace.small import check_small_sizes
 from zoo_export.trace.translation import TRANSLATIONS, prepare, reused_registry
 
@@ -149,7 +150,7 @@ class _Trace:
                 weights = ((name, torch.empty_like(tensor, device="cpu")) for name, (tensor, _) in groups.items())
                 persist.fill(self.module, weights)
                 arguments = self._examples("cpu", tensors)
-            with without_fake_cache(), RecurrentLayers(), ExpertMixtures(), branches.recording():
+            with without_fake_cache(), RecurrentLayers(), ExpertMixtures(), AttentionSinks(), branches.recording():
                 return torch.export.export(module.eval(), arguments, dynamic_shapes=(dims,), strict=False)
 
     def _translated(self, program: torch.export.ExportedProgram) -> ir.Model:

@@ -34,6 +34,7 @@ from zoo_export.trace.examples import example_sizes, example_tensors, limited_le
 from zoo_export.trace.experts import ExpertMixtures
 from zoo_export.trace.guards import Branches
 from zoo_export.trace.recurrent import RecurrentLayers
+from zoo_export.trace.sinks import AttentionSinks
 
 __all__ = ["check_small_sizes"]
 
@@ -127,6 +128,7 @@ def _run(spec: ModelSpec, graph: Graph, dtype: str, fixed: Mapping[str, int], br
         _NonStrictTorchFunctionHandler(),
         RecurrentLayers(),
         ExpertMixtures(),
+        AttentionSinks(),
         enable_python_dispatcher(),
         fake,
     )

@@ -16,6 +16,7 @@ from onnxscript.values import TracedOnnxFunction
 from torch.onnx._internal.exporter._registration import ONNXRegistry
 
 from zoo_export.graph.metadata import EXACT_KEY
+from zoo_export.trace.sinks import SINK_TRANSLATIONS
 
 __all__ = ["TRANSLATIONS", "prepare", "reused_registry"]
 
@@ -96,7 +97,8 @@ def _widen_masks(graph: torch.fx.Graph) -> None:
 
     ONNX Runtime does not broadcast them.
     """
-    for node in graph.find_nodes(op="call_function", target=torch.ops.aten.scaled_dot_product_attention.default):
+    kinds = (torch.ops.aten.scaled_dot_product_attention.default, *SINK_TRANSLATIONS)
+    for node in (node for kind in kinds for node in graph.find_nodes(op="call_function", target=kind)):
         query, mask = node.args[0], node.kwargs.get("attn_mask", node.args[3] if len(node.args) > 3 else None)
         if mask is not None and mask.meta["val"].shape[-2] == 1:
             queries, batch = query.meta["val"].shape[-2], [-1] * (mask.meta["val"].dim() - 2)
@@ -195,5 +197,6 @@ TRANSLATIONS: Mapping[Callable[..., Any], Callable[..., Any]] = {
     torch.ops.aten.group_norm.default: _group_norm,
     torch.ops.aten.linear.default: _linear,
     torch.ops.aten.scalar_tensor.default: _scalar_tensor,
+    **SINK_TRANSLATIONS,
 }
-"""Translations that replace torch's own."""
+"""Translations that replace torch's own, and those of zoo's operators but experts."""

@@ -35,11 +35,13 @@ class DecoderConfig(EmbeddingConfig):
         head_dim: int,
         max_seq_len: int,
         sliding_windows: Sequence[int],
+        sinks: bool = False,
     ) -> Graph:
         """Declare the graph of the task: one for prefill and decoding, or one without a past.
 
         ``sliding_windows`` has the window of each layer, 0 for none; the pattern repeats over the layers. A window of
-        the whole text limits nothing, and one of a single key keeps no past, which a graph cannot declare.
+        the whole text limits nothing, and one of a single key keeps no past, which a graph cannot declare. With
+        ``sinks``, attention weights have one of a sink before those of the keys.
         """
         if self.task == "text-generation":
             return causal_graph(
@@ -48,6 +50,7 @@ class DecoderConfig(EmbeddingConfig):
                 num_heads=num_heads,
                 num_kv_heads=num_kv_heads,
                 head_dim=head_dim,
+                num_memories=int(sinks),
                 windows=tuple(window if 1 < window < max_seq_len else None for window in sliding_windows),
             )
         outputs = {
@@ -60,7 +63,7 @@ class DecoderConfig(EmbeddingConfig):
         return Graph(
             inputs=(token_ids("input_ids", vocab_size), mask("attention_mask")),
             outputs=outputs[self.task],
-            attentions=attentions(num_layers, num_heads),
+            attentions=attentions(num_layers, num_heads, keys="1 + sequence" if sinks else "sequence"),
         )
 
     def head_cost(self, hidden_size: int, vocab_size: int, *, tied: bool, bias: bool = False) -> Cost:

@@ -95,8 +95,10 @@ class LlamaConfig(DecoderConfig):
     """Factor of the attention scores; 1 / sqrt(``head_dim``) by default."""
     attention_softcap: float | None = None
     """Limit c of the scaled scores s, as c tanh(s / c); none by default (Gemma 2)."""
+    attention_sinks: bool = False
+    """Whether each head has a learned score of a key without a value, so that it may attend to nothing (gpt-oss)."""
     logit_softcap: float | None = None
-    """Same limit of the logits of text-generation."""
+    """Limit of the logits of text-generation, like that of scores (Gemma 2)."""
     sliding_windows: tuple[int, ...] = (0,)
     """Sliding-window size of each layer, in keys, the query's own included; 0 for no window. The pattern repeats over
     the layers."""
@@ -206,6 +208,7 @@ class LlamaConfig(DecoderConfig):
             head_dim=self.key_size,
             max_seq_len=self.max_seq_len,
             sliding_windows=self.sliding_windows,
+            sinks=self.attention_sinks,
         )
         return (graph,)
 
@@ -234,6 +237,7 @@ class LlamaConfig(DecoderConfig):
             output_bias=self.attention_output_bias,
             qk_norm=self.qk_norm,
             joint_qk_norm=self.joint_qk_norm,
+            sink=self.attention_sinks,
         )
         return (
             cost.embedding(self.vocab_size, self.hidden_size)

@@ -60,6 +60,7 @@ class LlamaBlock(nn.Module):
             qk_norm=norm if c.qk_norm else None,
             joint_qk_norm=c.joint_qk_norm,
             dropout=c.dropout,
+            sink=c.attention_sinks,
         )
         self.norm_2 = norm(c.hidden_size) if c.pre_norms else nn.Identity()
         self.mlp = self.build_mlp(c, layer)

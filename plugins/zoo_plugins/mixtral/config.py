@@ -10,7 +10,10 @@ from zoo_plugins.llama.config import LlamaConfig
 
 @dataclass(frozen=True, kw_only=True)
 class MixtralConfig(LlamaConfig):
-    """Configuration of Mixtral, OLMoE and Qwen3-MoE: that of Llama, and experts. The defaults are Mixtral 8x7B."""
+    """Configuration of Mixtral, OLMoE, Qwen3-MoE and gpt-oss: that of Llama, and experts.
+
+    The defaults are Mixtral 8x7B. ``mlp_bias`` adds biases to the router and to the experts too.
+    """
 
     max_seq_len: int = 32768
     """Maximum context length."""
@@ -30,17 +33,18 @@ class MixtralConfig(LlamaConfig):
     """Whether the weights of a token's experts add up to 1; otherwise they are probabilities among all experts."""
     expert_layers: tuple[bool, ...] = (True,)
     """Whether each layer has experts rather than one feed-forward network. The pattern repeats over the layers."""
+    expert_limit: float | None = None
+    """Limit c of the gates g and the products u in an expert, as f(min(g, c)) (min(max(u, -c), c) + 1); none by default
+    (gpt-oss)."""
     router_aux_loss: float = 0.0
     """Weight of the load-balancing loss in training with ``causal-lm``; 0 for none."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.default("expert_intermediate_size", self.intermediate_size)
-        self.require_positive("num_experts", "experts_per_token", "expert_intermediate_size")
+        self.require_positive("num_experts", "experts_per_token", "expert_intermediate_size", "expert_limit")
         if self.experts_per_token > self.num_experts:
             raise ValueError(f"experts_per_token {self.experts_per_token} is above num_experts {self.num_experts}")
-        if self.mlp_bias:
-            raise ValueError("mlp_bias True is not supported: experts have no biases")
         if self.router_aux_loss < 0:
             raise ValueError(f"router_aux_loss must not be negative, got {self.router_aux_loss}")
         if not self.expert_layers:
@@ -62,5 +66,9 @@ class MixtralConfig(LlamaConfig):
         if not self.has_experts(layer):
             return super().feed_forward_cost(layer)
         return cost.mixture_of_experts(
-            self.hidden_size, self.expert_size, num_experts=self.num_experts, top_k=self.experts_per_token
+            self.hidden_size,
+            self.expert_size,
+            num_experts=self.num_experts,
+            top_k=self.experts_per_token,
+            bias=self.mlp_bias,
         )

@@ -1,7 +1,8 @@
 """Mixtral: Llama with a mixture of experts in place of the feed-forward network (Jiang et al. 2024, section 2).
 
 OLMoE (Muennighoff et al. 2024) has many small experts, weights that do not add up to 1, and norms over all heads of
-queries and keys; Qwen3-MoE (Qwen Team 2025) has norms over each head, and may have layers without experts.
+queries and keys; Qwen3-MoE (Qwen Team 2025) has norms over each head, and may have layers without experts. gpt-oss
+(OpenAI 2025) has biases, limits in its experts, windows in every other layer, and heads that may attend to nothing.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ class MixtralBlock(LlamaBlock):
             top_k=c.experts_per_token,
             renormalize=c.normalize_routing,
             activation=c.activation,
+            bias=c.mlp_bias,
+            limit=c.expert_limit,
         )
 
 

@@ -313,6 +313,9 @@ _OTHERS: dict[str, Callable[[random.Random, int, int], dict[str, object]]] = {
         "qk_norm": rng.choice(("true", "false")),
         "activation": rng.choice(("silu", "gelu", "relu")),
         "tie_embeddings": rng.choice(("true", "false")),
+        "attention_sinks": rng.choice(("true", "false")),
+        "mlp_bias": rng.choice(("true", "false")),
+        "expert_limit": rng.choice(("none", 0.5, 7.0)),
         "eos_token_id": 1,
     },
     "modernbert-tiny": lambda rng, *_: {

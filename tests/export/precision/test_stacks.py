@@ -84,6 +84,16 @@ def test_stacks_are_quantised_and_others_named(routed: Path, precision: str, zoo
 
 
 @pytest.mark.slow
+def test_biases_of_experts_stay_float32(exported_build: Callable[..., Path], tmp_path: Path) -> None:
+    """They are looked up like their matrices, which are quantised."""
+    stored = ModelDirectory.open(exported_build("mixtral-tiny", "mlp_bias=true", "num_layers=1", tokenizer=False))
+    weights = make_reduced(stored, "int4", tmp_path).graphs["model"].graph.initializers
+    for part in ("gate", "up", "down"):
+        assert f"blocks.0.mlp.experts.{part}_bias" in weights
+        assert f"blocks.0.mlp.experts.{part}" not in weights
+
+
+@pytest.mark.slow
 def test_wrong_stack_is_detected(routed: Path, tmp_path: Path) -> None:
     """The zero points of the first stack are shifted by a block."""
     stored = ModelDirectory.open(routed)

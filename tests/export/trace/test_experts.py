@@ -57,6 +57,16 @@ def test_graph_equals_the_module() -> None:
         assert_close(run(model, x), module(x))
 
 
+def test_biases_and_limits_are_translated() -> None:
+    module = mixture(bias=True, limit=0.5, activation="gelu_sigmoid")
+    for parameter in module.parameters():
+        torch.nn.init.normal_(parameter)
+    model = traced(module)
+    for shape in ((1, 1), (4, 9)):
+        x = torch.randn(*shape, HIDDEN)
+        assert_close(run(model, x), module(x), rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("activation", get_args(Activation))
 def test_every_activation_is_translated(activation: Activation) -> None:

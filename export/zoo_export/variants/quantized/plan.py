@@ -60,6 +60,8 @@ def plan_packing(
         # Errors of products would grow with every step; a matrix that is looked up is that of an expert.
         if any(node in in_loops and node.op_type != "Gather" for node, _ in uses):
             packing: Packing | str = "read in a loop"
+        elif any(_is_bias(node) for node, _ in uses):
+            packing = "added to a product"
         elif any(_is_compared(node) for node, _ in uses):
             packing = "its products choose, as those of a router"
         else:
@@ -103,6 +105,12 @@ def _is_compared(node: ir.Node) -> bool:
     """Return whether the largest results of a node are chosen."""
     readers = [reader for reader, _ in node.outputs[0].uses()]
     return any(reader.op_type == "TopK" or (reader.op_type == "Reshape" and _is_compared(reader)) for reader in readers)
+
+
+def _is_bias(node: ir.Node) -> bool:
+    """Return whether a node looks up a row that is added to a product, as the bias of an expert."""
+    uses = tuple(node.outputs[0].uses())
+    return node.op_type == "Gather" and bool(uses) and all(use.op_type == "Gemm" and place == 2 for use, place in uses)
 
 
 def _blocks(largest: int) -> Iterator[int]:
