@@ -227,6 +227,10 @@ FAMILIES = {
         {**_DECODER, "moe_intermediate_size": 14, "num_experts": 6, "num_experts_per_tok": 2, "mlp_only_layers": [1],
          "norm_topk_prob": True},
     ),
+    "gpt-oss": Family(
+        "GptOssForCausalLM",
+        {**_DECODER, "sliding_window": 7, "num_local_experts": 5, "num_experts_per_tok": 3},
+    ),
     "Mamba-2": Family(
         "Mamba2ForCausalLM",
         {"vocab_size": 61, "hidden_size": 24, "num_hidden_layers": 3, "num_heads": 6, "head_dim": 8, "state_size": 5,

@@ -23,7 +23,8 @@ MODULES = {
     "zoo.cost": 4, "zoo.checkpoints.published": 1, "zoo.models.saving": 7, "zoo.modules.graph_data": 2,
     "zoo.nn.attention": 3,
     "zoo.nn.cache": 3, "zoo.nn.experts": 3, "zoo.nn.loss": 4, "zoo.nn.masks": 3, "zoo.nn.pooling": 1,
-    "zoo.nn.positions": 2, "zoo.nn.recording": 12, "zoo.nn.relative": 1, "zoo.terminal": 1,
+    "zoo.nn.positions": 2, "zoo.nn.recording": 12, "zoo.nn.relative": 1, "zoo.nn.sink": 3,
+    "zoo.terminal": 1, "zoo.checkpoints.mxfp4": 1,
     "zoo.tokenizers.loading": 4, "zoo.tokenizers.long_texts.windows": 1, "zoo.tokenizers.words": 1,
     "zoo_export.infer": 3, "zoo_runtime.tasks.tags": 3, "zoo_export.publish.kserve": 1, "zoo_export.publish.pbtxt": 1,
 }  # fmt: skip

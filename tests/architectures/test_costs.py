@@ -37,6 +37,8 @@ PUBLISHED = [
     ("mixtral-8x7b", [], 46_702_792_704),
     ("olmoe-1b-7b", [], 6_919_161_856),
     ("qwen3-30b-a3b", [], 30_532_122_624),
+    ("gpt-oss-20b", [], 20_914_757_184),
+    ("gpt-oss-120b", [], 116_829_156_672),
     ("phi3-mini-4k", [], 3_821_079_552),
     ("gpt-neox-20b", [], 20_554_567_680),
     ("pythia-160m", [], 162_322_944),
@@ -248,6 +250,9 @@ def test_parameter_counts_of_all_presets_equal_their_modules(name: str) -> None:
         ("wav2vec2-tiny", ["convolution_norm=group", "convolution_bias=true", "projection_norm=false"]),
         ("wav2vec2-tiny", ["task=audio-classification", "num_classes=7", "position_kernel=5"]),
         ("mixtral-tiny", ["expert_layers=[false, true]", "expert_intermediate_size=24", "experts_per_token=8"]),
+        ("mixtral-tiny", ["expert_layers=[false, true]", "mlp_bias=true", "expert_limit=3.0"]),
+        ("gpt-oss-tiny", []),
+        ("llama-tiny", ["attention_sinks=true"]),
         ("gemma-tiny", ["post_norms=false", "qk_norm=false", "tie_embeddings=false"]),
         ("bert-tiny", ["pooler=false"]),
         ("bert-tiny", ["task=sentence-embedding"]),
@@ -470,7 +475,13 @@ def test_neox_flops(settings: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    "settings", [[], ["experts_per_token=1"], ["expert_layers=[false, true]", "expert_intermediate_size=24"]]
+    "settings",
+    [
+        [],
+        ["experts_per_token=1"],
+        ["expert_layers=[false, true]", "expert_intermediate_size=24"],
+        ["attention_sinks=true", "mlp_bias=true", "expert_limit=7.0"],
+    ],
 )
 def test_mixtral_flops(settings: list[str]) -> None:
     """Per token at full context: only the experts that a token chooses are computed."""
@@ -482,8 +493,16 @@ def test_mixtral_flops(settings: list[str]) -> None:
 
 @pytest.mark.parametrize(
     ("name", "active"),
-    # Jiang et al. 2024, section 1: 13B; Muennighoff et al. 2024, table 1: 1.3B; Qwen Team 2025, table 2: 3.3B.
-    [("mixtral-8x7b", 12.9e9), ("olmoe-1b-7b", 1.3e9), ("qwen3-30b-a3b", 3.3e9), ("llama2-7b", 6.7e9)],
+    # Jiang et al. 2024, section 1: 13B; Muennighoff et al. 2024, table 1: 1.3B; Qwen Team 2025, table 2: 3.3B;
+    # OpenAI 2025, table 1: 3.61B and 5.13B without the embedding, of 201,088 x 2,880 parameters.
+    [
+        ("mixtral-8x7b", 12.9e9),
+        ("olmoe-1b-7b", 1.3e9),
+        ("qwen3-30b-a3b", 3.3e9),
+        ("gpt-oss-20b", 3.61e9 + 0.579e9),
+        ("gpt-oss-120b", 5.13e9 + 0.579e9),
+        ("llama2-7b", 6.7e9),
+    ],
 )
 def test_active_parameters_equal_those_of_the_papers(name: str, active: float) -> None:
     cost = registry().resolve(name).cost

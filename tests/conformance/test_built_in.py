@@ -87,6 +87,8 @@ VARIANTS: dict[str, tuple[str, Sequence[str]]] = {
         "mixtral-tiny",
         ["qk_norm=true", "expert_layers=[false, true]", "expert_intermediate_size=24", "head_dim=10"],
     ),
+    "mixtral, gpt-oss": ("gpt-oss-tiny", ["sliding_windows=[3, 0]"]),
+    "mixtral, gpt-oss, classes": ("gpt-oss-tiny", ["task=text-classification", "expert_layers=[false, true]"]),
     "neox, biases by distance": ("neox-tiny", ["positions=alibi", "embedding_norm=true", "parallel=false"]),
     "neox, squared relu": ("neox-tiny", ["norm_offset=true", "activation=relu_squared", "mlp_bias=false"]),
     "neox, one norm": ("neox-tiny", ["shared_norm=true", "gated=true", "norm_bias=false", "sliding_windows=[2, 0]"]),

@@ -136,7 +136,7 @@ def import_checkpoint(
         allow_missing=allow_missing,
         allow_keys=allow_keys,
     )
-    require_plain_weights(checkpoint, allow_keys)
+    require_plain_weights(checkpoint, allow_keys, layout.widens)
     fitted = _without_wrapper(checkpoint, request.fit)
     checkpoint = fitted.reader.checkpoint
     tokenizer = _checked_tokenizer(checkpoint, request, fitted)

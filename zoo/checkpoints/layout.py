@@ -90,6 +90,8 @@ class Layout:
     aliases: Sequence[str] = ()
     """Classes that are compared using the first class of their task: old names, and base models if the head is tied,
     since their checkpoints then include it."""
+    widens: Sequence[str] = ()
+    """Methods of quantisation, such as mxfp4, whose tensors :meth:`merged` widens to weights. Others are refused."""
     headless_tasks: Sequence[str] = ()
     """Tasks of zoo that use the base model alone; their files are written without the prefix."""
     ignored_tensors: Sequence[str] | Callable[[Any], Sequence[str]] = ()

@@ -23,15 +23,18 @@ _TENSORS = {
 """Last parts of the names of tensors that only quantised checkpoints have, and the method that writes them."""
 
 
-def require_plain_weights(checkpoint: Checkpoint, allow_keys: Sequence[str]) -> None:
+def require_plain_weights(checkpoint: Checkpoint, allow_keys: Sequence[str], widened: Sequence[str] = ()) -> None:
     """Raise :class:`UsageError`, which names the method, for a quantised checkpoint.
 
     Args:
         checkpoint: the checkpoint.
         allow_keys: patterns of keys of config.json to ignore.
+        widened: methods whose tensors the layout of the checkpoint widens.
     """
     for key in _KEYS:
         said = checkpoint.config.get(key)
+        if isinstance(said, dict) and said.get("quant_method") in widened:
+            continue
         if said and not any(fnmatchcase(key, pattern) for pattern in allow_keys):
             raise UsageError(f"the weights are quantised ({_method(said)})", checkpoint.config_file, _REMEDY)
     try:
@@ -39,6 +42,8 @@ def require_plain_weights(checkpoint: Checkpoint, allow_keys: Sequence[str]) -> 
     except ArtifactError:  # reported where the tensors are read, after what is wrong with the settings
         return
     for pattern, method in _TENSORS.items():
+        if method in widened:
+            continue
         ending = re.compile(rf"(?:.*\.)?(?:{pattern})")
         name = next((name for name in names if ending.fullmatch(name)), None)
         if name is not None:

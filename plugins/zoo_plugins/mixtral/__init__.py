@@ -1,4 +1,4 @@
-"""Mixtral, OLMoE and Qwen3-MoE: Llama with mixtures of experts, and importers for its checkpoints."""
+"""Mixtral, OLMoE, Qwen3-MoE and gpt-oss: Llama with mixtures of experts, and importers for its checkpoints."""
 
 from collections.abc import Sequence
 
@@ -28,4 +28,5 @@ def zoo_importers() -> Sequence[zoo.Importer]:
         zoo.Importer(name="mixtral", architecture="mixtral", layout="zoo_plugins.mixtral.hub:MIXTRAL"),
         zoo.Importer(name="olmoe", architecture="mixtral", layout="zoo_plugins.mixtral.hub:OLMOE"),
         zoo.Importer(name="qwen3_moe", architecture="mixtral", layout="zoo_plugins.mixtral.hub:QWEN3_MOE"),
+        zoo.Importer(name="gpt_oss", architecture="mixtral", layout="zoo_plugins.mixtral.hub_gpt_oss:GPT_OSS"),
     ]

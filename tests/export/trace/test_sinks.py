@@ -11,7 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.testing import assert_close
 
+from tests.exported import Builder
 from zoo.nn import scaled_dot_product_attention
+from zoo_export.export import export_model
+from zoo_export.trace.make import Options
 from zoo_export.trace.sinks import AttentionSinks
 from zoo_export.trace.translation import TRANSLATIONS, prepare
 
@@ -103,3 +106,12 @@ def test_attention_reads_keys_and_values_as_they_are() -> None:
     (node,) = (node for node in model.graph.node if node.op_type == "Attention")
     assert list(node.input)[1:3] == [item.name for item in model.graph.input][1:3]
     assert {node.domain for node in model.graph.node} == {""}
+
+
+@pytest.mark.slow
+def test_caches_are_written_in_place(exported_build: Builder) -> None:
+    folder = exported_build("gpt-oss-tiny", noise=True, gain=2.0)
+    assert export_model(folder, options=Options(profile="cpu")).passed
+    model = onnx.load(str(folder / "model.cpu.onnx"), load_external_data=False)
+    assert not {"zoo.cache", "zoo.logits"} & {item.key for item in model.metadata_props}
+    assert [node.op_type for node in model.graph.node].count("TensorScatter") == 4
