@@ -226,7 +226,7 @@ def test_session_in_a_forked_process_and_in_threads(exported: Path) -> None:
 
 def test_refusals(exported: Path, zoo: Zoo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     zoo("run", exported, "x", "--variant", OPENVINO).failed(
-        2, "the variant openvino runs on openvino only: --provider cpu: --provider openvino"
+        2, f"the variant openvino runs on openvino only: {exported}: --provider openvino"
     )
     zoo("run", exported, "x", "--variant", "cpu", "--provider", OPENVINO).failed(
         2, "the variant cpu runs on onnxruntime only: --provider openvino", "--profile openvino"
@@ -308,4 +308,5 @@ def test_engines_are_measured_side_by_side(exported: Path, zoo: Zoo) -> None:
         assert {item["variant"] for item in case["exports"]} == {"", OPENVINO}
         assert all(item["step_seconds"] > 0 for item in case["exports"])
         assert case["fastest"]["float32"] == case["exports"][0]["variant"]
+        assert case["waited"] is None or 0 <= case["waited"] < 1
     zoo("bench", exported, "--engines", "--dtype", "int8").failed(2, "--dtype is not for --engines")

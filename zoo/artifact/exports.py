@@ -238,7 +238,7 @@ class Export(Record):
         """Raise :class:`ParityError` unless the graphs are verified."""
         reason = self.doubt()
         if reason is not None:
-            verify = f"zoo verify {self.stored.path}"
+            verify = f"zoo verify {self.stored.path}" + (f" --variant {self.variant}" if self.variant else "")
             if reason == self._other_evidence():
                 verify = f"{self.traits.command(self.stored.path)} --force"
             remedy = Wording(

@@ -21,7 +21,7 @@ from zoo.errors import UsageError, ZooError
 from zoo.probe.inputs import Point, make_feeds
 from zoo.probe.pipeline import Arrays, decoder_inputs
 from zoo_export.bench.cases import make_cases
-from zoo_export.bench.measure import cpu_name
+from zoo_export.bench.measure import cpu_name, thread_times, waited_since
 from zoo_runtime import Session, load_session
 from zoo_runtime.onnx_runtime.ort import ort
 from zoo_runtime.onnx_runtime.providers import Provider, loading_problem
@@ -91,7 +91,8 @@ def bench_engines(
 
     Returns:
         Plain data: for each size, the median seconds of a prompt or a call and those of a further token by export, and
-        the fastest export of each precision; and why others were left out.
+        the fastest export of each precision, and the fraction of time that threads waited for a core, None if unknown;
+        and why others were left out.
 
     Raises:
         UsageError: no export can be measured, or a length exceeds the model's positions.
@@ -150,6 +151,7 @@ def _measure(entrants: Sequence[_Entrant], batch: int, length: int, seconds: flo
     """Time all exports at one size, in turns."""
     turns = {id(entrant): _turn(entrant.session, batch, length) for entrant in entrants}
     spent = 0.0
+    before = thread_times()
     for number in range(_MOST_ROUNDS):
         if number > _LEAST_ROUNDS and spent > seconds * len(entrants):
             break
@@ -164,7 +166,9 @@ def _measure(entrants: Sequence[_Entrant], batch: int, length: int, seconds: flo
     fastest: dict[str, str] = {}
     for item in exports:
         fastest.setdefault(item["precision"], item["variant"])
-    result = {"batch": batch, "length": length, "exports": exports, "fastest": fastest}
+    result = {
+        "batch": batch, "length": length, "exports": exports, "fastest": fastest, "waited": waited_since(before),
+    }  # fmt: skip
     for entrant in entrants:
         entrant.prompts, entrant.steps = [], []
     return result

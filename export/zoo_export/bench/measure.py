@@ -167,7 +167,7 @@ def _measure(
     limits = Limits(session, case, feeds, count)
     before = thread_times()
     times = in_turns({**calls, **limits.calls}, seconds)
-    ran, waited = (after - earlier for after, earlier in zip(thread_times(), before, strict=True))
+    waited = waited_since(before)
     limit = limits.describe({name: times.pop(name).best for name in limits.calls})
     return {
         "graph": case.graph.name,
@@ -175,7 +175,7 @@ def _measure(
         "batch": case.batch,
         "length": case.length,
         "past_bytes": case.batch * past_bytes(case.graph, session.dtype, case.past) if case.past else None,
-        "waited": waited / (ran + waited) if ran else None,
+        "waited": waited,
         "limit": limit,
         "backends": {
             name: {
@@ -239,6 +239,12 @@ def thread_times() -> tuple[float, float]:
             numbers = path.read_text(encoding="ascii").split()
             ran, waited = ran + int(numbers[0]), waited + int(numbers[1])
     return ran / 1e9, waited / 1e9
+
+
+def waited_since(before: tuple[float, float]) -> float | None:
+    """Return the fraction of time that threads waited for a core since an earlier :func:`thread_times`, if known."""
+    ran, waited = (now - then for now, then in zip(thread_times(), before, strict=True))
+    return waited / (ran + waited) if ran else None
 
 
 def cpu_name() -> str | None:

@@ -19,7 +19,7 @@ import numpy as np
 from zoo import plugins
 from zoo.plugins import isolation
 from zoo_export.bench.cases import BenchCase, Call, OnnxBackend, feeds_of
-from zoo_export.bench.measure import thread_times
+from zoo_export.bench.measure import thread_times, waited_since
 from zoo_runtime import Session, load_session
 
 __all__ = ["MEASURED", "OUT_OF_MEMORY", "measure_point"]
@@ -93,13 +93,13 @@ def _measure(call: Call, seconds: float) -> dict[str, Any]:
         started = time.perf_counter()
         call()
         runs.append(time.perf_counter() - started)
-    ran, waited = (now - then for now, then in zip(thread_times(), earlier, strict=True))
+    waited = waited_since(earlier)
     return {
         "seconds": statistics.median(runs),
         "best_seconds": min(runs),
         "runs": len(runs),
         "memory": None if before is None or peak is None else max(0, peak - before),
-        "waited": waited / (ran + waited) if ran else None,
+        "waited": waited,
     }
 
 

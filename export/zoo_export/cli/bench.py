@@ -107,6 +107,7 @@ def _measure_engines(directory: Path, as_json: bool, **options: Any) -> None:
         result = bench_engines(directory, **watchers, **options)
     for name, reason in result["left_out"].items():
         message("warning", f"{name} not measured: {reason}")
+    _warn_if_busy(result, "the order is")
     if as_json:
         emit_json("bench-engines", result)
         return
@@ -143,10 +144,7 @@ def _measure(directory: Path, figure: Path | None, force: bool, as_json: bool, *
         result = bench_model(directory, **watchers, **options)
     for name, reason in result["left_out"].items():
         message("warning", f"{name} not measured: {reason}")
-    waited = max(case["waited"] or 0 for case in result["cases"])
-    if waited > BUSY:
-        problem = f"threads waited for a free core for {waited:.0%} of the time"
-        message("warning", f"{problem}, so ratios are unreliable: repeat it on an idle machine")
+    _warn_if_busy(result, "ratios are")
     if figure is not None:
         from zoo_export.bench.plot import plot_bench
 
@@ -164,6 +162,14 @@ def _measure(directory: Path, figure: Path | None, force: bool, as_json: bool, *
     sizes = [f"{bytes_text(size)} for {case['batch']} x {case['length']}" for case, size in pasts]
     if sizes:
         echo(f"\npast: {', '.join(sizes)}")
+
+
+def _warn_if_busy(result: dict[str, Any], what: str) -> None:
+    """Warn if other processes kept the cores busy at some size."""
+    waited = max(case["waited"] or 0 for case in result["cases"])
+    if waited > BUSY:
+        problem = f"threads waited for a free core for {waited:.0%} of the time"
+        message("warning", f"{problem}, so {what} unreliable: repeat it on an idle machine")
 
 
 def _rows(case: dict[str, Any]) -> list[tuple[str, ...]]:

@@ -94,12 +94,13 @@ def _choose_export(stored: ModelDirectory, provider: Provider, dtype: str | None
 def check_export(export: Export, provider: Provider, *, unverified: bool = False) -> None:
     """Raise an error unless an export exists, is unaltered, runs on a provider and, by default, is verified."""
     if (export.traits.provider == OPENVINO) != (provider == OPENVINO):
-        given = argument("provider", provider)
         if provider == OPENVINO:
+            given = argument("provider", provider)
             own = precision_variant(export.traits.precision or "", OPENVINO) or OPENVINO
             command = variant_of(own).command(export.stored.path)
             raise UsageError(f"the variant {export.variant or 'portable'} runs on onnxruntime only", given, command)
-        raise UsageError(f"the variant {export.variant} runs on {OPENVINO} only", given, argument("provider", OPENVINO))
+        problem = f"the variant {export.variant} runs on {OPENVINO} only"
+        raise UsageError(problem, export.stored.path, argument("provider", OPENVINO))
     export.check()
     check_dtype(export.dtype, provider, export.stored.path)
     if not unverified:

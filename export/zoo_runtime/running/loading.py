@@ -46,7 +46,7 @@ def load_session(
 
     Args:
         directory: a model directory with an export.
-        provider: ``cpu``, ``cuda``, or ``auto``: CUDA if it loads, else the CPU with a warning.
+        provider: ``cpu``, ``cuda`` or ``openvino``; or ``auto``: CUDA if it loads, else the CPU with a warning.
         dtype: ``float32``, ``float16``, ``bfloat16``, ``int8`` or ``int4``, or a torch dtype; by default the model's
             own.
         variant: the export to open. By default the provider-specific one if it exists and is verified, else the

@@ -315,9 +315,11 @@ def test_busy_machine_causes_a_warning(
     facts = dict.fromkeys(("model", "variant", "dtype", "provider", "threads", "cpu"), "")
     result = {**facts, "left_out": {}, "cases": [{"waited": waited}]}
     monkeypatch.setattr("zoo_export.bench.bench_model", lambda *_, **__: result)
-    done = zoo("bench", "folder", "--json")
-    assert done.status == 0
-    assert done.err.count("warning: threads waited for a free core for 40% of the time") == warned
+    monkeypatch.setattr("zoo_export.bench.engines.bench_engines", lambda *_, **__: result)
+    for options in ((), ("--engines",)):
+        done = zoo("bench", "folder", "--json", *options)
+        assert done.status == 0
+        assert done.err.count("warning: threads waited for a free core for 40% of the time") == warned
 
 
 def test_invalid_plot_is_rejected_before_measuring(

@@ -156,7 +156,9 @@ def test_smaller_precision(exported_copy: Exported, precision: Any, zoo: Zoo, fa
     assert before["laws"]["cache"] == "passed"
     with faulty():
         zoo("verify", folder, "--variant", precision).failed(4)
-    zoo("run", folder, "hello", "--variant", precision).failed(4, "zoo verify failed")
+    zoo("run", folder, "hello", "--variant", precision).failed(
+        4, "zoo verify failed", f"zoo verify {folder} --variant {precision}, or run it with --unverified"
+    )
     assert zoo("run", folder, "hello").status == 0
     assert zoo("verify", folder, "--variant", precision).status == 0
     after = json.loads(place.read_text())
