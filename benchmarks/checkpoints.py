@@ -295,6 +295,14 @@ FAMILIES = {
     "ConvNeXt V2": Family("ConvNextV2ForImageClassification", {**_STAGES, "num_stages": 3, "patch_size": 3}),
     "CLIP": Family("CLIPModel", {"text_config": _TEXTS, "vision_config": _IMAGES, "projection_dim": 14}),
     "SigLIP": Family("SiglipModel", {"text_config": {**_TEXTS, "projection_size": 30}, "vision_config": _IMAGES}),
+    "LLaVA": Family(
+        "LlavaForConditionalGeneration",
+        {
+            "text_config": {**_DECODER, "model_type": "llama"},
+            "vision_config": {**_IMAGES, "model_type": "clip_vision_model"},
+            "image_token_index": 5, "vision_feature_layer": [-2, -1], "projector_hidden_act": "relu",
+        },
+    ),
 }  # fmt: skip
 _COLUMNS = ("family", "class", "parameters", "float64", "float32", "the original's", "ONNX verified", "round trip")
 

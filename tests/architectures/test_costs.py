@@ -148,6 +148,7 @@ PUBLISHED = [
     ("clip-vit-base-patch16", [], 149_620_737),
     ("clip-vit-large-patch14", [], 427_616_513),
     ("siglip-base-patch16-224", [], 203_155_970),
+    ("llava-1.5-7b", [], 7_063_427_072),
 ]
 
 VECTORS = ["task=vector-feature-extraction", "vocab_size=0", "hidden_size=24", "num_heads=3", "max_seq_len=32"]
@@ -239,6 +240,8 @@ def test_parameter_counts_of_all_presets_equal_their_modules(name: str) -> None:
         ("llama-tiny", ["pre_norms=false", "post_norms=true", "qk_norm=true", "joint_qk_norm=true"]),
         ("llama-tiny", ["embedding_multiplier=3.0", "residual_multiplier=0.3", "logit_multiplier=0.1"]),
         ("llama-tiny", ["head_bias=true", "rotary_dim=4"]),
+        ("llava-tiny", ["image_feature_layers=[0, -1]", "projector_bias=false", "tie_embeddings=true"]),
+        ("llava-tiny", ["image_class_token=false", "patch_bias=true", "image_pre_norm=false", "num_channels=1"]),
         ("neox-tiny", []),
         ("neox-tiny", ["shared_norm=true", "head_bias=true", "qk_norm=true", "num_kv_heads=2"]),
         ("neox-tiny", ["gated=true", "norm_bias=false", "attention_bias=false", "mlp_bias=false", "parallel=false"]),
@@ -457,6 +460,14 @@ def test_gpt_flops(settings: list[str], masked: bool) -> None:
 def test_llama_flops(settings: list[str]) -> None:
     """Per token at full context: rotations are not matrix products, and a window saves no work."""
     spec = registry().resolve("llama-tiny", ["max_seq_len=24", *settings])
+    ids = torch.zeros(1, 24, dtype=torch.long)
+    assert spec.cost is not None
+    assert counted_flops(spec, (ids, torch.ones_like(ids))) == 24 * spec.cost.flops
+
+
+def test_llava_flops() -> None:
+    """Per token of the decoder at full context; of an image, which is read once per text, nothing is counted."""
+    spec = registry().resolve("llava-tiny", ["max_seq_len=24"])
     ids = torch.zeros(1, 24, dtype=torch.long)
     assert spec.cost is not None
     assert counted_flops(spec, (ids, torch.ones_like(ids))) == 24 * spec.cost.flops

@@ -74,6 +74,8 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
 }
 """The class and the values of its configuration."""
+VIA = ("--via", "transformers")
+"""LLaVA has a layout of its own."""
 PROMPTS = ("<image>", "w3 w9 <image> w5 w1 w7", "<image> w2")
 
 
@@ -99,7 +101,7 @@ def pictures() -> list[Image.Image]:
 @pytest.mark.parametrize("name", MODELS)
 def test_imported_model_equals_the_original_and_is_published_as_it_was(tmp_path: Path, name: str) -> None:
     theirs = save(name, tmp_path / "hub")
-    imported = import_checkpoint(tmp_path / "hub", tmp_path / "ours")
+    imported = import_checkpoint(tmp_path / "hub", tmp_path / "ours", model_type="transformers")
     assert imported.spec.task == "image-text-to-text"
     assert imported.comparison.reason is None
     assert imported.comparison.exact < 1e-13
@@ -118,7 +120,7 @@ def test_imported_model_equals_the_original_and_is_published_as_it_was(tmp_path:
 def test_reference_computes_a_step_after_an_image_as_in_one_call(tmp_path: Path) -> None:
     """Embeddings of the table alone are exact in float32, those beside features are not."""
     save("llava", tmp_path / "hub")
-    import_checkpoint(tmp_path / "hub", tmp_path / "ours", verify=False)
+    import_checkpoint(tmp_path / "hub", tmp_path / "ours", model_type="transformers", verify=False)
     model = library.load(tmp_path / "ours").double()
     with torch.inference_mode(), KeptWide():
         features = model.encode_image(torch.randn(1, 3, 32, 32).double())
@@ -133,20 +135,20 @@ def test_reference_computes_a_step_after_an_image_as_in_one_call(tmp_path: Path)
 def test_prompts_with_an_image_are_prepared_as_by_the_processor_and_published_with_it(tmp_path: Path) -> None:
     save("llava", tmp_path / "hub")
     save_processor(tmp_path / "hub")
-    imported = import_checkpoint(tmp_path / "hub", tmp_path / "ours")
+    imported = import_checkpoint(tmp_path / "hub", tmp_path / "ours", model_type="transformers")
     assert imported.answers.counts["images to pixels"] == 4
     assert imported.answers.counts["images and prompts to inputs"] == 32
     assert "preprocessor_config.json" not in export_checkpoint(tmp_path / "ours", tmp_path / "back").files
     for name in ("processor_config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json"):
         assert (tmp_path / "back" / name).read_bytes() == (tmp_path / "hub" / name).read_bytes()
-    again = import_checkpoint(tmp_path / "back", tmp_path / "again")
+    again = import_checkpoint(tmp_path / "back", tmp_path / "again", model_type="transformers")
     assert (again.spec.config, again.answers.counts) == (imported.spec.config, imported.answers.counts)
 
 
 def test_processor_with_another_number_of_tokens_is_refused(tmp_path: Path, zoo: Zoo) -> None:
     save("llava", tmp_path / "hub")
     save_processor(tmp_path / "hub", num_additional_image_tokens=0)
-    zoo("import", tmp_path / "hub", "-o", "ours").failed(4, "becomes other tokens (16, by the original 15)")
+    zoo("import", tmp_path / "hub", "-o", "ours", *VIA).failed(4, "becomes other tokens (16, by the original 15)")
     assert not Path("ours").exists()
 
 
@@ -172,7 +174,7 @@ def test_value_that_is_not_possible_is_named_with_its_file(
         part = part[key]
     part[keys[-1]] = value
     path.write_text(json.dumps(content))
-    zoo("import", tmp_path / "hub", "-o", "ours").failed(3, said, f": {path}")
+    zoo("import", tmp_path / "hub", "-o", "ours", *VIA).failed(3, said, f": {path}")
     assert not Path("ours").exists()
 
 
@@ -198,7 +200,9 @@ def test_class_whose_image_has_other_tokens_too_is_refused(tmp_path: Path, zoo: 
     hub = {"model_type": "ovis2", "architectures": ["Ovis2ForConditionalGeneration"]}
     (tmp_path / "hub" / "config.json").write_text(json.dumps(hub))
     save_file({"weight": torch.zeros(1)}, tmp_path / "hub" / "model.safetensors")
-    zoo("import", tmp_path / "hub", "-o", "ours").failed(2, "ovis2 is not supported: features of the image are also")
+    zoo("import", tmp_path / "hub", "-o", "ours", *VIA).failed(
+        2, "ovis2 is not supported: features of the image are also"
+    )
 
 
 def test_class_with_cross_attention_to_images_is_refused(tmp_path: Path, zoo: Zoo) -> None:
@@ -207,7 +211,9 @@ def test_class_with_cross_attention_to_images_is_refused(tmp_path: Path, zoo: Zo
         text_config={**text, "encoder_hidden_size": 16}, vision_config={**VISION, "num_hidden_layers": 1}
     )
     save_random("BlipForConditionalGeneration", config, tmp_path / "hub")
-    zoo("import", tmp_path / "hub", "-o", "ours").failed(2, "BlipForConditionalGeneration has no get_image_features")
+    zoo("import", tmp_path / "hub", "-o", "ours", *VIA).failed(
+        2, "BlipForConditionalGeneration has no get_image_features"
+    )
     assert not Path("ours").exists()
 
 
@@ -215,14 +221,14 @@ def test_image_token_outside_the_vocabulary_is_refused(tmp_path: Path, zoo: Zoo)
     model_class, values = MODELS["llava"]
     config = transformers.LlavaConfig(**{**values, "image_token_index": len(VOCABULARY)})
     save_random(model_class, config, tmp_path / "hub")
-    zoo("import", tmp_path / "hub", "-o", "ours").failed(2, "the image_token_id of Llava", "one of 64 tokens: 64")
+    zoo("import", tmp_path / "hub", "-o", "ours", *VIA).failed(2, "the image_token_id of Llava", "one of 64 tokens: 64")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_texts_about_a_batch_of_images_equal_those_of_transformers(tmp_path: Path, name: str) -> None:
     theirs = save(name, tmp_path / "hub")
-    imported = import_checkpoint(tmp_path / "hub", tmp_path / "ours", verify=False)
+    imported = import_checkpoint(tmp_path / "hub", tmp_path / "ours", model_type="transformers", verify=False)
     assert export_model(tmp_path / "ours").passed
     count = imported.spec.config.num_patches
     images = np.random.default_rng(2).random((3, 32, 32, 3)) ** np.array([1, 9, 0.1])[:, None, None, None]
@@ -246,7 +252,7 @@ def test_texts_about_a_batch_of_images_equal_those_of_transformers(tmp_path: Pat
 def test_files_prompts_and_errors(tmp_path: Path, zoo: Zoo) -> None:
     theirs = save("llava", tmp_path / "hub")
     save_processor(tmp_path / "hub")
-    import_checkpoint(tmp_path / "hub", tmp_path / "ours", verify=False)
+    import_checkpoint(tmp_path / "hub", tmp_path / "ours", model_type="transformers", verify=False)
     sign_export(tmp_path / "ours")
     processor = transformers.AutoProcessor.from_pretrained(tmp_path / "hub")
     inputs = processor(images=pictures(), text=[*PROMPTS], return_tensors="pt", padding=True)

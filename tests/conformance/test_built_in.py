@@ -79,6 +79,10 @@ VARIANTS: dict[str, tuple[str, Sequence[str]]] = {
             "rope_factor=2.0",
         ],
     ),
+    "llava, siglip": (
+        "llava-tiny",
+        ["image_class_token=false", "patch_bias=true", "image_pre_norm=false", "image_feature_layers=[0, -1]"],
+    ),
     "mixtral, olmoe": (
         "mixtral-tiny",
         ["qk_norm=true", "joint_qk_norm=true", "num_experts=5", "experts_per_token=3", "normalize_routing=false"],

@@ -112,6 +112,12 @@ class Checkpoint:
         """The content of config.json; empty if a single tensor file has none beside it."""
         return load_json(self.config_file) if self.config_file.name == "config.json" else {}
 
+    def with_config(self, config: Mapping[str, Any]) -> Checkpoint:
+        """Return this checkpoint with another configuration, such as a section of its own for a part of the model."""
+        other = replace(self)
+        vars(other)["config"] = config  # in place of the file's, which is read on demand
+        return other
+
     @property
     def model_type(self) -> str | None:
         """The name of the importer: ``model_type``, or that for a model of timm; None if it cannot be determined."""

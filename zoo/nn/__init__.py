@@ -19,6 +19,7 @@ from zoo.nn.experts import (
 )
 from zoo.nn.feed_forward import ACTIVATIONS, FeedForward, GatedFeedForward
 from zoo.nn.graphs import GraphModule, call_graph
+from zoo.nn.image_features import insert_features, number_features
 from zoo.nn.init import initialize, tied_linear
 from zoo.nn.linformer import LinformerAttention
 from zoo.nn.log_mel import LogMel
@@ -122,6 +123,7 @@ __all__ = [
     "distance_rows",
     "distances_of",
     "initialize",
+    "insert_features",
     "interpolate_frequencies",
     "invert_unit_triangular",
     "is_recording",
@@ -131,6 +133,7 @@ __all__ = [
     "mix_experts",
     "mix_values",
     "normalize",
+    "number_features",
     "orthogonal_features",
     "pool",
     "positions_of",

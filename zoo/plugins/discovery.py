@@ -50,6 +50,7 @@ BUILT_IN = {
     "lfm2": "zoo_plugins.lfm2",
     "linformer": "zoo_plugins.linformer",
     "llama": "zoo_plugins.llama",
+    "llava": "zoo_plugins.llava",
     "longformer": "zoo_plugins.longformer",
     "mamba2": "zoo_plugins.mamba2",
     "mixtral": "zoo_plugins.mixtral",

@@ -10,6 +10,7 @@ import re
 import sys
 import textwrap
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from zoo.config import Config, Settings
@@ -173,8 +174,8 @@ def declaration(subject: Subject) -> None:
     """The task is one of the architecture's, and the declared graphs are consistent.
 
     Names are unique, the batch is the first dimension, every free size follows from the inputs, masks are
-    two-dimensional, and tensors passed from one graph to the next are declared alike in both. The signature of the
-    export, the inputs of its comparison and the runtime all rely on the declaration.
+    two-dimensional, and tensors passed from one graph to the next are declared alike in both, up to the past in a
+    mask. The signature of the export, the inputs of its comparison and the runtime all rely on the declaration.
 
     ``zoo show MODEL`` prints the graphs. The docstring of ``zoo.Graph`` describes their parts.
     """
@@ -191,12 +192,19 @@ def declaration(subject: Subject) -> None:
         for name, size in graph.sizes.items():
             if sizes.setdefault(name, size) != size:
                 fail("a dimension has the same sizes in every graph", f"{name!r} is {sizes[name]}, and {size}")
-        for tensor in graph.input_tensors():
+        for tensor in (_of_call(tensor, graph) for tensor in graph.input_tensors()):
             earlier = declared.setdefault(tensor.name, tensor)
             if (earlier.dims, earlier.dtype) != (tensor.dims, tensor.dtype):
                 what = f"{earlier.dtype} {earlier.dims} in one graph, and {tensor.dtype} {tensor.dims} in another"
                 fail("tensors with the same name are declared alike", f"{tensor.name} is {what}")
         declared |= {tensor.name: tensor for tensor in graph.output_tensors()}
+
+
+def _of_call(tensor: TensorSpec, graph: Graph) -> TensorSpec:
+    """Return a mask as that of the tokens of a call alone: another graph may read one without those before them."""
+    if not tensor.is_mask:
+        return tensor
+    return replace(tensor, dims=tuple("sequence" if dim == graph.total_length else dim for dim in tensor.dims))
 
 
 def _check_unique(kind: str, names: Sequence[str], where: str) -> None:

@@ -21,7 +21,7 @@ def add_head(model: Any, c: DecoderConfig, token_embedding: nn.Embedding, *, tie
     ``bias`` is that of a head which is not ``tied`` to the embedding.
     """
     width = token_embedding.embedding_dim
-    if c.task == "text-generation":
+    if c.predicts_tokens:
         model.head = (
             tied_linear(token_embedding) if tied else nn.Linear(width, token_embedding.num_embeddings, bias=bias)
         )
@@ -49,7 +49,7 @@ def answer(
     Returns:
         (B, T, V), (B, C), or the embeddings (B, E) and the states.
     """
-    if c.task == "text-generation":
+    if c.predicts_tokens:
         return model.head(x)
     if c.task == "sentence-embedding":
         return {"sentence_embedding": model.embedding_head(x, attention_mask), "last_hidden_state": x}

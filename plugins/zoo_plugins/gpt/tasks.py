@@ -24,6 +24,11 @@ class DecoderConfig(EmbeddingConfig):
     """Pooling of sentence embeddings: the last token, which has seen all others, or the mean over all. Classifiers
     read the last token other than ``pad_token_id``."""
 
+    @property
+    def predicts_tokens(self) -> bool:
+        """Whether the model has logits of the next token, rather than one answer for a text."""
+        return self.task == "text-generation"
+
     def decoder_graph(
         self,
         *,
@@ -43,7 +48,7 @@ class DecoderConfig(EmbeddingConfig):
         the whole text limits nothing, and one of a single key keeps no past, which a graph cannot declare. With
         ``sinks``, attention weights have one of a sink before those of the keys.
         """
-        if self.task == "text-generation":
+        if self.predicts_tokens:
             return causal_graph(
                 vocab_size=vocab_size,
                 num_layers=num_layers,
@@ -68,7 +73,7 @@ class DecoderConfig(EmbeddingConfig):
 
     def head_cost(self, hidden_size: int, vocab_size: int, *, tied: bool, bias: bool = False) -> Cost:
         """Return the cost of the head. That of a classifier, which runs once per sequence, has parameters only."""
-        if self.task == "text-generation":
+        if self.predicts_tokens:
             return cost.head(hidden_size, vocab_size, tied=tied, bias=bias)
         classifier = cost.linear(hidden_size, self.num_classes, bias=False).parameters
         return self.projection_cost(hidden_size) + Cost(classifier if self.task == "text-classification" else 0)

@@ -95,6 +95,8 @@ class Llama(nn.Module):
     """Token embeddings, blocks with rotary positions, a final norm and the head."""
 
     block = LlamaBlock
+    head: nn.Module
+    """The language-model head, of models that predict tokens."""
 
     def __init__(self, c: LlamaConfig) -> None:
         super().__init__()
@@ -121,27 +123,38 @@ class Llama(nn.Module):
             attention_mask: (B, S), 1 for a token and 0 for padding, the past included.
             past_key_values: keys and values of earlier calls; extended in place.
         """
-        length = input_ids.shape[1]
+        x = self.read(self.embed(input_ids), attention_mask, past_key_values)
+        if self.config.predicts_tokens:
+            return self.next_tokens(x)
+        return answer(self, self.config, x, input_ids, attention_mask, self.config.pad_token_id)
+
+    def read(self, x: Tensor, attention_mask: Tensor | None, past_key_values: Cache | None) -> Tensor:
+        """Return the states after the last norm, (B, T, E); arguments as of :meth:`forward`.
+
+        Args:
+            x: embeddings, (B, T, E).
+            attention_mask: (B, S).
+            past_key_values: extended in place.
+        """
+        length = x.shape[1]
         total = length + (past_key_values.length if past_key_values is not None else 0)
-        x = self.embed(input_ids)  # (B, T, E)
-        positions = positions_of(length, total, padding=attention_mask, device=input_ids.device)
+        positions = positions_of(length, total, padding=attention_mask, device=x.device)
         windows = [self.config.window(layer) for layer in range(len(self.blocks))]
         rotations = self._rotations(windows, positions, x.dtype)
         masks = {}
         for window in dict.fromkeys(windows):
-            mask = build_mask(
-                length, total, padding=attention_mask, causal=True, window=window, device=input_ids.device
-            )
+            mask = build_mask(length, total, padding=attention_mask, causal=True, window=window, device=x.device)
             first = past_key_values[windows.index(window)] if past_key_values is not None else None
             masks[window] = mask if first is None else first.seen(mask, length)
         bias = self.score_bias(total, x)
         for layer, (block, window) in enumerate(zip(self.blocks, windows, strict=True)):
             cache = past_key_values[layer] if past_key_values is not None else None
             x = block(x, rotations[window] if self.config.rotates(layer) else None, masks[window], cache, bias)
-        answers = answer(self, self.config, self.norm(x), input_ids, attention_mask, self.config.pad_token_id)
-        if isinstance(answers, dict) or self.config.task != "text-generation":
-            return answers
-        logits = scaled(answers, self.config.logit_multiplier)
+        return self.norm(x)
+
+    def next_tokens(self, x: Tensor) -> Tensor:
+        """Return the logits of the next tokens, (B, T, E) -> (B, T, V)."""
+        logits = scaled(self.head(x), self.config.logit_multiplier)
         return logits if self.config.logit_softcap is None else soft_cap(logits, self.config.logit_softcap)
 
     def embed(self, input_ids: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from zoo import UsageError
 from zoo.checkpoints import Exact
-from zoo.nn import Cache, LayerStates, positions_of
+from zoo.nn import Cache, LayerStates, insert_features, positions_of
 from zoo_plugins.via_transformers.blocks import seeing_blocks
 from zoo_plugins.via_transformers.cache import PastCache, cache_argument
 from zoo_plugins.via_transformers.fields import ClassFields
@@ -123,9 +123,7 @@ def embed(
     x: Tensor = original.get_input_embeddings()(input_ids)
     if more := image_features.shape[-1] - x.shape[-1]:
         x = functional.pad(x, (0, more))
-    places = (image_indices - 1).clamp(min=0, max=image_features.shape[1] - 1)[..., None].expand(x.shape)
-    x = torch.where(image_indices[..., None] > 0, image_features.gather(1, places).to(x.dtype), x)
-    return x.masked_fill(attention_mask[..., None] == 0, 0)
+    return insert_features(x, image_indices, image_features, attention_mask)
 
 
 def decode_embeddings(

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import Module
 
 from zoo.modules import SharedModule, store_buffers
-from zoo.nn import Cache, EmbeddingHead, LayerStates, positions_of
+from zoo.nn import Cache, EmbeddingHead, LayerStates, number_features, positions_of
 from zoo_plugins.via_transformers import contrastive
 from zoo_plugins.via_transformers.blocks import blocks_of_types
 from zoo_plugins.via_transformers.cache import PastCache, cache_argument
@@ -321,9 +321,7 @@ class ViaTransformers(SharedModule):
             return self.embed(input_ids, none, none.new_zeros(len(none), 1, width), mask)
         features = self.encode_image(pixel_values)  # (tiles of all rows, N, E)
         features = features.reshape(len(input_ids), -1, features.shape[-1])
-        is_image = input_ids.eq(self.config.image_token_id or 0).long()
-        is_image = is_image if mask is None else is_image * mask
-        indices = (is_image.cumsum(1) * is_image).clamp(max=features.shape[1])
+        indices = number_features(input_ids, self.config.image_token_id or 0, features.shape[1], mask)
         return self.embed(input_ids, indices, features, mask)
 
     def _without_padding(self, samples: Tensor, mask: Tensor | None) -> dict[str, Tensor]:
