@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from zoo.artifact import (
+    CHAT_TEMPLATE,
     COMPANIONS,
     GENERATION,
     PREFIXES,
@@ -29,6 +30,9 @@ from zoo.tokenizers.inputs import segments_of
 from zoo.tokenizers.surplus import Surplus, without_tokens
 
 __all__ = ["write_companions"]
+
+_TEMPLATE = "chat_template.json"
+"""The file of a processor's chat template in earlier versions of transformers."""
 
 
 def write_companions(
@@ -55,6 +59,9 @@ def write_companions(
     for companion in COMPANIONS:
         if _has(checkpoint, companion):
             (stage / companion).write_bytes(read_bytes(checkpoint.path / companion))
+    template = checkpoint.json(_TEMPLATE).get("chat_template")
+    if isinstance(template, str) and not (stage / CHAT_TEMPLATE).exists():
+        (stage / CHAT_TEMPLATE).write_text(template, encoding="utf-8")
     if surplus is not None:
         for companion in (TOKENIZER_CONFIG, "special_tokens_map.json"):
             if (stage / companion).exists():

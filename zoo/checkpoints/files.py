@@ -25,7 +25,8 @@ __all__ = [
 FILES = (
     "README.md", "config.json", "generation_config.json", "preprocessor_config.json", "processor_config.json",
     "tokenizer.json", "added_tokens.json",
-    "tokenizer_config.json", "chat_template.jinja", "special_tokens_map.json", "vocab.txt", "vocab.json", "merges.txt",
+    "tokenizer_config.json", "chat_template.jinja", "chat_template.json", "special_tokens_map.json",
+    "vocab.txt", "vocab.json", "merges.txt",
     "encoder.json", "vocab.bpe", "*.spm", "spm.model", "spiece.model", "sentencepiece*.model", "tokenizer.model",
     "modules.json",
     "*_Pooling/config.json", "*_Dense/config.json", "*_Dense/model.safetensors", "*_Dense/pytorch_model.bin",

@@ -42,5 +42,9 @@ class PromptText:
 
     def encode(self, prompt: str, tokenizer: Tokenizer, where: object = None) -> list[int]:
         """Return the token ids of a prompt, with one for the image. Raises as :meth:`write`."""
-        plain = tokenizer if self.special_tokens else Tokenizer(tokenizer.backend, special_tokens=False)
+        plain = (
+            tokenizer
+            if self.special_tokens or not tokenizer.special_tokens
+            else Tokenizer(tokenizer.backend, special_tokens=False)
+        )
         return list(plain.encode(self.write(prompt, where), where=where, offsets=False).ids)

@@ -28,6 +28,7 @@ class InputFlags:
     pair_column: str | None
     id_column: str | None
     chat: bool
+    image: Path | None
     adapters: tuple[str, ...]
 
     @property

@@ -23,7 +23,12 @@ def parse_inputs(flags: InputFlags) -> list[Any]:
     from zoo_runtime import Pair
 
     texts: Sequence[Any] = flags.texts
-    if flags.chat:
+    if flags.image is not None:
+        if not texts or flags.input_file is not None:
+            given = f"--image {flags.image}"
+            raise UsageError("an image needs a text about it on the command line", given, "give the image and a TEXT")
+        texts = [Pair(str(flags.image), text) for text in texts]
+    elif flags.chat:
         from zoo_runtime.files.chats import parse_chat
 
         texts = [*map(parse_chat, texts)]

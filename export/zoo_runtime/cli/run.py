@@ -98,6 +98,7 @@ def generation_options(command: Any) -> Any:
 @click.option("--truncate/--no-truncate", default=None,
               help="Truncate long texts, and count them.  [default: for sentence encoders]")  # fmt: skip
 @click.option("--chat", is_flag=True, help="Answer chats: texts of the user, or JSON lists of messages.")
+@click.option("--image", type=PATH, metavar="FILE", help="Answer each TEXT as a chat about this image.")
 @click.option("--task", shell_complete=complete_tasks, help="Task to run.  [default: the model's own]")
 @click.option("--option", "settings", metavar="KEY=VALUE", multiple=True, help="Set any option of the task.")
 @generation_options
@@ -149,6 +150,7 @@ def command(directory: Path, signed_by: Path | None, **flags: Any) -> None:
 
         directory = check_signature(directory, signed_by)
     flags["options"] = _take_options(flags)
+    flags["chat"] = flags["chat"] or flags["image"] is not None
     flags["provider_options"] = dict(map(_parse_option, flags.pop("provider_texts")))
     inputs, outputs = take(InputFlags, flags), take(OutputFlags, flags)
     task, batch = take(TaskFlags, flags), take(BatchFlags, flags)
@@ -184,7 +186,7 @@ def _run_batch(
     from zoo_runtime.cli.run_batch import check_batch, run_batches
 
     single = {
-        "TEXT": inputs.texts, "--pair": inputs.pairs, "--ids": inputs.id_lists,
+        "TEXT": inputs.texts, "--pair": inputs.pairs, "--ids": inputs.id_lists, "--image": inputs.image,
         "--training-data": outputs.training_data, "--figure": outputs.figure, "--maps": outputs.maps,
         "--force": outputs.force, "--json": outputs.as_json, "--stream": outputs.stream,
         "a second --adapter": inputs.adapters[1:],
@@ -214,7 +216,7 @@ def _run_inputs(
     with load_session(directory, task=task.task, chat=inputs.chat, **session_options) as session:
         runner = _open_runner(session, directory, inputs, outputs, task)
         keep_record(results, directory, inputs, task, session_options)
-        if isinstance(runner, GathersTexts) and inputs.texts:
+        if isinstance(runner, GathersTexts) and inputs.texts and not inputs.chat:
             values = [*runner.gather(inputs.texts), *values[len(inputs.texts) :]]
             rows = read_inputs(values, inputs, keep=keep, resume=outputs.resume)
         rows = with_adapters(rows, inputs.adapters, len(values))
@@ -297,6 +299,8 @@ def _open_runner(
     task = flags.task or session.task
     if outputs.training_data is not None and not isinstance(runner, MakesVariants):
         raise UsageError(f"the task {task} makes no variants", "--training-data", "--task augment")
+    if inputs.image is not None and not runner.image_chats:
+        raise UsageError(f"the task {task} reads no chats with an image", f"--image {inputs.image}", "leave it out")
     if outputs.maps is not None and not isinstance(runner, WritesMaps):
         raise UsageError(f"the task {task} gives no maps of pixels", "--maps", "leave it out")
     if outputs.figure is not None:

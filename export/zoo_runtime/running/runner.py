@@ -40,6 +40,8 @@ class Runner(ABC, Generic[Item]):
     """Options with which :meth:`samples` are run."""
     chats = False
     """Whether the task reads chats, in a session that has ``chat``."""
+    image_chats = False
+    """Whether a chat may have an image."""
     plugin: Plugin
     """The plugin that provides the task. Set by the session."""
 

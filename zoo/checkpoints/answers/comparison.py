@@ -16,10 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from zoo.artifact import TARGET_TOKENIZER, TOKENIZER, ModelDirectory
+from zoo.artifact import CHAT_TEMPLATE, TARGET_TOKENIZER, TOKENIZER, ModelDirectory
 from zoo.artifact.prefixes import read_prefixes
 from zoo.checkpoints.answers.found import ComparedAnswers
-from zoo.checkpoints.answers.image_texts import compare_prompts
+from zoo.checkpoints.answers.image_texts import compare_chats, compare_prompts
 from zoo.checkpoints.answers.images import DENSE, ImageComparison
 from zoo.checkpoints.answers.labels import compare_labels
 from zoo.checkpoints.answers.pipelines import FUNCTIONS, REMEDY, Answers, ask_exactly, close, scores_of, shown
@@ -171,12 +171,19 @@ class AnswerComparison:
             self.found.reasons["texts with pieces outside the vocabulary"] = str(self._tokens.left_out)
         if self.spec.task in _DECODED:
             self._attempt("token lists to texts", self._tokens.compare_decoding)
-        if self._original.chat_template:
-            self._attempt("chats to prompts", lambda: self._tokens.compare_chats(self.stored.path))
         images = self._images if self.spec.task == "image-text-to-text" else None
+        if self._original.chat_template and images is None:
+            self._attempt("chats to prompts", lambda: self._tokens.compare_chats(self.stored.path))
         if images is not None and "images to pixels" in self.found.counts:  # not without transformers' processors
-            parts = self.spec, self.checkpoint, images.reader, self._tokenizer
-            self._attempt("images and prompts to inputs", lambda: compare_prompts(*parts))
+            spec, checkpoint, reader = self.spec, self.checkpoint, images.reader
+            self._attempt(
+                "images and prompts to inputs", lambda: compare_prompts(spec, checkpoint, reader, self._tokenizer)
+            )
+            if self._original.chat_template or (self.stored.path / CHAT_TEMPLATE).exists():
+                self._attempt(
+                    "chats with an image to inputs",
+                    lambda: compare_chats(spec, checkpoint, self.stored.path, reader, self._tokenizer),
+                )
 
     def _compare_sounds(self, sounds: SoundComparison) -> None:
         if not sounds.is_described:

@@ -12,6 +12,7 @@ import numpy as np
 from zoo.arrays import Array
 from zoo.contract import Graph
 from zoo.errors import ArtifactError, UsageError, Wording, argument
+from zoo.tokenizers.image_chats import ImageChat, chat_ids
 from zoo.tokenizers.image_places import NO_IMAGE, ImagePlaces, count_features
 from zoo.tokenizers.inputs import Side, TextInputs, padded
 from zoo.tokenizers.prompt_text import PromptText
@@ -39,13 +40,14 @@ class ImagePrompt(Tokens):
 
 
 class ImageTextToText(Continue):
-    """Continues a prompt with an image.
+    """Continues a prompt with an image, or answers a chat with one.
 
     An input is a :class:`zoo_runtime.Pair` of an image, as :class:`zoo.images.ImageReader` reads it, and a prompt; or
-    a prompt alone. A prompt is a text or token ids, and has the model's token for an image once.
+    a prompt alone. A prompt is a text or token ids, and has the model's token for an image once. In a session with
+    ``chat``, it is a pair of an image and a text of the user, or a list of messages: see :class:`ImageChat`.
     """
 
-    chats = False
+    image_chats = True
     can_truncate = False
 
     def __init__(self, session: Context, chosen: Generation) -> None:
@@ -86,6 +88,12 @@ class ImageTextToText(Continue):
 
     def read(self, value: Any, number: int) -> ImagePrompt:
         where, pixels, columns = f"input {number}", None, 1
+        if (template := internals(self.session).chat) is not None:
+            chat = ImageChat.of(value, where)
+            prompt = template.render(chat.messages, where=where)
+            self.check_lengths(number, prompt)
+            ids = chat_ids(prompt, template, self.tokenizer, self.written, where)
+            value = ids if chat.image is None else (chat.image, ids)
         if isinstance(value, list | tuple) and len(value) == 2 and not are_ids(value):
             image, value = value
             tiles, columns = self.images.read_grid(image, where)
