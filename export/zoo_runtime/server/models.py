@@ -15,8 +15,10 @@ from zoo.artifact import MANIFEST, SERVING, Export, ModelDirectory
 from zoo.errors import ArtifactError, MissingPackageError, UsageError, ZooError, nearest
 from zoo.reading import read_bytes
 from zoo.tokenizers.chat import ChatTemplate, read_chat_template
+from zoo.tokenizers.image_chats import ImageChat, chat_ids, in_parts
 from zoo.tokenizers.inputs import TextInputs
 from zoo.tokenizers.loading import model_tokenizer
+from zoo.tokenizers.prompt_text import PromptText
 from zoo_runtime.recorded.replay import check_recorded, replay_compiled, replay_sessions
 from zoo_runtime.running.loading import load_session
 from zoo_runtime.running.runner import Runner
@@ -31,7 +33,8 @@ from zoo_runtime.tasks.generate.base import Generate
 
 __all__ = ["ModelChanges", "ModelPlace", "ModelSettings", "Served", "ServedModels", "find_model"]
 
-_GENERATION = ("text-generation", "text2text-generation")
+_GENERATION = ("text-generation", "text2text-generation", "image-text-to-text")
+_CHATS = ("text-generation", "image-text-to-text")
 _EMBEDDING = "sentence-embedding"
 _RUNNERS = 64
 """Number of runners that are kept, each for other options."""
@@ -233,6 +236,11 @@ class Served:
             raise
 
     @property
+    def reads_images(self) -> bool:
+        """Whether a chat may have an image."""
+        return self.task == "image-text-to-text"
+
+    @property
     def prefixes(self) -> PrefixCache | None:
         """Common beginnings of prompts, if they are kept."""
         return self._rows.prefixes if self._rows is not None else None
@@ -336,6 +344,23 @@ class Served:
         tokenizer = self.session.tokenizer
         return None if tokenizer is None else tokenizer.target.token_bytes(token)
 
+    def without_image(self, messages: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], bytes | None]:
+        """Return messages as the chat template reads them, and the content of their image if they have one.
+
+        The templates of models that read images expect the content of each message in parts.
+
+        Raises :class:`RequestError` for an image that is not in the request, for several, and for a model of texts.
+        """
+        if not self.reads_images:
+            if any(isinstance(message.get("content"), list) for message in messages):
+                raise RequestError(400, f"the model {self.name!r} reads no images", "unsupported_image", "messages")
+            return messages, None
+        try:
+            chat = ImageChat.of(messages, "messages")
+        except ArtifactError as error:
+            raise as_request_error(error, "messages") from error
+        return [in_parts(message) for message in chat.messages], chat.image
+
     def chat_prompt(self, messages: Any, **values: Any) -> list[int]:
         """Return the token ids of a chat.
 
@@ -348,6 +373,9 @@ class Served:
             text = self.template.render(messages, where="messages", **values)
             tokenizer = self._plain_tokenizer
             tokenizer.inputs.check_length(text, tokenizer.exceeds, "messages", can_truncate=False)
+            if self.reads_images:
+                written = PromptText.of(self.session.config)
+                return chat_ids(text, self.template, tokenizer, written, "messages")
             return list(tokenizer.encode(text, where="messages").ids)
         except ArtifactError as error:
             raise as_request_error(error, "messages") from error
@@ -366,7 +394,7 @@ class Served:
 
     def _template(self, directory: Path) -> ChatTemplate | None:
         try:
-            template = read_chat_template(directory) if self.task == "text-generation" else None
+            template = read_chat_template(directory) if self.task in _CHATS else None
         except MissingPackageError:
             raise
         except ArtifactError as error:

@@ -242,24 +242,53 @@ class TextPart(BodyPart):
     text: str
 
 
+class ImageUrl(BodyPart):
+    """Where an image is."""
+
+    url: str
+    """A data URL with the image itself, as base64. No other is fetched."""
+    detail: str | None = None
+    """Ignored."""
+
+
+class ImagePart(BodyPart):
+    """An image in a message."""
+
+    type: Literal["image_url"]
+    image_url: ImageUrl
+
+
 class Message(BodyPart):
     """A message of a chat. The model's chat template may read further fields."""
 
     model_config = ConfigDict(extra="allow")
 
     role: str
-    content: str | Annotated[list[TextPart], Field(fail_fast=True)] | None = None
+    content: (
+        str
+        | Annotated[list[Annotated[TextPart | ImagePart, Field(discriminator="type")]], Field(fail_fast=True)]
+        | None
+    ) = None
     tool_calls: Annotated[list[ToolCall], Field(fail_fast=True)] | None = None
     """Calls that the assistant has written."""
     tool_call_id: str | None = None
     """The call whose result a message with the role ``tool`` is."""
 
     def plain(self) -> dict[str, Any]:
-        """Return the message with the texts of its parts joined."""
+        """Return the message with the texts of its parts joined, unless some of them are images."""
         content = self.model_dump(exclude_unset=True)
         if isinstance(self.content, list):
-            content["content"] = "".join(part.text for part in self.content)
+            texts = [part.text for part in self.content if isinstance(part, TextPart)]
+            if len(texts) == len(self.content):
+                content["content"] = "".join(texts)
         return content
+
+    def described(self) -> dict[str, Any]:
+        """Return the message for the log, without the contents of images."""
+        plain = self.plain()
+        if isinstance(plain.get("content"), list):
+            plain["content"] = [part if part["type"] == "text" else {"type": part["type"]} for part in plain["content"]]
+        return plain
 
 
 class Chat(GenerationBody):
@@ -356,11 +385,14 @@ def task_input(runner: Runner[Any], value: str | PairInput | FileInput | list[An
     """Return the input of a task that an element of ``inputs`` stands for. A text is never the name of a file."""
     param = f"inputs[{place}]"
     if isinstance(value, FileInput):
-        try:
-            return base64.b64decode(value.base64, validate=True)
-        except ValueError as error:
-            raise RequestError(400, f"not base64 ({error})", "invalid_value", param) from error
-    if isinstance(runner, TextRunner) and not isinstance(runner, SpeechRecognition):
+        return _content(value.base64, param)
+    if runner.image_chats and isinstance(value, PairInput):
+        match value.pair:
+            case [{"base64": str(content), **rest}, prompt] if not rest and (
+                isinstance(prompt, str) or are_ids(prompt)
+            ):
+                return Pair(_content(content, param), prompt)
+    elif isinstance(runner, TextRunner) and not isinstance(runner, SpeechRecognition):
         if isinstance(value, str) or are_ids(value):
             return value
         if isinstance(value, PairInput) and len(value.pair) == 2:
@@ -371,6 +403,14 @@ def task_input(runner: Runner[Any], value: str | PairInput | FileInput | list[An
         return value
     problem = 'an input must be a text, token ids, {"pair": [...]} or {"base64": "..."}, as the task reads it'
     raise RequestError(400, problem, "invalid_type", param)
+
+
+def _content(text: str, param: str) -> bytes:
+    """Return the content of a file. Raises :class:`RequestError` unless it is base64."""
+    try:
+        return base64.b64decode(text, validate=True)
+    except ValueError as error:
+        raise RequestError(400, f"not base64 ({error})", "invalid_value", param) from error
 
 
 def inputs_of(prompt: Prompt) -> list[str | list[int]]:

@@ -35,7 +35,7 @@ async def generate(
     request: Request,
     served: Served,
     body: GenerationBody,
-    prompts: Callable[[], Sequence[str | list[int]]],
+    prompts: Callable[[], Sequence[Any]],
     param: str,
     answer: AnswerShapes | None = None,
 ) -> Response:
@@ -46,7 +46,7 @@ async def generate(
         request: the request.
         served: its model.
         body: its body.
-        prompts: returns the prompts, in a thread of its own.
+        prompts: returns the prompts, each an input of the task, in a thread of its own.
         param: the field of the body that has them, for errors.
         answer: the shapes of the answer; by default those of a completion or a chat.
     """

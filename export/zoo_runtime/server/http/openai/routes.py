@@ -91,7 +91,7 @@ class OpenAI:
     ) -> Response:
         """Answer a chat in the shapes of ``make``."""
         messages = [message.plain() for message in body.messages]
-        self.service.note_texts(request, input=messages)
+        self.service.note_texts(request, input=[message.described() for message in body.messages])
         calling = await run_in_threadpool(plan_calls, served, body)
         answer = make(served.name, True, served.token_bytes, options=calling.options, calling=calling)
         prompts = partial(chat_prompts, served, messages, calling)

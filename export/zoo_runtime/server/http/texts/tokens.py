@@ -93,7 +93,10 @@ class TokenRoutes:
         def ids() -> list[int]:
             if messages is not None:
                 values = {"tools": [tool.for_template() for tool in body.tools]} if body.tools else {}
-                chat = for_template(messages)
+                chat, image = served.without_image(for_template(messages))
+                if image is not None:
+                    problem = "chats with an image are not converted to tokens alone"
+                    raise RequestError(400, problem, "unsupported_image", "messages")
                 return served.chat_prompt(chat, add_generation_prompt=body.add_generation_prompt, **values)
             assert body.prompt is not None
             return _encoded(served, tokenizer, body.prompt, body.add_special_tokens is not False)

@@ -9,6 +9,7 @@ from typing import Any
 
 from zoo.errors import UsageError
 from zoo_runtime.generation.json_schemas import close_objects
+from zoo_runtime.running.inputs import Pair
 from zoo_runtime.server.http.openai.bodies import Chat, JsonObject, JsonSchema
 from zoo_runtime.server.http.openai.tool_bodies import Function, NamedTool
 from zoo_runtime.server.http.openai.tools.messages import for_template, without_calls, without_results
@@ -88,13 +89,14 @@ def plan_calls(served: Served, body: Chat) -> Calling:
     )
 
 
-def chat_prompts(served: Served, messages: Sequence[Mapping[str, Any]], calling: Calling) -> list[list[int]]:
-    """Return the prompt of a chat.
+def chat_prompts(served: Served, messages: Sequence[Mapping[str, Any]], calling: Calling) -> list[Any]:
+    """Return the prompt of a chat: token ids, or a pair of an image and these.
 
-    Raises :class:`RequestError` if it is not a chat, or the chat template does not write its tools, calls or results.
+    Raises :class:`RequestError` if it is not a chat, or the chat template does not write its tools, calls or results,
+    or the model does not read its image.
     """
     values = {} if calling.tools is None else {"tools": calling.tools}
-    chat = for_template(messages)
+    chat, image = served.without_image(for_template(messages))
     ids = served.chat_prompt(chat, **values)
     if calling.tools is not None and not served.writes("tools", ids, lambda: served.chat_prompt(chat)):
         problem = f"the chat template of {served.name!r} does not write tools"
@@ -105,7 +107,7 @@ def chat_prompts(served: Served, messages: Sequence[Mapping[str, Any]], calling:
             if not served.writes(what, ids, lambda: served.chat_prompt(changed, **values)):  # noqa: B023 - called now
                 problem = f"the chat template of {served.name!r} does not write {what} of tools"
                 raise RequestError(400, problem, "unsupported_tools", "messages")
-    return [ids]
+    return [ids if image is None else Pair(image, ids)]
 
 
 def _form_of(served: Served) -> ToolFormat:
