@@ -174,7 +174,8 @@ def _load_named(
         raise Unavailable(f"transformers {transformers.__version__} has no {name}")
     options: dict[str, Any] = {"dtype": dtype, "attn_implementation": "eager", "local_files_only": True}
     if "mxfp4" in layout.widens and checkpoint.config.get("quantization_config"):
-        options["quantization_config"] = transformers.Mxfp4Config(dequantize=True)  # its kernels have no float64
+        quantization: Any = transformers
+        options["quantization_config"] = quantization.Mxfp4Config(dequantize=True)  # its kernels have no float64
     stated = {item.theirs: item for item in layout.fields if (item.ours or item.theirs) in chosen}
     values = {key: item.write(config, checkpoint.config_file) for key, item in stated.items()}
     if checkpoint.planned is None:

@@ -122,7 +122,8 @@ def mix_experts(
     if x.is_meta:  # routes are values; on meta tensors only shapes matter
         return mixed
     stacks = [stack.unbind() for stack in (gate, up, down)]
-    added = [stack.unbind() for stack in biases] or [[None] * len(gate)] * 3
+    none: list[Sequence[Tensor | None]] = [[None] * len(gate)] * 3
+    added = [stack.unbind() for stack in biases] or none
     for number in chosen.unique().tolist():
         rows, places = (chosen == number).nonzero(as_tuple=True)  # (N,) each, for N tokens
         tokens = x[rows]

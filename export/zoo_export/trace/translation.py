@@ -97,7 +97,7 @@ def _widen_masks(graph: torch.fx.Graph) -> None:
 
     ONNX Runtime does not broadcast them.
     """
-    kinds = (torch.ops.aten.scaled_dot_product_attention.default, *SINK_TRANSLATIONS)
+    kinds: tuple[Any, ...] = (torch.ops.aten.scaled_dot_product_attention.default, *SINK_TRANSLATIONS)
     for node in (node for kind in kinds for node in graph.find_nodes(op="call_function", target=kind)):
         query, mask = node.args[0], node.kwargs.get("attn_mask", node.args[3] if len(node.args) > 3 else None)
         if mask is not None and mask.meta["val"].shape[-2] == 1:

@@ -51,7 +51,7 @@ class TimedTask(Protocol):
     @property
     def tokenizer(self) -> Tokenizer: ...
 
-    def decode(self, windows: Sequence[Sound]) -> list[Any]: ...
+    def answer_windows(self, windows: Sequence[Sound]) -> list[Any]: ...
 
     def joined(self, results: Sequence[Any]) -> Any: ...
 
@@ -126,7 +126,7 @@ class LongForm:
 
     def _advance(self, readings: Sequence[_Reading]) -> None:
         """Decode the next window of each sound."""
-        results = self.task.decode([self._window(reading) for reading in readings])
+        results = self.task.answer_windows([self._window(reading) for reading in readings])
         for reading, result in zip(readings, results, strict=True):
             self._take(reading, result)
 

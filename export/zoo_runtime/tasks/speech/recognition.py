@@ -235,7 +235,7 @@ class SpeechRecognition(Generate):
                 results[place] = result
         others = [place for place, result in enumerate(results) if result is None]
         parts = [self.windows(items[place]) for place in others]
-        found = iter(self.decode(list(chain.from_iterable(parts))))
+        found = iter(self.answer_windows(list(chain.from_iterable(parts))))
         for place, part in zip(others, parts, strict=True):
             results[place] = self.joined([next(found) for _ in part])
         return results
@@ -256,7 +256,7 @@ class SpeechRecognition(Generate):
         assert isinstance(item, Sound)
         return replace(item, ids=self.timed.speech.tokens())
 
-    def decode(self, windows: Sequence[Sound]) -> list[Any]:
+    def answer_windows(self, windows: Sequence[Sound]) -> list[Any]:
         """Answer windows, those beyond a threshold again at higher temperatures."""
         if not self.chosen.is_judged:
             return self.decode_once(windows)
@@ -360,6 +360,6 @@ class SpeechRecognition(Generate):
 def _padded(rows: Sequence[Sequence[int]]) -> tuple[Array, Array]:
     """Return token ids padded on the left, and their mask, both (B, T)."""
     width = max(map(len, rows))
-    ids = np.array([[*row[:1] * (width - len(row)), *row] for row in rows], np.int64)
+    ids = np.array([[row[0]] * (width - len(row)) + list(row) for row in rows], np.int64)
     lengths = np.array([[len(row)] for row in rows])
     return ids, (np.arange(width) >= width - lengths).astype(np.int64)
