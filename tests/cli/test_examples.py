@@ -110,6 +110,9 @@ zoo plugins new zebra -o plugins/zebra
 zoo plugins check --explain padding-invariance
 zoo doctor
 zoo doctor --json
+zoo cost layers
+zoo cost layers --lengths 64..4096 --hidden 512
+zoo cost layers --kernel 7 --neighbours 64 --json
 """
 """Examples that take less than a second, in an order in which they make each other's files."""
 SLOW = """

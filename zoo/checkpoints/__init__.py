@@ -15,7 +15,9 @@ from zoo.checkpoints.images import (
     sample_images,
 )
 from zoo.checkpoints.importing import Imported, import_checkpoint
+from zoo.checkpoints.keys import require_known
 from zoo.checkpoints.layout import ACTIVATIONS, REQUIRED, Field, Layout
+from zoo.checkpoints.mxfp4 import widen_mxfp4
 from zoo.checkpoints.original import Comparison
 from zoo.checkpoints.prompt_texts import read_prompt_text
 from zoo.checkpoints.rules import Rule, TensorPlace, paired_rows
@@ -57,5 +59,7 @@ __all__ = [
     "read_prompt_text",
     "read_tiling",
     "reading_values",
+    "require_known",
     "sample_images",
+    "widen_mxfp4",
 ]

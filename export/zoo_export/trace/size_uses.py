@@ -28,7 +28,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.overrides import TorchFunctionMode
 
 from zoo.errors import ParityError
-from zoo_export.trace import experts, recurrent
+from zoo_export.trace import experts, recurrent, sinks
 
 __all__ = ["NUMBER_REMEDY", "Branch", "SizeUses"]
 
@@ -37,7 +37,7 @@ _SYMBOLIC = (torch.__file__, f"{_TORCH}fx/experimental/", __file__)
 """Files of torch that implement symbolic sizes, and so stand between a decision and the code that asks for it."""
 _COUNT = "promote"
 """Function of torch that turns a condition into the number 0 or 1, for arithmetic."""
-_MODES = (__file__, experts.__file__, recurrent.__file__)
+_MODES = (__file__, experts.__file__, recurrent.__file__, sinks.__file__)
 """Files whose modes stand between the model and every torch function."""
 _STANDARD = f"{sysconfig.get_path('stdlib')}/"
 _INSTALLED = tuple(f"{sysconfig.get_path(name)}/" for name in ("purelib", "platlib"))

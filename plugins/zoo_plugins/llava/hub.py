@@ -10,9 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from zoo import Config, UsageError
-from zoo.checkpoints import ACTIVATIONS, Checkpoint, Field, Layout, Rule, image_processor
-from zoo.checkpoints.keys import require_known
-from zoo.errors import Wording
+from zoo.checkpoints import ACTIVATIONS, Checkpoint, Field, Layout, Rule, image_processor, require_known
 from zoo_plugins.llama.hub import LLAMA as LLAMA_TEXT
 from zoo_plugins.llama.hub import MISTRAL, QWEN2
 from zoo_plugins.llama.hub_rope import rope_notes
@@ -95,8 +93,7 @@ class _LlavaLayout(Layout):
         section = dict(self.section(checkpoint, name))
         model_type = section.pop("model_type", next(iter(known)))
         if model_type not in known:
-            ways = "model_type='transformers' uses", "--via transformers uses"
-            remedy = Wording(*(f"known: {', '.join(known)}; {way} the class itself" for way in ways))
+            remedy = f"known: {', '.join(known)}; --via transformers uses the class itself"
             raise UsageError(f"{name} of {model_type!r} is not supported", checkpoint.config_file, remedy)
         return model_type, section
 
@@ -243,6 +240,8 @@ LLAVA = _LlavaLayout(
     files=_files,
     notes=rope_notes,
     constant={"model_type": "llava"},
+    tokenizer="TokenizersBackend",
+    overrides_tokenizer=True,
 )  # fmt: skip
 """``model_type`` llava. Files of earlier versions of transformers have other names of tensors, which are those written:
 all versions read them."""

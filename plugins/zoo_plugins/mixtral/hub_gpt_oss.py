@@ -14,9 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from zoo.checkpoints import Checkpoint, Field, Layout, Rule, SourceTensor
-from zoo.checkpoints.mxfp4 import widen_mxfp4
-from zoo.config import Config
+from zoo import Config
+from zoo.checkpoints import Checkpoint, Field, Layout, Rule, SourceTensor, widen_mxfp4
 from zoo_plugins.llama.hub_rope import ROPE_KEYS, read_common, write_rope
 from zoo_plugins.llama.hub_shared import (
     ATTENTION_RULES,
