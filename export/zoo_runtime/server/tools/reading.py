@@ -132,8 +132,10 @@ class CallReader:
             sizes = [size for text in openings for size in range(1, len(text)) if self._held.endswith(text[:size])]
             end -= max(sizes, default=0)
         shown = self._held[:end]
-        if found or self._follows or not is_last:
-            shown = shown.rstrip(_SPACE + self._form.joint if self._follows else _SPACE)
+        if self._follows and not shown.strip(_SPACE + self._form.joint):
+            shown = ""  # what joins calls is no content
+        elif found or self._follows or not is_last:
+            shown = shown.rstrip(_SPACE)
         if shown:
             self._follows = False
             yield self._take(len(shown))

@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import Any, get_args
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from zoo_runtime.server.config import ToolFormatName
@@ -136,6 +136,7 @@ TEXTS = st.lists(
 
 
 @given(form=st.sampled_from([*FORMATS]), text=TEXTS, cuts=st.lists(st.integers(0, 200), max_size=12))
+@example(form="llama", text='{"name": "add", "arguments": {}} a;{"name": "add", "arguments": {}}', cuts=[])
 def test_pieces_change_nothing(form: str, text: str, cuts: list[int]) -> None:
     places = sorted({0, len(text), *(cut for cut in cuts if cut < len(text))})
     pieces = [text[start:end] for start, end in pairwise(places)]
