@@ -32,10 +32,11 @@ def own_objectives() -> dict[str, str]:
     return found
 
 
-def write_rows(objective: str) -> Path:
-    """Write a file of rows for an objective."""
-    path = Path("rows.jsonl")
-    path.write_text("\n".join(json.dumps(row(objective, number)) for number in range(len(TEXTS))))
+def write_rows(objective: str, name: str) -> Path:
+    """Write a file of rows for an objective, with images of the preset's size."""
+    path, config = Path("rows.jsonl"), registry().resolve(name).config
+    shape = getattr(config, "image_size", 0), getattr(config, "num_channels", 1)
+    path.write_text("\n".join(json.dumps(row(objective, number, *shape)) for number in range(len(TEXTS))))
     return path
 
 
@@ -54,8 +55,8 @@ def fitting() -> Iterator[Any]:
                 yield pytest.param(preset.name, objective.name, task, marks=[pytest.mark.slow] * is_slow)
 
 
-def row(objective: str, number: int) -> dict[str, Any]:
-    """Return a row of data for an objective."""
+def row(objective: str, number: int, side: int, channels: int) -> dict[str, Any]:
+    """Return a row of data for an objective, with an image of ``side`` x ``side`` pixels if it reads one."""
     text = TEXTS[number]
     if objective == "token-classification":
         return {"text": text.split(), "label": [word[0] for word in text.split()]}
@@ -63,7 +64,9 @@ def row(objective: str, number: int) -> dict[str, Any]:
         word = text.split()[1]
         return {"text": "which word?", "pair": text, "label": {"start": text.index(word), "text": word}}
     if objective == "image-classification":
-        return {"image": [[(number + place) * line for place in range(8)] for line in range(8)], "label": number % 3}
+        values = [[(number + place) * line % 256 for place in range(side)] for line in range(side)]
+        image = values if channels == 1 else [[[value] * channels for value in line] for line in values]
+        return {"image": image, "label": number % 3}
     found = {"text": text, "target": text[::-1], "pair": text[::-1], "label": number % 2}
     return {key: value for key, value in found.items() if key != "pair" or objective != "text-classification"}
 
@@ -72,7 +75,7 @@ def row(objective: str, number: int) -> dict[str, Any]:
 @pytest.mark.parametrize(("name", "objective", "task"), list(fitting()))
 def test_gradients_reach_all_parameters(name: str, objective: str, task: str) -> None:
     """All but a pooler that the task does not read."""
-    data = write_rows(objective)
+    data = write_rows(objective, name)
     plan = make_plan(
         name, settings={"max_steps": 1, "batch_size": 6}, task=task, objective=objective,
         tokenizer=None if objective == "image-classification" else "bytes", data=[str(data)], columns={},
