@@ -144,7 +144,7 @@ def test_random_configuration(tmp_path: Path, number: int) -> None:
 
 @pytest.mark.parametrize("prefix", ["", "model."])
 def test_names_of_other_versions_are_read_and_the_published_ones_written(tmp_path: Path, prefix: str) -> None:
-    """Those of transformers 4, in which the image encoder has a further part, and those of the class itself."""
+    """Transformers 4 names a further part of the image encoder; names of the class of transformers 5 are read, too."""
     theirs = save(MODELS["clip and llama"], tmp_path / "hub")
     path = tmp_path / "hub" / "model.safetensors"
     tensors = load_file(path)
@@ -232,7 +232,7 @@ def test_processor_that_prepares_prompts_in_another_way_is_refused(tmp_path: Pat
 
 
 def test_files_of_the_processor_are_published_as_they_were_or_written(tmp_path: Path) -> None:
-    """Of a model that was not imported, they say what transformers' processor then does."""
+    """Those written for a model that was not imported give transformers' processor the model's own settings."""
     save_llava(tmp_path / "hub")
     import_checkpoint(tmp_path / "hub", tmp_path / "ours", verify=False)
     export_checkpoint(tmp_path / "ours", tmp_path / "back", verify=False)

@@ -120,7 +120,7 @@ def certain(tmp_path_factory: pytest.TempPathFactory) -> tuple[Model, Path]:
 
 
 def test_segments_are_those_of_transformers(pair: tuple[Model, Path]) -> None:
-    """Of sounds in one batch, and of each alone; timestamps are the default for sound longer than a window."""
+    """Sounds are answered in one batch, and each alone. Sounds longer than a window have timestamps by default."""
     theirs, folder = pair
     sounds = [sound(length, seed) for seed, length in LENGTHS.items()]
     with load_session(folder) as session:

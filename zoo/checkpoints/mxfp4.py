@@ -14,7 +14,7 @@ _MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 _NUMBERS = torch.tensor((*_MAGNITUDES, *(-number for number in _MAGNITUDES)), dtype=torch.bfloat16)
 """The numbers of the 16 codes of E2M1."""
 _BIAS, _NAN = 127, 255
-"""Of E8M0: the exponent of a scale is its byte without the bias, and one byte stands for no number."""
+"""The bias that is subtracted from a scale's byte (E8M0) to get its exponent, and the byte for NaN."""
 
 
 def widen_mxfp4(blocks: Tensor, scales: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ __all__ = ["RunRecord", "difference"]
 
 _RESTART = "start again with --force"
 _DAMAGED = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
-"""What :func:`difference` raises for a file that is not a record."""
+"""Errors of :func:`difference` for a file that is not a record."""
 
 
 def difference(earlier: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:

@@ -36,7 +36,7 @@ _TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
 _CLIP = {"patch_bias": False, "image_class_token": True, "image_pre_norm": True}
 _SIGLIP = {"patch_bias": True, "image_class_token": False, "image_pre_norm": False}
 _ENCODERS = {"clip_vision_model": _CLIP, "siglip_vision_model": _SIGLIP}
-"""What the image encoders of transformers compute, by ``model_type`` of their section."""
+"""Fields in which the image encoders of transformers differ, by ``model_type`` of their section."""
 _LARGE = {
     "hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096,
     "image_size": 336, "patch_size": 14,
