@@ -44,7 +44,7 @@ def main(names: list[str]) -> None:
             if names and name not in names:
                 continue
             with processes.first():
-                data = write_rows(objective)
+                data = write_rows(objective, name)
             expected = train(plan_for(name, objective, data), Path(f"{name}-{processes.rank}"), ALONE)
             plan = plan_for(name, objective, data, fsdp=True, activation_checkpointing=True)
             sharded = train(plan, Path(name), processes)
