@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
+import resource
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ from zoo.checkpoints import common, companions, import_checkpoint
 from zoo.checkpoints.answers import ComparedAnswers, tokens
 from zoo.checkpoints.tokens import CheckpointTokenizer
 from zoo.errors import ParityError
+from zoo.tokenizers.chat import rendering
 from zoo_plugins.bert import hub
 
 Zoo = Callable[..., Any]
@@ -208,6 +211,33 @@ def test_added_tokens_beyond_a_sample_are_counted(tmp_path: Path, monkeypatch: p
     assert found.reasons == {"added tokens": "8 of 12, beyond a sample"}
     plain = import_checkpoint(write_llama(tmp_path / "hub", added=4), tmp_path / "other", verify=True).answers
     assert found.counts == plain.counts
+
+
+@pytest.mark.parametrize(
+    "loop",
+    [
+        "{% for a in range(99999) %}{% for b in range(99999) %}{{ range(9999) | list }}{% endfor %}{% endfor %}",
+        "{{ 'a' * 3000000000 }}",
+        "{{ 'a' * (messages | length * 3000000000) }}",
+        "{{ 5 | round(-10**9) }}",
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("seen_by", ["both", "the original"])
+def test_templates_that_take_the_machine(
+    tmp_path: Path, loop: str, seen_by: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither zoo nor transformers renders them without limits: the import says so and goes on."""
+    monkeypatch.setattr(rendering, "_SECONDS", 0.5)  # of 5, to be quick
+    source = write_llama(tmp_path / "hub")
+    if seen_by == "both":
+        (source / "chat_template.jinja").write_text(loop)
+    else:
+        original = tokens.render_original
+        monkeypatch.setattr(tokens, "render_original", lambda _, *args, **kwargs: original(loop, *args, **kwargs))
+    start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    (reason,) = import_checkpoint(source, tmp_path / "ours", verify=True).answers.reasons.values()
+    assert re.search(r"takes more than (0\.5 s of processor time|512 MiB of memory)", reason), reason
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - start < 10**6  # kilobytes
 
 
 def test_what_cannot_be_compared_is_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ from tests.exported import CHAT_TEMPLATE, sign_export
 from tests.runtime.image_chat_models import NEW, TEMPLATE, generated_about, picture, save_llava
 from zoo.checkpoints import export_checkpoint, import_checkpoint
 from zoo.errors import ArtifactError
+from zoo.tokenizers.chat import rendering
 from zoo_runtime import Pair, load_session
 
 Exported = Callable[..., Path]
@@ -110,6 +111,17 @@ def test_template_that_begins_the_text_itself_gets_no_second_token(tmp_path: Pat
     with load_session(tmp_path / "ours", chat=True) as session:
         found = session.run(Pair(str(cat), "w3 w9 w1"), max_new_tokens=NEW)
     assert (found["tokens"], found["generated_ids"]) == wanted
+
+
+def test_template_that_loops_where_there_is_an_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only transformers' chats have it there: it renders them with the same limits."""
+    monkeypatch.setattr(rendering, "_SECONDS", 0.5)  # of 5, to be quick
+    loops = "".join(f"{{% for {name} in range(99999) %}}" for name in "abc") + "{% endfor %}" * 3
+    found = "{% if messages[0].content[1].image %}" + loops + "{% endif %}"
+    save_llava(tmp_path / "hub", found + TEMPLATE)
+    answers = import_checkpoint(tmp_path / "hub", tmp_path / "ours", verify=True).answers
+    said = "the processor's chat template cannot be rendered (it takes more than 0.5 s of processor time)"
+    assert answers.reasons["chats with an image to inputs"] == said
 
 
 @pytest.mark.parametrize(

@@ -174,13 +174,20 @@ def test_tokens_of_templates_equal_those_of_transformers(tmp_path: Path, numbere
     assert wanted.endswith("<img><sound>")
 
 
+NAMED = [{"name": "tool_use", "template": "tools"}, {"name": "default", "template": "{{ eos_token }}named"}]
+
+
 @pytest.mark.parametrize("file", [None, "from the file"])
-def test_places_of_templates(tmp_path: Path, file: str | None) -> None:
-    """The file has precedence; of named templates, ``default`` is taken."""
+@pytest.mark.parametrize(
+    "named",
+    [NAMED, [{"name": "default", "template": "first"}, *NAMED], {row["name"]: row["template"] for row in NAMED}],
+    ids=["one", "two of a name", "an object"],
+)
+def test_places_of_templates(tmp_path: Path, named: object, file: str | None) -> None:
+    """The file has precedence; of named templates, ``default`` is taken, the last if there are several."""
     theirs = save(tmp_path, "unused")
     (tmp_path / "chat_template.jinja").unlink()
     config = json.loads((tmp_path / "tokenizer_config.json").read_text())
-    named = [{"name": "tool_use", "template": "tools"}, {"name": "default", "template": "{{ eos_token }}named"}]
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({**config, "chat_template": named}))
     if file is not None:
         (tmp_path / "chat_template.jinja").write_text(file)
@@ -196,6 +203,9 @@ def test_places_of_templates(tmp_path: Path, file: str | None) -> None:
         ({"chat_template": None}, "the model has no chat template"),
         ({"chat_template": [{"name": "rag", "template": "x"}]}, "the model has no chat template"),
         ({"chat_template": 3}, "chat_template must be a text, got int"),
+        ({"chat_template": [1]}, "chat_template must be a text, or a list of objects with name and template"),
+        ({"chat_template": [{"name": "default"}]}, "chat_template must be a text, or a list of objects"),
+        ({"chat_template": {"default": 1}}, "chat_template must be a text, got int"),
         ({"chat_template": "{{ 1 }}" * 10**5}, "not a chat template .700,000 characters: at most 500,000 are allowed"),
         ({"chat_template": "a\n{% for %}"}, r"not a chat template \(Expected an expression, .* in line 2\)"),
         ({"chat_template": "{{ x | no_such }}"}, "not a chat template .No filter named 'no_such'"),
@@ -326,9 +336,9 @@ def test_one_template_does_not_affect_another(monkeypatch: pytest.MonkeyPatch) -
         with pytest.raises(ArtifactError, match=error):
             template.render([USER])
         assert harmless.render([USER]) == "user"
-    assert rendering._renderer is not None
-    rendering._renderer._process.kill()
-    rendering._renderer._process.wait()
+    process = rendering._renderers[rendering._SERVER]._process
+    process.kill()
+    process.wait()
     assert harmless.render([USER]) == "user"
     monkeypatch.setattr(rendering, "_SECONDS", 60)
     before = signal.signal(signal.SIGALRM, signal.default_int_handler)

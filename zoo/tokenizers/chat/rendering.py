@@ -1,4 +1,4 @@
-"""Chat templates rendered in a process of their own, which :mod:`zoo.tokenizers.chat.sandbox` describes."""
+"""Chat templates rendered in processes of their own, which :mod:`zoo.tokenizers.chat.sandbox` describes."""
 
 from __future__ import annotations
 
@@ -16,9 +16,12 @@ from typing import Any
 
 from zoo import system
 
-__all__ = ["TemplateFailure", "render"]
+__all__ = ["TemplateFailure", "TemplateLimit", "render"]
 
-_START = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); import zoo.tokenizers.chat.sandbox as s; s.serve()"
+_SERVER = "zoo.tokenizers.chat.sandbox"
+_START = (
+    "import importlib, json, sys; sys.path[:] = json.loads(sys.argv[1]); importlib.import_module(sys.argv[2]).serve()"
+)
 _SECONDS = 5.0
 """Limit on the processor time of a request. A published template takes a millisecond."""
 _PATIENCE = 60.0
@@ -29,13 +32,17 @@ class TemplateFailure(Exception):  # noqa: N818 - it names the program that fail
     """A template is not valid, raised an error, or took too much time or memory."""
 
 
-class _Renderer:
-    """The process. It ends with this one, because its input does."""
+class TemplateLimit(TemplateFailure):
+    """A template took too much time or memory."""
 
-    def __init__(self) -> None:
+
+class _Renderer:
+    """A process that runs a module's ``serve``. It ends with this one, because its input does."""
+
+    def __init__(self, server: str) -> None:
         self._parent = os.getpid()
         self._process = subprocess.Popen(
-            [*system.interpreter(), "-c", _START, json.dumps(sys.path)],
+            [*system.interpreter(), "-c", _START, json.dumps(sys.path), server],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -61,7 +68,7 @@ class _Renderer:
             self._lines.put(line)
         self._lines.put(b"")
 
-    def answer(self, request: str) -> dict[str, str]:
+    def answer(self, request: str) -> dict[str, Any]:
         """Return the answer to a request. Raises :class:`TemplateFailure` if there is none."""
         assert self._process.stdin is not None
         with suppress(BrokenPipeError):  # the process has ended, and so has its output
@@ -70,17 +77,17 @@ class _Renderer:
         try:
             line = self._lines.get(timeout=_PATIENCE)
         except queue.Empty:
-            raise TemplateFailure(f"it takes more than {_PATIENCE:g} s") from None
+            raise TemplateLimit(f"it takes more than {_PATIENCE:g} s") from None
         if not line.endswith(b"\n"):
-            raise TemplateFailure(self._ending())
-        answer: dict[str, str] = json.loads(line)
+            raise self._ending()
+        answer: dict[str, Any] = json.loads(line)
         return answer
 
-    def _ending(self) -> str:
+    def _ending(self) -> TemplateFailure:
         status = self._process.wait()
         if status == -getattr(signal, "SIGPROF", 0):
-            return f"it takes more than {_SECONDS:g} s of processor time"
-        return f"its process ended with status {status}"
+            return TemplateLimit(f"it takes more than {_SECONDS:g} s of processor time")
+        return TemplateFailure(f"its process ended with status {status}")
 
     def close(self) -> None:
         """Kill the process."""
@@ -93,40 +100,46 @@ class _Renderer:
                     pipe.close()
 
 
-_renderer: _Renderer | None = None
-"""The process of all templates: each is as safe from the others as this process is."""
+_renderers: dict[str, _Renderer] = {}
+"""The processes by server. One renders all templates: each is as safe from the others as this process is."""
 _lock = threading.Lock()
 
 
-def render(source: str, values: Mapping[str, Any] | None) -> str:
+def render(source: str, values: Mapping[str, Any] | None, server: str = _SERVER) -> str:
     """Return the text of a template.
 
     Args:
         source: the program.
         values: its variables, which can be written as JSON; or None to compile the program only.
+        server: the module whose ``serve`` renders it.
 
     Raises:
-        TemplateFailure: the program is not valid, raised an error, or took too much time or memory.
+        TemplateLimit: the program took too much time or memory.
+        TemplateFailure: the program is not valid, or raised an error.
         TypeError, ValueError: a variable cannot be written as JSON.
     """
-    global _renderer
     request = json.dumps({"source": source, "values": values, "seconds": _SECONDS})
     with _lock:
-        if _renderer is None or not _renderer.is_ready:
-            _renderer = _Renderer()
+        if server not in _renderers or not _renderers[server].is_ready:
+            _renderers[server] = _Renderer(server)
         try:
-            answer = _renderer.answer(request)
+            answer = _renderers[server].answer(request)
         except BaseException:  # also an interrupt: the answer would be taken for that to the next request
-            _close()
+            _close(server)
             raise
     if "error" in answer:
-        raise TemplateFailure(answer["error"])
-    return answer["text"]
+        raise (TemplateLimit if answer["is_limit"] else TemplateFailure)(answer["error"])
+    text: str = answer["text"]
+    return text
+
+
+def _close(server: str) -> None:
+    renderer = _renderers.pop(server, None)
+    if renderer is not None and renderer.is_own:
+        renderer.close()
 
 
 @atexit.register
-def _close() -> None:
-    global _renderer
-    if _renderer is not None and _renderer.is_own:
-        _renderer.close()
-    _renderer = None
+def _close_all() -> None:
+    for server in tuple(_renderers):
+        _close(server)

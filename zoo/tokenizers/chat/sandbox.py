@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from functools import lru_cache
 from typing import Any, NoReturn
@@ -59,38 +59,53 @@ class _Namespace(Namespace):
         super().__setitem__(name, value)
 
 
-def serve() -> None:
+Render = Callable[[str, Mapping[str, Any] | None], str]
+"""Returns the text of a template with its variables; without variables, compiles the template and returns no text."""
+
+
+def serve(render: Render | None = None) -> None:
     """Answer requests, one JSON object a line, until stdin ends.
 
     A request has the ``source`` of a template, the ``seconds`` of processor time that it may take, and ``values``, the
-    template's variables, or None to compile it only. An answer has the ``text`` or the ``error``. A request that takes
-    longer ends the process.
+    template's variables, or None to compile it only. An answer has the ``text``, or the ``error`` and whether it
+    ``is_limit``. A request that takes longer ends the process.
+
+    Args:
+        render: renders a template; by default, :func:`_render`.
     """
     system.limit_memory(_MEMORY)
     answers = sys.stdout  # the pipe to the process that asks
     for line in sys.stdin.buffer:
         request = json.loads(line)
         system.limit_processor_time(request["seconds"])
-        answers.write(json.dumps(_answer(request["source"], request["values"])) + "\n")
+        answers.write(json.dumps(_answer(render or _render, request["source"], request["values"])) + "\n")
         answers.flush()
 
 
-def _answer(source: str, values: Mapping[str, Any] | None) -> dict[str, str]:
+def _answer(render: Render, source: str, values: Mapping[str, Any] | None) -> dict[str, Any]:
     try:
-        template = _compile(source)
-        text = "" if values is None else template.render(values)
+        text = render(source, values)
     except TemplateSyntaxError as error:
-        return {"error": f"{error.message} in line {error.lineno}"}
+        return _refused(f"{error.message} in line {error.lineno}")
     except RecursionError:
-        return {"error": "nested too deeply"}
+        return _refused("nested too deeply")
     except MemoryError:
         _compile.cache_clear()  # a compiled template holds its constants
-        return {"error": f"it takes more than {_MEMORY >> 20} MiB of memory"}
+        return _refused(f"it takes more than {_MEMORY >> 20} MiB of memory", is_limit=True)
     except Exception as error:  # a template can raise any exception
-        return {"error": str(error)[:_LONGEST_ERROR] or type(error).__name__}
+        return _refused(str(error)[:_LONGEST_ERROR] or type(error).__name__)
     if len(text) > _LONGEST:
-        return {"error": f"the prompt is longer than {_LONGEST:,} characters"}
+        return _refused(f"the prompt is longer than {_LONGEST:,} characters", is_limit=True)
     return {"text": text}
+
+
+def _refused(error: str, is_limit: bool = False) -> dict[str, Any]:
+    return {"error": error, "is_limit": is_limit}
+
+
+def _render(source: str, values: Mapping[str, Any] | None) -> str:
+    template = _compile(source)
+    return "" if values is None else template.render(values)
 
 
 @lru_cache(maxsize=8)

@@ -26,7 +26,7 @@ def read_chat_template(directory: str | os.PathLike[str]) -> ChatTemplate:
     """Return the chat template of a model directory or of a checkpoint.
 
     It is chat_template.jinja, else ``chat_template`` in tokenizer_config.json. Of several, it is the one named
-    ``default``.
+    ``default``, and of these the last.
 
     Raises:
         ArtifactError: there is none, or it is not a valid template.
@@ -43,7 +43,11 @@ def read_chat_template(directory: str | os.PathLike[str]) -> ChatTemplate:
         return ChatTemplate(_text(folder / CHAT_TEMPLATE), tokens, folder / CHAT_TEMPLATE)
     stated = said.get("chat_template")
     if isinstance(stated, list):
-        stated = next((entry.get("template") for entry in stated if entry.get("name") == "default"), None)
+        if not all(isinstance(entry, dict) and {"name", "template"} <= entry.keys() for entry in stated):
+            raise ArtifactError("chat_template must be a text, or a list of objects with name and template", where)
+        stated = {str(entry["name"]): entry["template"] for entry in stated}
+    if isinstance(stated, dict):
+        stated = stated.get("default")
     if stated is None:
         raise ArtifactError("the model has no chat template", folder, f"import one in {TOKENIZER_CONFIG}")
     if not isinstance(stated, str):
