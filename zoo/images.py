@@ -165,7 +165,7 @@ class ImageReader:
         """Return what is made of an upright image with the model's channels, and its height and width."""
         logging.getLogger("PIL").addHandler(_SILENCE)  # or it writes to stderr, besides what it raises
         try:
-            from PIL import Image, ImageOps
+            from PIL import Image, ImageOps, UnidentifiedImageError
         except ImportError as error:
             raise UsageError("image files need Pillow", None, "pip install attention-zoo[images]") from error
         if not isinstance(value, str | bytes | os.PathLike | Image.Image):
@@ -188,7 +188,12 @@ class ImageReader:
                 array = make(sized, where)
         except ZooError:
             raise
+        except UnidentifiedImageError as error:  # its text names an object in memory
+            raise ArtifactError(f"cannot be read as an image (none of {', '.join(_FORMATS)})", where) from error
         except Exception as error:  # Pillow raises many classes, including SyntaxError
+            most = 2 * (Image.MAX_IMAGE_PIXELS or 0)  # Pillow's own limit
+            if isinstance(error, Image.DecompressionBombError) and IMAGE_PIXELS.value() <= most:
+                IMAGE_PIXELS.refuse(f"an image of more than {most:,} pixels", where)
             raise ArtifactError(f"cannot be read as an image ({error})", where) from error
         return array, (upright.height, upright.width)
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import os
+import struct
 import warnings
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -255,6 +257,14 @@ def test_command_accepts_files(session: Session, tmp_path: Path, zoo: Callable[.
     assert ["error" in item for item in result.json["results"]] == [False, True, False]
 
 
+def claiming(width: int, height: int) -> bytes:
+    """Return a PNG file whose header states other sizes than those of its pixels."""
+    content = bytearray(encoded(picture()))
+    content[16:24] = struct.pack(">II", width, height)
+    content[29:33] = struct.pack(">I", zlib.crc32(content[12:29]))
+    return bytes(content)
+
+
 BAD = {
     "size": (np.zeros((9, 8, 3)), r"expected shape \(8, 8, 3\), got \(9, 8, 3\)"),
     "channels": (np.zeros((8, 8)), r"got \(8, 8, 1\)"),
@@ -270,8 +280,13 @@ BAD = {
     "channels first": (np.zeros((3, 8, 8)), r"got \(3, 8, 8\)"),
     "32 bits": (Image.fromarray(np.full((9, 9), 70000, np.int32)), "the range of mode I is not defined: give an array"),
     "real": (Image.fromarray(np.full((9, 9), 0.5, np.float32)), "the range of mode F is not defined: give an array"),
-    "no image": (b"GIF89a nothing", "cannot be read as an image"),
-    "empty": (b"", "cannot be read as an image"),
+    "no image": (b"GIF89a nothing", r"cannot be read as an image \(none of BMP, GIF, JPEG, PNG, PPM, TIFF, WEBP\)"),
+    "empty": (b"", r"cannot be read as an image \(none of"),
+    "many pixels": (claiming(9000, 9000), "an image of 9000 x 9000 pixels: at most 67,108,864 are allowed"),
+    "more than Pillow reads": (
+        claiming(20000, 20000),
+        "an image of more than 178,956,970 pixels: at most 67,108,864 are allowed",
+    ),
     "cut off": (encoded(picture())[:200], "cannot be read as an image"),
     "a broken part": (b"ID:T".join(encoded(picture(300, 300)).rsplit(b"IDAT", 1)), "cannot be read as an image"),
     "absent": ("absent.png", "cannot be read as an image"),
@@ -400,7 +415,7 @@ def test_postscript_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     with Image.open(tmp_path / "image.png") as image:
         assert image.format == "EPS"
     for value in (tmp_path / "image.png", content):
-        with pytest.raises(ArtifactError, match=r"cannot be read as an image \(cannot identify image file .*: input 1"):
+        with pytest.raises(ArtifactError, match=r"cannot be read as an image \(none of .*: input 1"):
             reader.read(value, "input 1")
     assert not called.exists()
 
