@@ -117,6 +117,52 @@ def test_damaged_record(gpt: Path, zoo: Zoo, text: str) -> None:
     assert OUT.read_bytes() == begun
 
 
+@pytest.mark.parametrize("source", ["line", "argument", "ids"])
+def test_changed_inputs_are_not_resumed(gpt: Path, zoo: Zoo, source: str) -> None:
+    """Lines, arguments and token ids have no columns, but are compared in the rows that have results."""
+
+    def given(texts: list[str]) -> list[object]:
+        match source:
+            case "argument":
+                return list(texts)
+            case "ids":
+                return [part for text in texts for part in ("--ids", ",".join(str(ord(letter)) for letter in text))]
+        Path("in.txt").write_text("\n".join(texts))
+        return ["--input", "in.txt"]
+
+    run = ("run", gpt, "--output", OUT, *LESS)
+    assert zoo(*run, *given(TEXTS[:3])).status == 0
+    done, record = OUT.read_bytes(), RECORD.read_bytes()
+    result = zoo(*run, *given(["row 0", "row 9", *TEXTS[2:]]), "--resume")
+    result.failed(2, "is of another input", "resume with the same input, or start again with --force")
+    assert (OUT.read_bytes(), RECORD.read_bytes()) == (done, record)
+    assert zoo(*run, *given(TEXTS), "--resume").status == 0
+    assert OUT.read_bytes().startswith(done)
+    assert RECORD.read_bytes().count(b"\n") == 1 + len(TEXTS)
+    assert zoo(*run, *given(TEXTS), "--resume").status == 0
+    zoo(*run, *given([*TEXTS[:5], "row 7"]), "--resume").failed(2, "is of another input")
+
+
+def test_inputs_that_failed_may_change(gpt: Path, zoo: Zoo) -> None:
+    run = ("run", gpt, "--input", "in.txt", "--output", OUT, *LESS)
+    Path("in.txt").write_bytes(b"row 0\n\xff\nrow 2\n")
+    assert zoo(*run).status == 3
+    Path("in.txt").write_bytes(b"row 0\nrow 1\nrow 2\n")
+    assert zoo(*run, "--resume").status == 0
+    assert sorted(json.loads(line)["id"] for line in OUT.read_text().splitlines()) == [1, 2, 3]
+    assert zoo(*run, "--resume").status == 0
+
+
+@pytest.mark.parametrize("end", [0, 3, -1])
+def test_record_without_a_result_s_input(gpt: Path, zoo: Zoo, end: int) -> None:
+    """Results that the record does not know, and its incomplete last line, are not taken for those of any input."""
+    run = ("run", gpt, *TEXTS, "--output", OUT, *LESS)
+    assert zoo(*run).status == 0
+    first, *lines = RECORD.read_bytes().splitlines(keepends=True)
+    RECORD.write_bytes(first + b"".join(lines)[: end if end < 0 else len(b"".join(lines[:end]))])
+    zoo(*run, "--resume").failed(2, f"the input of the result with the id {end % 6 + 1} is not recorded: out.jsonl")
+
+
 def test_replaced_results_have_the_record_of_the_later_run(gpt: Path, zoo: Zoo) -> None:
     """An interrupted replacement keeps the results and their record."""
     run = ("run", gpt, *TEXTS, "--batch-size", 2, "--output", OUT)
@@ -126,7 +172,8 @@ def test_replaced_results_have_the_record_of_the_later_run(gpt: Path, zoo: Zoo) 
         assert zoo(*run, *MORE, "--force").status == 130
     assert (OUT.read_bytes(), RECORD.read_bytes()) == (done, record)
     assert zoo(*run, *MORE, "--force").status == 0
-    assert json.loads(RECORD.read_bytes())["options"]["options"] == {"top_k": 3}
+    assert json.loads(RECORD.read_bytes().splitlines()[0])["options"]["options"] == {"top_k": 3}
+    assert RECORD.read_bytes().count(b"\n") == 1 + len(TEXTS)
     assert zoo(*run, *MORE, "--resume").status == 0
     zoo(*run, *LESS, "--resume").failed(2, "its results are of other options")
 

@@ -122,7 +122,7 @@ def write_answers(
     written = 0
     for answer in answers:
         if answer.error is None:
-            results.write(answer.id, answer.result, answer.columns)
+            results.write(answer.id, answer.result, answer.columns, answer.input)
             written += 1
     if results.needs_example:
         results.describe(session.example(runner))

@@ -228,9 +228,7 @@ def _run_inputs(
         earlier = 0 if results is None else len(results.done)
         written = 0
         with results.writing() if results is not None else contextlib.nullcontext():
-            left = (
-                row for row in rows if row.error is not None or results is None or not results.has(row.id, row.columns)
-            )
+            left = rows if results is None else results.missing(rows)
             pending = check_columns(results, left, inputs)
             answers = report.watch(session.answer(runner, pending, task.batch_size))
             if figure is not None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from zoo.errors import UsageError
 from zoo_runtime.files.row_file import RowFile
+from zoo_runtime.running.inputs import Answer
 
 __all__ = ["AugmentedRows"]
 
@@ -35,9 +36,9 @@ class AugmentedRows(RowFile):
         self.empty = 0
         """Number of variants left out because they have no text."""
 
-    def has(self, id: Any, columns: Mapping[str, Any]) -> bool:
-        """Whether the file already has the rows of an input: it never has, as it is always new."""
-        return False
+    def missing(self, inputs: Iterable[Answer]) -> Iterator[Answer]:
+        """Return all inputs, since the file is always new."""
+        return iter(inputs)
 
     def write(self, id: Any, result: Mapping[str, Any], columns: Mapping[str, Any]) -> None:
         """Add the row of an input and those of its variants."""

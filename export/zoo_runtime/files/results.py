@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from itertools import chain
 from pathlib import Path
@@ -21,6 +22,7 @@ from zoo.tables import LINES, PARQUET, TABLES, cell, has_bytes, is_renamed, join
 from zoo_runtime.files.parquet_types import BATCH, find_schema, make_table
 from zoo_runtime.files.rows import RESUMES_BY_ID, UNIQUE_IDS, is_id, open_input, pyarrow_module
 from zoo_runtime.files.run_record import RunRecord
+from zoo_runtime.running.inputs import Answer
 
 __all__ = ["EMBEDDING", "Results", "plain", "plain_id"]
 
@@ -48,6 +50,11 @@ def plain(result: Any, *, nulls: bool = True) -> Any:
 def plain_id(id: Any) -> Any:
     """Convert the id of a row to a type that JSON supports; None for bytes."""
     return None if has_bytes(id) else plain(id)
+
+
+def _digest(value: Any) -> str:
+    """Return a digest of an input; of an image or a sound in a file, that of its name."""
+    return hashlib.sha256(json.dumps(plain(value, nulls=False)).encode()).hexdigest()[:16]
 
 
 class Results:
@@ -90,7 +97,7 @@ class Results:
         self.metadata: dict[str, str] = {}
         """Key-value metadata for a parquet file."""
         self.record: RunRecord | None = None
-        """The model, options and versions of this run, written beside a file that can be resumed."""
+        """The model, options, versions and inputs of this run, written beside a file that can be resumed."""
         self.parquet = path.suffix.lower() == PARQUET
         self._suffix = path.suffix.lower()
         if self._suffix not in (*LINES, *TABLES, PARQUET):
@@ -140,14 +147,21 @@ class Results:
         self._names |= dict.fromkeys(found)
         self._example = self._join(self._kept(dict.fromkeys(self.types), found), found)
 
-    def has(self, id: Any, columns: Mapping[str, Any]) -> bool:
-        """Whether the file already has the result of an input.
+    def missing(self, inputs: Iterable[Answer]) -> Iterator[Answer]:
+        """Yield the inputs, failed ones too, of which the file has no result.
 
-        Raises :class:`UsageError` if the result is that of an input with other ``columns``: rows were added, removed or
+        Raises :class:`UsageError` if a result is that of another input with the same id: rows were added, removed or
         changed.
         """
+        for row in inputs:
+            if row.error is not None or not self._has(row.id, row.columns, row.input):
+                yield row
+
+    def _has(self, id: Any, columns: Mapping[str, Any], given: Any) -> bool:
+        """Return whether the file has the result of the input ``given``."""
         if not is_id(id) or id not in self.done:
             return False
+        remedy = "resume with the same input, or start again with --force"
         with storage_errors(self.path), self.path.open("rb") as file:
             file.seek(self.done[id])
             earlier = json.loads(file.readline())
@@ -155,7 +169,13 @@ class Results:
             kept = [earlier[key] for key in earlier if is_renamed(key, name)]
             if not has_bytes(value) and json.loads(json.dumps(plain(value))) not in kept:
                 problem = f"the result with the id {id!r} is of another input: column {name!r} differs"
-                raise UsageError(problem, self.path, "resume with the same input, or start again with --force")
+                raise UsageError(problem, self.path, remedy)
+        recorded = None if self.record is None else self.record.digests.get(id)
+        if recorded is None:
+            problem = f"the input of the result with the id {id!r} is not recorded"
+            raise UsageError(problem, self.path, "start again with --force")
+        if recorded != _digest(given):
+            raise UsageError(f"the result with the id {id!r} is of another input", self.path, remedy)
         return True
 
     @contextmanager
@@ -178,8 +198,10 @@ class Results:
                 with storage_errors(self.path):
                     self._file.truncate(self._end)
                     self._file.seek(self._end)
-                if self.record is not None and not (self.done or staged):
-                    self.record.write()
+                if self.record is not None and not staged:
+                    if not self.done:
+                        self.record.write()
+                    self.record.open()
                 yield self
                 with storage_errors(self.path):
                     self._flush()
@@ -192,6 +214,8 @@ class Results:
                         problem = "another command has replaced this file, with the results in it, meanwhile"
                         raise StorageError(problem, self.path, "run again, and name another file")
                     self._file.close()  # Windows does not rename an open file
+                if self.record is not None:
+                    self.record.close()
                 if self.record is not None and staged:
                     self.record.remove()  # of the earlier results: new ones beside it would be taken for its run's
             except BaseException:
@@ -205,8 +229,17 @@ class Results:
         if self.record is not None and staged:
             self.record.write(force=True)
 
-    def write(self, id: Any, result: Mapping[str, Any], columns: Mapping[str, Any] = MappingProxyType({})) -> None:
-        """Add a row. Whether the ``columns`` of its input are kept is decided by ``keep``."""
+    def write(
+        self, id: Any, result: Mapping[str, Any], columns: Mapping[str, Any] = MappingProxyType({}), value: Any = None
+    ) -> None:
+        """Add a row.
+
+        Args:
+            id: the id of its input.
+            result: the result.
+            columns: the columns of its input. Whether they are kept is decided by ``keep``.
+            value: the input, which the record needs.
+        """
         found = plain(result) | {"id": id if self.parquet else plain_id(id)}
         kept = self._kept(columns, found)
         with storage_errors(self.path):
@@ -225,6 +258,8 @@ class Results:
                 self._names |= dict.fromkeys(row)
                 self._unwritten.write(json.dumps(row).encode() + b"\n")
                 return
+            if self.record is not None and is_id(id):
+                self.record.add(id, _digest(value))
             # UTF-8 cannot encode lone surrogates; backslashreplace writes them as JSON escapes
             self._file.write(json.dumps(row, ensure_ascii=False).encode("utf-8", "backslashreplace") + b"\n")
             self._file.flush()
@@ -294,8 +329,10 @@ class Results:
         with suppress(Exception):
             if self._writer is not None:
                 self._writer.close()
-        with suppress(OSError):
-            self._file.close()
+        for file in (self._file, self.record):
+            with suppress(OSError):
+                if file is not None:
+                    file.close()
 
     def _read_earlier(self) -> int:
         """Collect the ids of complete rows and return the offset where they end."""

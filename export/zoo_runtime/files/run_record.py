@@ -1,4 +1,4 @@
-"""The record of a run: the model, options and versions of a file of results, in a hidden file beside it."""
+"""The record of a run: the model, options, versions and inputs of a file of results, in a hidden file beside it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from zoo.artifact.weights import parse_json
 from zoo.errors import ArtifactError, UsageError, storage_errors
@@ -50,8 +50,20 @@ def _changed(earlier: Any, now: Any) -> tuple[str, str]:
     return str(earlier), str(now)
 
 
+def _read_entry(line: bytes) -> tuple[str | int, str]:
+    """Return the id and the digest of an input. Raises an error of :data:`_DAMAGED` for another line."""
+    entry = json.loads(line)
+    if not isinstance(entry, list):
+        raise TypeError(f"got {type(entry).__name__} for an input")
+    id, digest = entry
+    return id, digest
+
+
 class RunRecord:
     """The record of a file of results, ``.NAME.run.json``.
+
+    Its first line is the identity of the run. A line with the id and the digest of each input follows, written before
+    the input's result.
 
     Args:
         results: the file of results. If it is a symbolic link, the record belongs to the file that it names.
@@ -65,6 +77,9 @@ class RunRecord:
         self.identity = identity
         self.written = False
         """Whether this run has written the record."""
+        self.digests: dict[str | int, str] = {}
+        """Digests of the inputs with results, by their ids."""
+        self._file: IO[bytes] | None = None
 
     def check(self) -> None:
         """Check that the results are of the same model, options and versions.
@@ -74,12 +89,14 @@ class RunRecord:
             ArtifactError: the record is missing or damaged.
         """
         with storage_errors(self.path):
-            if not self.path.is_file():
+            if self.path.is_symlink() or not self.path.is_file():
                 problem = f"the record of what its results are of is missing: {self.path.name}"
                 raise ArtifactError(problem, self.results, _RESTART)
-            text = self.path.read_bytes()
+            first, *lines = self.path.read_bytes().splitlines(keepends=True) or [b""]
         try:
-            different = difference(parse_json(text), self.identity)
+            different = difference(parse_json(first), self.identity)
+            # an interrupted run may have left an incomplete line
+            self.digests = dict(_read_entry(line) for line in lines if line.endswith(b"\n"))
         except _DAMAGED as error:
             raise ArtifactError(f"the record of a run is damaged ({error})", self.path, _RESTART) from error
         if different is not None:
@@ -94,13 +111,36 @@ class RunRecord:
         if not force:
             self._check_free()
         with storage_errors(self.path), new_file(self.path, force=True) as staged:
-            staged.write_text(json.dumps(self.identity) + "\n", encoding="utf-8")
+            lines = (json.dumps(entry) + "\n" for entry in (self.identity, *self.digests.items()))
+            staged.write_text("".join(lines), encoding="utf-8")
         self.written = True
+
+    def open(self) -> None:
+        """Begin to append the digests that :meth:`add` adds."""
+        with storage_errors(self.path):
+            end = self.path.read_bytes().rfind(b"\n") + 1  # an interrupted run may have left an incomplete line
+            self._file = self.path.open("r+b")
+            self._file.truncate(end)
+            self._file.seek(end)
+
+    def close(self) -> None:
+        """Append no more digests."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def add(self, id: str | int, digest: str) -> None:
+        """Record the digest of an input whose result is written next."""
+        self.digests[id] = digest
+        if self._file is not None:
+            with storage_errors(self.path):
+                self._file.write(json.dumps([id, digest]).encode() + b"\n")
+                self._file.flush()
 
     def _check_free(self) -> None:
         """Raise :class:`UsageError` if a file that is not a record has the name of the record."""
         try:
-            difference(parse_json(self.path.read_bytes()), self.identity)
+            difference(parse_json(self.path.read_bytes().partition(b"\n")[0]), self.identity)
         except OSError:
             return  # writing finds what is wrong, unless there is no such file
         except _DAMAGED as error:
