@@ -17,18 +17,21 @@ if TYPE_CHECKING:
 
 __all__ = ["ImageChat", "chat_ids", "decode_data_url", "in_parts"]
 
-_DATA_URL = re.compile(r"data:image/[\w.+-]+;base64,", re.ASCII)
+_DATA_URL = re.compile(r"data:[^,]*;base64,", re.IGNORECASE)
+"""A data URL (RFC 2397) of any media type: the content decides whether it is an image."""
 _PLACES = ("image", "path")
 """Keys of a part with the type ``image`` that have the image, as in transformers."""
 _REMEDY = 'give {"type": "image", "path": "FILE"}'
 
 
 def decode_data_url(url: str) -> bytes:
-    """Return the content of a data URL with an image. Nothing is fetched.
+    """Return the content of a data URL with an image as base64. Nothing is fetched.
 
     Raises ``ValueError`` for any other URL.
     """
     begin = _DATA_URL.match(url)
+    if begin is None and url[:5].lower() == "data:":
+        raise ValueError(f"expected data:image/png;base64,..., got {url[:40]!r}: encode the image as base64")
     if begin is None:
         raise ValueError(f"expected data:image/png;base64,..., got {url[:40]!r}: images are not fetched")
     try:
