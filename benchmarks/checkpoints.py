@@ -54,6 +54,10 @@ _VISION = {
 _STAGES = {
     "num_channels": 2, "hidden_sizes": [8, 12, 20], "depths": [2, 1, 1], "num_labels": 5, "hidden_act": "silu",
 }  # fmt: skip
+_WINDOWS = {
+    "num_channels": 2, "image_size": 23, "patch_size": 2, "embed_dim": 12, "depths": [2, 2], "num_heads": [2, 3],
+    "window_size": 4, "mlp_ratio": 2.5, "num_labels": 5, "hidden_act": "silu", "layer_norm_eps": 1e-3,
+}  # fmt: skip
 _SOUND = {
     "vocab_size": 11, "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 37,
     "conv_dim": [8, 12], "conv_kernel": [10, 3], "conv_stride": [5, 2], "num_feat_extract_layers": 2,
@@ -293,6 +297,10 @@ FAMILIES = {
     "ResNet": Family("ResNetForImageClassification", {**_STAGES, "embedding_size": 6, "hidden_act": "gelu"}),
     "ConvNeXt": Family("ConvNextForImageClassification", {**_STAGES, "num_stages": 3, "patch_size": 3}),
     "ConvNeXt V2": Family("ConvNextV2ForImageClassification", {**_STAGES, "num_stages": 3, "patch_size": 3}),
+    "Swin": Family("SwinForImageClassification", _WINDOWS),
+    "Swin V2": Family(
+        "Swinv2ForImageClassification", {**_WINDOWS, "image_size": 24, "pretrained_window_sizes": [3, 0]}
+    ),
     "CLIP": Family("CLIPModel", {"text_config": _TEXTS, "vision_config": _IMAGES, "projection_dim": 14}),
     "SigLIP": Family("SiglipModel", {"text_config": {**_TEXTS, "projection_size": 30}, "vision_config": _IMAGES}),
     "LLaVA": Family(

@@ -39,6 +39,7 @@ __all__ = [
     "span_attention",
     "state_space",
     "tied_linear",
+    "window_attention",
 ]
 
 
@@ -228,6 +229,29 @@ def span_attention(
         + Cost(2 * num_memories * hidden_size)
         + Cost(num_heads if adaptive else 0)
     )
+
+
+def window_attention(
+    hidden_size: int,
+    num_heads: int,
+    *,
+    window: int,
+    bias: bool | Sequence[bool] = True,
+    cosine: bool = False,
+    continuous: bool = False,
+    position_size: int = 512,
+) -> Cost:
+    """Attention to the positions of a window, with a table of biases of offsets, or ``continuous`` ones.
+
+    These are computed once per batch by a network of ``position_size`` hidden numbers, which FLOPs leave out.
+    """
+    context, table = window**2, num_heads * (2 * window - 1) ** 2
+    if continuous:
+        table = (linear(2, position_size) + linear(position_size, num_heads, bias=False)).parameters
+    plain = attention(
+        hidden_size, num_heads, head_dim=hidden_size // num_heads, context=context, bias=bias, output_bias=True
+    )
+    return plain + Cost(table + (num_heads if cosine else 0))
 
 
 def disentangled_attention(

@@ -79,6 +79,10 @@ _IMAGES = {
 }  # fmt: skip
 _DINO = {key: value for key, value in _IMAGES.items() if key != "intermediate_size"} | {"mlp_ratio": 2}
 _STAGES = {"num_channels": 2, "hidden_sizes": [8, 12, 20], "depths": [2, 1, 1], "hidden_act": "silu"}
+_WINDOWS = {
+    "num_channels": 2, "image_size": 32, "patch_size": 2, "embed_dim": 12, "depths": [2, 2], "num_heads": [2, 3],
+    "window_size": 4, "hidden_act": "silu",
+}  # fmt: skip
 _TEACHER = "ForImageClassificationWithTeacher"
 _UNSEGMENTED = {key: value for key, value in _ENCODER.items() if key != "type_vocab_size"}
 _NEOX = {
@@ -160,6 +164,8 @@ FAMILIES = {
     "dinov2 with registers": Family("Dinov2WithRegisters", _DINO, ("Model", "ForImageClassification"), "images"),
     "resnet": Family("ResNet", _STAGES, ("Model", "ForImageClassification"), "images"),
     "convnextv2": Family("ConvNextV2", {**_STAGES, "num_stages": 3}, ("Model", "ForImageClassification"), "images"),
+    "swin": Family("Swin", _WINDOWS, ("Model", "ForImageClassification"), "images"),
+    "swinv2": Family("Swinv2", _WINDOWS, ("Model", "ForImageClassification"), "images"),
     "deit": Family("DeiT", _IMAGES, ("Model", "ForImageClassification", _TEACHER), "images"),
 }
 

@@ -118,6 +118,8 @@ VARIANTS: dict[str, tuple[str, Sequence[str]]] = {
     "vit, registers": ("dinov2-tiny", ["num_registers=3"]),
     "resnet, hidden states": ("resnet-tiny", ["task=image-feature-extraction", "block=basic"]),
     "convnext v2": ("convnextv2-test", ["task=image-feature-extraction"]),
+    "swin v2": ("swinv2-tiny", ["task=image-feature-extraction", "pretrained_windows=[5, 0]"]),
+    "swin, limited windows": ("swin-tiny", ["window_size=5", "image_size=15"]),
     "vit, distilled": ("vit-tiny", ["distilled=true"]),
     "vit, hidden states": ("vit-tiny", ["task=image-feature-extraction", "distilled=true"]),
 }

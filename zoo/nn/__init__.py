@@ -62,6 +62,7 @@ from zoo.nn.reversible import ReversibleBlock, run_reversible
 from zoo.nn.sink import add_sink, attend_to_sink
 from zoo.nn.span_attention import AdaptiveSpan, SpanAttention, distances_of
 from zoo.nn.state_space import GatedRMSNorm, StateSpaceMixer, segment_sums, state_space
+from zoo.nn.window_attention import ContinuousOffsetBias, OffsetBias, PatchMerging, WindowAttention
 
 __all__ = [
     "ACTIVATIONS",
@@ -71,6 +72,7 @@ __all__ = [
     "AttentionScores",
     "Cache",
     "CausalConvolution",
+    "ContinuousOffsetBias",
     "DisentangledAttention",
     "DistanceTable",
     "EmbeddingHead",
@@ -92,8 +94,10 @@ __all__ = [
     "LongformerAttention",
     "MixtureOfExperts",
     "MultiHeadAttention",
+    "OffsetBias",
     "OffsetLayerNorm",
     "OffsetRMSNorm",
+    "PatchMerging",
     "PerformerAttention",
     "PositionTerm",
     "ProductKeyMemory",
@@ -111,6 +115,7 @@ __all__ = [
     "StateSpaceMixer",
     "TensorToTensorPositions",
     "TopKRouter",
+    "WindowAttention",
     "add_sink",
     "apply_rotary",
     "attend_to_sink",

@@ -67,6 +67,7 @@ BUILT_IN = {
     "rnn": "zoo_plugins.rnn",
     "runtime": "zoo_runtime.plugin",
     "seq2seq": "zoo_plugins.seq2seq",
+    "swin": "zoo_plugins.swin",
     "t5": "zoo_plugins.t5",
     "textcnn": "zoo_plugins.textcnn",
     "training": "zoo.training.plugin",
