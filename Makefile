@@ -9,6 +9,7 @@ lint:
 
 types:
 	mypy
+	mypy --config-file tests/mypy.ini
 
 imports:
 	lint-imports

@@ -117,7 +117,7 @@ def test_large_inputs_neither_overflow_nor_underflow(gain: float) -> None:
     torch.manual_seed(0)
     module = PerformerAttention(64, 2, 64)
     query, key, value = randn(3, 2, 2, 50, 32)
-    found = module.mix(*(x.float() for x in (gain * query, gain * key, value)), None)
+    found = module.mix((gain * query).float(), (gain * key).float(), value.float(), None)
     expected = module.double().mix(gain * query, gain * key, value, None)
     assert_close(found.double(), expected, atol=2e-5 * gain, rtol=0)
 

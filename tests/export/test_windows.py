@@ -15,6 +15,7 @@ import torch
 from transformers import MistralConfig, MistralForCausalLM
 
 from tests.exported import Builder
+from zoo import States
 from zoo.artifact import ModelDirectory, declared_graphs
 from zoo.checkpoints import import_checkpoint
 from zoo.errors import ParityError, UsageError
@@ -106,6 +107,7 @@ def test_answers_equal_those_of_a_complete_past(folder: Path) -> None:
 def test_a_past_does_not_grow_beyond_its_window(folder: Path) -> None:
     with opened(folder) as ours, opened(folder.parent / "whole") as whole:
         past = ours.graphs[0].pasts[0]
+        assert not isinstance(past, States)
         assert past.has_windows
         assert not whole.graphs[0].has_windows
         steppers = ours.stepper(), whole.stepper()

@@ -106,7 +106,7 @@ def test_gradients_equal_differences() -> None:
     query, key, value, sink = (tensor.requires_grad_() for tensor in drawn(2, 3))
     mask = build_mask(2, 3, causal=True)
     assert torch.autograd.gradcheck(
-        lambda *parts: attend_to_sink(*parts[:3], mask, parts[3]), (query, key, value, sink)
+        lambda query, key, value, sink: attend_to_sink(query, key, value, mask, sink), (query, key, value, sink)
     )
 
 

@@ -89,7 +89,7 @@ def test_errors_are_raised_when_all_have_ended(model: nn.Module) -> None:
         raise ValueError("fails")
 
     def lasts() -> Tensor:
-        result = evaluated(copy.copy(model), *inputs(2), 3)
+        result = evaluated(copy.copy(model), *inputs(2), times=3)
         ended.append(True)
         return result
 

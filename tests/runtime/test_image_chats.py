@@ -79,9 +79,7 @@ def test_answers_about_a_picture_equal_those_of_transformers(
             messages({"image": cat.read_bytes()}),
             messages({"type": "image_url", "image_url": {"url": url}}),
             messages({"type": "image_url", "image_url": {"url": url.replace("image/png", "application/octet-stream")}}),
-            messages(
-                {"type": "image_url", "image_url": {"url": url.replace("data:image/png", "DATA:Image/PNG;a=b")}}
-            ),
+            messages({"type": "image_url", "image_url": {"url": url.replace("data:image/png", "DATA:Image/PNG;a=b")}}),
         ):
             assert session.run(value, max_new_tokens=NEW)["generated_ids"] == wanted[1]
         assert "".join(session.stream(Pair(str(cat), "w3 w9 w1"), max_new_tokens=NEW)) == row["generated"]

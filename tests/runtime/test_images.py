@@ -204,7 +204,7 @@ def encodings() -> dict[str, bytes]:
     place = palette.getpixel((25, 15))
     seen = image.copy()
     seen.putalpha(alpha)
-    values: dict[str, tuple[Image.Image, str, dict[str, Any]]] = {
+    values: dict[str, tuple[Any, str, dict[str, Any]]] = {
         "palette": (palette, "PNG", {"transparency": place}),
         "palette with opacities": (palette, "PNG", {"transparency": bytes([0, 9, 200])}),
         "gif": (palette, "GIF", {"transparency": place}),

@@ -36,7 +36,7 @@ def conditions(nodes: str, tmp_path: Path, longest: int | None = None) -> Condit
 def happened(found: Conditions, ids: list[list[int]]) -> set[str]:
     """Return what happens at these ids."""
     array = np.array(ids)
-    outcomes = found.outcomes({"input_ids": array}, Point(*array.shape, 0, "none"), np.dtype(np.float32))
+    outcomes = found.outcomes({"input_ids": array}, Point(len(array), array.shape[1], 0, "none"), np.dtype(np.float32))
     assert all(number >= 0 for number, _, _ in outcomes), "the graph fails"
     return {f"{found.found[number]}: {word}" for number, word, _ in outcomes}
 

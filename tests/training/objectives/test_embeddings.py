@@ -70,7 +70,7 @@ def test_loss_is_the_formula(task: str, negatives: bool, options: Options) -> No
     loss = criterion.loss(ours, batch_of(criterion, rows))
     assert loss.count == len(ROWS)
     columns = [vectors(other, criterion, name) for name in ("text", "pair", "negative")]
-    wanted = reference(options, *columns[:2], columns[2] if negatives else None)
+    wanted = reference(options, columns[0], columns[1], columns[2] if negatives else None)
     torch.testing.assert_close(loss.total / loss.count, wanted, rtol=1e-6, atol=1e-9)  # labels are float32
     (loss.total / loss.count).backward()
     wanted.backward()
