@@ -82,8 +82,10 @@ class Outline:
 
     def _outermost(self, candidates: Sequence[list[str]]) -> list[Block]:
         blocks: list[Block] = []
-        for paths in candidates:  # outer modules come before inner ones
-            outer = tuple(f"{path}." for block in blocks for path in block.paths)
+        # A kind may have modules inside those of a kind that is listed later, whose first layer is of another kind.
+        repeated = tuple(f"{path}." for paths in candidates if len(paths) > 1 for path in paths)
+        for paths in candidates:
+            outer = (*repeated, *(f"{path}." for block in blocks for path in block.paths))
             if not any(path.startswith(outer) for path in paths):
                 cls = type(self.model.get_submodule(paths[0]))
                 blocks.append(Block(paths, cls.__module__, cls.__qualname__.rpartition(".")[2]))

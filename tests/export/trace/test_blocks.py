@@ -197,6 +197,17 @@ class Normed(nn.Module):
         return self.linear(self.norm(x))
 
 
+class Wrapped(Layer):
+    """A layer with another inside."""
+
+    def __init__(self, scale: float = 1.0) -> None:
+        super().__init__(scale)
+        self.inner = Normed()
+
+    def forward(self, x: Tensor, shift: Tensor | None = None) -> Tensor:
+        return super().forward(self.inner(x), shift)
+
+
 class Model(nn.Module):
     """Layers, called by ``run``."""
 
@@ -306,6 +317,7 @@ MODULES: dict[str, tuple[Callable[[], list[nn.Module]], Any, dict[str, int]]] = 
     "layers of two kinds": (
         lambda: [Layer(), Layer(2.0), Layer(), Layer(2.0)], chain, {"Layer": 2, "Layer_2": 2},
     ),
+    "a first layer of another kind": (lambda: [Wrapped(2.0), Wrapped(), Wrapped()], chain, {"Wrapped": 2}),
     "methods of modules": (partial(replaced, all_layers=True), chain_of_triples, {}),
     "methods of some modules": (replaced, chain, {"Layer": 2}),
     "a single layer": (lambda: [Layer()], chain, {}),
