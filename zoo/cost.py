@@ -29,6 +29,7 @@ __all__ = [
     "feed_forward",
     "gated_feed_forward",
     "head",
+    "latent_attention",
     "layer_norm",
     "linear",
     "mixture_of_experts",
@@ -215,6 +216,33 @@ def attention(
         + (linear(hidden_size, num_heads * value_head_dim, bias=query_bias) if output_gate else Cost())
         + (norms if qk_norm else Cost())
         + scores
+    )
+
+
+def latent_attention(
+    hidden_size: int,
+    num_heads: int,
+    *,
+    latent_size: int,
+    head_dim: int,
+    rotary_dim: int,
+    value_head_dim: int,
+    context: int,
+    query_latent_size: int | None = None,
+    bias: bool = False,
+) -> Cost:
+    """:class:`zoo.nn.LatentAttention` without a cache: keys and values of each token are computed once."""
+    queries = num_heads * (head_dim + rotary_dim)
+    query = linear(query_latent_size or hidden_size, queries, bias=False)
+    if query_latent_size is not None:
+        query += linear(hidden_size, query_latent_size, bias=bias) + rms_norm(query_latent_size)
+    return (
+        query
+        + linear(hidden_size, latent_size + rotary_dim, bias=bias)
+        + rms_norm(latent_size)
+        + linear(latent_size, num_heads * (head_dim + value_head_dim), bias=False)
+        + linear(num_heads * value_head_dim, hidden_size, bias=bias)
+        + Cost(0, 2 * context * num_heads * (head_dim + rotary_dim + value_head_dim))
     )
 
 

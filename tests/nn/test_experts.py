@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.testing import assert_close
-from transformers import GptOssConfig, Qwen2MoeConfig, Qwen3MoeConfig
+from transformers import DeepseekV2Config, DeepseekV3Config, GptOssConfig, Qwen2MoeConfig, Qwen3MoeConfig
+from transformers.models.deepseek_v2.modeling_deepseek_v2 import DeepseekV2TopkRouter
+from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3TopkRouter
 from transformers.models.gpt_oss.modeling_gpt_oss import GptOssMLP
 from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 from transformers.models.qwen2_moe.modeling_qwen2_moe import Qwen2MoeSparseMoeBlock
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeSparseMoeBlock
 
-from zoo.nn import Experts, MixtureOfExperts, TopKRouter, load_balancing_loss
+from zoo.checkpoints import Exact
+from zoo.nn import Experts, GroupedRouter, MixtureOfExperts, TopKRouter, load_balancing_loss, recorded_routes
 from zoo.training.adapters.low_rank import LowRankLinear
 from zoo.training.settings import LowRankSettings
 
@@ -211,3 +216,69 @@ def test_gradients_equal_those_of_the_dense_sum() -> None:
 def test_impossible_top_k_is_refused(top_k: int) -> None:
     with pytest.raises(ValueError, match=f"top_k must be from 1 to num_experts 7, got {top_k}"):
         TopKRouter(HIDDEN, EXPERTS, top_k=top_k)
+
+
+ROUTERS = [
+    {"scores": "softmax"},
+    {"scores": "softmax", "num_groups": 4, "top_groups": 2, "factor": 16.0},
+    {"scores": "sigmoid", "num_groups": 4, "top_groups": 2, "renormalize": True, "factor": 2.5},
+    {"scores": "sigmoid", "num_groups": 2, "top_groups": 1, "factor": 0.7},
+    {"scores": "sigmoid", "renormalize": True},
+]
+
+
+@pytest.mark.parametrize("options", ROUTERS, ids=str)
+def test_grouped_router_equals_transformers(options: dict[str, Any]) -> None:
+    """In weights and choice, with corrections that change the choice."""
+    torch.manual_seed(0)
+    router = GroupedRouter(HIDDEN, 12, top_k=3, **options).double().requires_grad_(False)
+    torch.nn.init.normal_(router.scores.weight)
+    groups = {"n_group": router.num_groups, "topk_group": router.top_groups}
+    common = {
+        "hidden_size": HIDDEN, "n_routed_experts": 12, "num_experts_per_tok": 3, "num_attention_heads": 1,
+        "routed_scaling_factor": router.factor,
+    }  # fmt: skip
+    theirs: torch.nn.Module
+    state = {"weight": router.scores.weight}
+    if router.is_sigmoid:
+        torch.nn.init.normal_(router.correction, std=0.3)
+        theirs = DeepseekV3TopkRouter(DeepseekV3Config(**common, **groups, norm_topk_prob=router.renormalize))
+        state["e_score_correction_bias"] = router.correction
+    else:
+        method = "greedy" if router.num_groups == 1 else "group_limited_greedy"
+        theirs = DeepseekV2TopkRouter(DeepseekV2Config(**common, **groups, topk_method=method))
+    theirs.double().load_state_dict(state)
+    x = torch.randn(200, HIDDEN, dtype=torch.float64)
+    with Exact(theirs), torch.no_grad():
+        logits, wanted, numbers = theirs(x)
+    with recorded_routes() as routes:
+        weights, chosen = router(x)
+    assert_close(logits, routes[0][0])
+    order, theirs_order = chosen.argsort(-1), numbers.argsort(-1)
+    assert torch.equal(chosen.gather(1, order), numbers.gather(1, theirs_order))
+    assert_close(weights.gather(1, order), wanted.gather(1, theirs_order))
+    plain = logits.topk(3).indices.sort(-1).values
+    assert torch.equal(plain, chosen.gather(1, order)) == (options == {"scores": "softmax"})
+
+
+def test_grouped_router_may_renormalize_softmax() -> None:
+    router = GroupedRouter(HIDDEN, 12, top_k=3, num_groups=3, top_groups=2, renormalize=True, factor=3.0)
+    assert_close(router(torch.randn(9, HIDDEN))[0].sum(-1), torch.full((9,), 3.0))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_groups": 5}, "num_experts 12 is not divisible by num_groups 5"),
+        ({"num_groups": 4, "top_groups": 5}, "top_groups must be from 1 to num_groups 4, got 5"),
+        ({"num_groups": 6, "top_k": 3}, "top_k 3 is above the 2 experts of 1 groups"),
+        (
+            {"num_groups": 12, "top_groups": 3, "scores": "sigmoid"},
+            "groups must have two experts or more, got num_experts 12 in 12",
+        ),
+    ],
+    ids=str,
+)
+def test_impossible_groups_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        GroupedRouter(HIDDEN, 12, **{"top_k": 2, **options})

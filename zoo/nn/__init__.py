@@ -10,6 +10,7 @@ from zoo.nn.disentangled import DisentangledAttention, DistanceTable, PositionTe
 from zoo.nn.encoder_attention import EncoderAttention
 from zoo.nn.experts import (
     Experts,
+    GroupedRouter,
     MixtureOfExperts,
     Route,
     TopKRouter,
@@ -21,6 +22,7 @@ from zoo.nn.feed_forward import ACTIVATIONS, FeedForward, GatedFeedForward
 from zoo.nn.graphs import GraphModule, call_graph
 from zoo.nn.image_features import insert_features, number_features
 from zoo.nn.init import initialize, tied_linear
+from zoo.nn.latent_attention import LatentAttention
 from zoo.nn.linformer import LinformerAttention
 from zoo.nn.log_mel import LogMel
 from zoo.nn.longformer import LongformerAttention
@@ -83,7 +85,9 @@ __all__ = [
     "GatedFeedForward",
     "GatedRMSNorm",
     "GraphModule",
+    "GroupedRouter",
     "LSHAttention",
+    "LatentAttention",
     "LayerCache",
     "LayerScale",
     "LayerStates",

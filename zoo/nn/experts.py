@@ -5,9 +5,11 @@ B batch, T tokens of a text, M = B T tokens, E hidden size, F intermediate size,
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -20,6 +22,7 @@ from zoo.nn.feed_forward import ACTIVATIONS, GatedFeedForward
 
 __all__ = [
     "Experts",
+    "GroupedRouter",
     "MixtureOfExperts",
     "Route",
     "TopKRouter",
@@ -187,6 +190,92 @@ class TopKRouter(nn.Module):
             widened = {name: value.to(wide) for name, value in self.scores.named_parameters()}
             scores = functional_call(self.scores, widened, x.to(wide))
         return scores
+
+
+class GroupedRouter(TopKRouter):
+    """The k best experts of the best groups, as in DeepSeek-V2 (DeepSeek-AI 2024, section 2.1.2) and V3.
+
+    The experts are divided into G groups of equal size, of which a token uses M. With ``softmax``, experts are ranked
+    by their logits, and a group has the rank of its best one. With ``sigmoid``, as in DeepSeek-V3 (section 2.1.2,
+    equations 12 to 16), an expert has the score sigmoid(W x) and is ranked by the score plus ``correction``, a buffer
+    that training moves to balance the load; a group has the sum of its two best ranks. Weights never include the
+    correction.
+
+    Args:
+        hidden_size: E.
+        num_experts: X.
+        top_k: k.
+        num_groups: G.
+        top_groups: M.
+        scores: how logits become weights: the softmax over all experts, or the sigmoid of each.
+        renormalize: whether the k weights are divided by their sum.
+        factor: factor of the weights.
+
+    Raises:
+        ValueError: X is not divisible by G, M is not from 1 to G, M groups have fewer than k experts, or a group has
+            fewer than two experts with ``sigmoid``.
+    """
+
+    def __init__(
+        self,
+        hidden_size: int,
+        num_experts: int,
+        *,
+        top_k: int,
+        num_groups: int = 1,
+        top_groups: int = 1,
+        scores: Literal["softmax", "sigmoid"] = "softmax",
+        renormalize: bool = False,
+        factor: float = 1.0,
+    ) -> None:
+        super().__init__(hidden_size, num_experts, top_k=top_k, renormalize=renormalize)
+        if num_groups < 1 or num_experts % num_groups:
+            raise ValueError(f"num_experts {num_experts} is not divisible by num_groups {num_groups}")
+        size = num_experts // num_groups
+        if not 0 < top_groups <= num_groups:
+            raise ValueError(f"top_groups must be from 1 to num_groups {num_groups}, got {top_groups}")
+        if top_k > top_groups * size:
+            raise ValueError(f"top_k {top_k} is above the {top_groups * size} experts of {top_groups} groups")
+        self.is_sigmoid = scores == "sigmoid"
+        if self.is_sigmoid and size < 2:
+            raise ValueError(f"groups must have two experts or more, got num_experts {num_experts} in {num_groups}")
+        self.num_groups = num_groups
+        self.top_groups = top_groups
+        self.factor = factor
+        if self.is_sigmoid:
+            self.correction: Tensor
+            self.register_buffer("correction", torch.zeros(num_experts))
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> GroupedRouter:
+        """Keep the correction in float32 at least, as published models do: the choice depends on small differences."""
+        before = self.correction if self.is_sigmoid else None
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        if before is not None and self.correction.dtype in (torch.float16, torch.bfloat16):
+            self.correction = before.to(self.correction.device)
+        return self
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """(M, E) -> weights (M, k) in the dtype of ``x``, best rank first, and the numbers of the experts (M, k)."""
+        logits = self.logits(x)
+        scores = logits.sigmoid() if self.is_sigmoid else logits
+        chosen = self._limited(scores + self.correction if self.is_sigmoid else logits).topk(self.top_k).indices
+        if (record := _ROUTES.get()) is not None:
+            record.append((logits, chosen))
+        weights = scores.gather(1, chosen)
+        if not self.is_sigmoid:
+            weights = (weights - (weights if self.renormalize else logits).logsumexp(-1, keepdim=True)).exp()
+        elif self.renormalize:
+            weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
+        return (weights * self.factor).to(x.dtype), chosen
+
+    def _limited(self, ranks: Tensor) -> Tensor:
+        """Set the ranks (M, X) of experts outside the best groups to -inf."""
+        if self.top_groups == self.num_groups:
+            return ranks
+        groups = ranks.unflatten(1, (self.num_groups, -1))  # (M, G, X / G)
+        best = groups.topk(2, dim=-1).values.sum(-1) if self.is_sigmoid else groups.amax(-1)  # (M, G)
+        kept = torch.zeros_like(best).scatter(1, best.topk(self.top_groups).indices, 1.0) > 0
+        return groups.masked_fill(~kept.unsqueeze(-1), -math.inf).flatten(1)
 
 
 class Experts(nn.Module):

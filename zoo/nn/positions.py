@@ -217,14 +217,18 @@ def stretched_frequencies(periods: Tensor, *, factors: Sequence[float]) -> Tenso
     return 1.0 / (torch.tensor(factors, dtype=torch.float32, device=periods.device) * periods)
 
 
-def apply_rotary(x: Tensor, rotation: Rotation) -> Tensor:
+def apply_rotary(x: Tensor, rotation: Rotation, *, interleaved: bool = False) -> Tensor:
     """Rotate queries or keys (B, H, T, D) by their positions.
 
     A rotation of R < D elements turns the first R of each head, as in GPT-NeoX (Black et al. 2022, section 2.1.1).
+    If ``interleaved``, the pairs of ``x`` are the elements 2i and 2i + 1, as in the paper; the result has them at i and
+    i + R / 2, since the product of a query and a key does not depend on the order.
     """
     cosine, sine = rotation
     size = cosine.shape[-1]
     turned, rest = (x, None) if size == x.shape[-1] else (x[..., :size], x[..., size:])
+    if interleaved:
+        turned = torch.cat((turned[..., ::2], turned[..., 1::2]), dim=-1)
     first, second = turned.chunk(2, dim=-1)
     turned = turned * cosine + torch.cat((-second, first), dim=-1) * sine
     return turned if rest is None else torch.cat((turned, rest), dim=-1)
