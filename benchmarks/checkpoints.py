@@ -38,6 +38,14 @@ _DECODER = {
     "num_attention_heads": 6, "num_key_value_heads": 3, "head_dim": 8, "intermediate_size": 37, "rms_norm_eps": 1e-3,
     "hidden_act": "gelu", "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0, "tie_word_embeddings": False,
 }  # fmt: skip
+_LATENT = {
+    **{key: value for key, value in _DECODER.items() if key != "head_dim"}, "num_attention_heads": 3,
+    "num_key_value_heads": 3, "q_lora_rank": None, "kv_lora_rank": 10, "qk_nope_head_dim": 6, "qk_rope_head_dim": 4,
+    "v_head_dim": 7, "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 9, "n_group": 4,
+    "topk_group": 2, "first_k_dense_replace": 1,
+    "rope_parameters": {"rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0, "mscale": 0.8, "mscale_all_dim": 0.5,
+                        "original_max_position_embeddings": 10},
+}  # fmt: skip
 _SEQ2SEQ = {
     "vocab_size": 61, "max_position_embeddings": 40, "d_model": 30, "encoder_layers": 2, "decoder_layers": 3,
     "encoder_attention_heads": 3, "decoder_attention_heads": 3, "encoder_ffn_dim": 37, "decoder_ffn_dim": 37,
@@ -235,6 +243,11 @@ FAMILIES = {
         "GptOssForCausalLM",
         {**_DECODER, "sliding_window": 7, "num_local_experts": 5, "num_experts_per_tok": 3},
     ),
+    "DeepSeek-V2": Family(
+        "DeepseekV2ForCausalLM",
+        {**_LATENT, "topk_method": "group_limited_greedy", "n_shared_experts": 1, "routed_scaling_factor": 1.5},
+    ),
+    "DeepSeek-V3": Family("DeepseekV3ForCausalLM", {**_LATENT, "q_lora_rank": 12}),
     "Mamba-2": Family(
         "Mamba2ForCausalLM",
         {"vocab_size": 61, "hidden_size": 24, "num_hidden_layers": 3, "num_heads": 6, "head_dim": 8, "state_size": 5,

@@ -24,6 +24,7 @@ MODULES = {
     "zoo.nn.attention": 3,
     "zoo.nn.cache": 3, "zoo.nn.experts": 3, "zoo.nn.loss": 4, "zoo.nn.masks": 3, "zoo.nn.pooling": 1,
     "zoo.nn.positions": 2, "zoo.nn.recording": 12, "zoo.nn.relative": 1, "zoo.nn.sink": 3,
+    "zoo.nn.latent_attention": 4, "zoo.checkpoints.fp8": 1,
     "zoo.terminal": 1, "zoo.checkpoints.mxfp4": 1,
     "zoo.tokenizers.loading": 4, "zoo.tokenizers.long_texts.windows": 1, "zoo.tokenizers.words": 1,
     "zoo_export.infer": 3, "zoo_runtime.tasks.tags": 3, "zoo_export.publish.kserve": 1, "zoo_export.publish.pbtxt": 1,

@@ -39,6 +39,9 @@ PUBLISHED = [
     ("qwen3-30b-a3b", [], 30_532_122_624),
     ("gpt-oss-20b", [], 20_914_757_184),
     ("gpt-oss-120b", [], 116_829_156_672),
+    ("deepseek-v2-lite", [], 15_706_484_224),
+    ("deepseek-v2", [], 235_741_434_880),
+    ("deepseek-v3", [], 671_026_404_352),
     ("phi3-mini-4k", [], 3_821_079_552),
     ("gpt-neox-20b", [], 20_554_567_680),
     ("pythia-160m", [], 162_322_944),
@@ -262,6 +265,9 @@ def test_parameter_counts_of_all_presets_equal_their_modules(name: str) -> None:
         ("mixtral-tiny", ["expert_layers=[false, true]", "expert_intermediate_size=24", "experts_per_token=8"]),
         ("mixtral-tiny", ["expert_layers=[false, true]", "mlp_bias=true", "expert_limit=3.0"]),
         ("gpt-oss-tiny", []),
+        ("deepseek-tiny", ["attention_bias=true", "mlp_bias=true", "num_shared_experts=3"]),
+        ("deepseek-v2-tiny", ["query_latent_size=none", "dense_layers=0", "tie_embeddings=true"]),
+        ("deepseek-v2-tiny", ["task=text-classification", "num_classes=7", "dense_layers=3"]),
         ("llama-tiny", ["attention_sinks=true"]),
         ("gemma-tiny", ["post_norms=false", "qk_norm=false", "tie_embeddings=false"]),
         ("bert-tiny", ["pooler=false"]),
@@ -513,6 +519,15 @@ def test_mixtral_flops(settings: list[str]) -> None:
     assert counted_flops(spec, (ids, torch.ones_like(ids))) == 24 * spec.cost.flops
 
 
+@pytest.mark.parametrize("settings", [[], ["query_latent_size=none", "dense_layers=0", "attention_bias=true"]])
+def test_deepseek_flops(settings: list[str]) -> None:
+    """Per token of a text without a past, whose keys and values are computed once."""
+    spec = registry().resolve("deepseek-tiny", ["max_seq_len=32", *settings])
+    ids = torch.arange(32)[None]
+    assert spec.cost is not None
+    assert counted_flops(spec, (ids, torch.ones_like(ids))) == 32 * spec.cost.flops
+
+
 @pytest.mark.parametrize(
     ("name", "active"),
     # Jiang et al. 2024, section 1: 13B; Muennighoff et al. 2024, table 1: 1.3B; Qwen Team 2025, table 2: 3.3B;
@@ -523,6 +538,9 @@ def test_mixtral_flops(settings: list[str]) -> None:
         ("qwen3-30b-a3b", 3.3e9),
         ("gpt-oss-20b", 3.61e9 + 0.579e9),
         ("gpt-oss-120b", 5.13e9 + 0.579e9),
+        # DeepSeek-AI 2024, DeepSeek-V2, sections 1 and B, and DeepSeek-V3, section 1.
+        ("deepseek-v2", 21e9),
+        ("deepseek-v3", 37e9),
         ("llama2-7b", 6.7e9),
     ],
 )

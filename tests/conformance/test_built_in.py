@@ -51,6 +51,8 @@ VARIANTS: dict[str, tuple[str, Sequence[str]]] = {
         "deberta-tiny",
         ["absolute_positions=true", "position_terms=[]", "type_vocab_size=2", "embedding_size=24"],
     ),
+    "deepseek, v2": ("deepseek-v2-tiny", ["query_latent_size=none", "dense_layers=0", "attention_bias=true"]),
+    "deepseek, classes": ("deepseek-tiny", ["task=text-classification", "mlp_bias=true", "rope_interleaved=false"]),
     "esm, dropped tokens": ("esm-tiny", ["task=fill-mask", "dropped_token_id=259"]),
     "esm, learned positions": ("esm-tiny", ["positions=learned", "pad_token_id=1", "embedding_norm=true"]),
     "gpt, mixed biases": (

@@ -3,6 +3,7 @@
 from zoo.checkpoints.exact import Exact
 from zoo.checkpoints.exporting import Exported, export_checkpoint
 from zoo.checkpoints.files import processor_file, reading_values
+from zoo.checkpoints.fp8 import FP8_BLOCK, widen_fp8, widen_fp8_tensors
 from zoo.checkpoints.image_grids import feature_side
 from zoo.checkpoints.image_rules import answer_rule
 from zoo.checkpoints.image_texts import read_image_prompt, read_tiling
@@ -29,6 +30,7 @@ __all__ = [
     "ACTIVATIONS",
     "EXTRACTORS",
     "FAIRSEQ_TOKENS",
+    "FP8_BLOCK",
     "PROCESSOR",
     "REQUIRED",
     "RESAMPLING",
@@ -61,5 +63,7 @@ __all__ = [
     "reading_values",
     "require_known",
     "sample_images",
+    "widen_fp8",
+    "widen_fp8_tensors",
     "widen_mxfp4",
 ]

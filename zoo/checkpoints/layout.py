@@ -96,9 +96,10 @@ class Layout:
     """Tasks of zoo that use the base model alone; their files are written without the prefix."""
     ignored_tensors: Sequence[str] | Callable[[Any], Sequence[str]] = ()
     """Regular expressions for full names of tensors that are not learnt; may depend on zoo's configuration."""
-    left_out: Sequence[str] = ()
+    left_out: Sequence[str] | Callable[[Any], Sequence[str]] = ()
     """Patterns for full names of learnt tensors that belong to parts which zoo's models lack, such as an image encoder;
-    ``*`` matches anything. An import reports the patterns that match as dropped, and refuses them if it is strict."""
+    ``*`` matches anything. They may depend on zoo's configuration. An import reports the patterns that match as
+    dropped, and refuses them if it is strict."""
     renamed: Sequence[tuple[str, str]] = ()
     """Regular expressions and replacements that update old tensor names."""
     required_values: Mapping[str, Any] = field(default_factory=dict)

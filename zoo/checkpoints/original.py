@@ -173,9 +173,11 @@ def _load_named(
     if cls is None:
         raise Unavailable(f"transformers {transformers.__version__} has no {name}")
     options: dict[str, Any] = {"dtype": dtype, "attn_implementation": "eager", "local_files_only": True}
-    if "mxfp4" in layout.widens and checkpoint.config.get("quantization_config"):
+    quantized: Any = checkpoint.config.get("quantization_config") or {}
+    if (method := quantized.get("quant_method")) in layout.widens:
         quantization: Any = transformers
-        options["quantization_config"] = quantization.Mxfp4Config(dequantize=True)  # its kernels have no float64
+        settings = {"mxfp4": "Mxfp4Config", "fp8": "FineGrainedFP8Config"}[method]
+        options["quantization_config"] = getattr(quantization, settings)(dequantize=True)  # kernels have no float64
     stated = {item.theirs: item for item in layout.fields if (item.ours or item.theirs) in chosen}
     values = {key: item.write(config, checkpoint.config_file) for key, item in stated.items()}
     if checkpoint.planned is None:
@@ -184,6 +186,9 @@ def _load_named(
         described = cls.config_class.from_pretrained(checkpoint.path, local_files_only=True, **values)
         tensors = {name: tensor.read() for name, tensor in checkpoint.tensors.items()}
         model = cls.from_pretrained(None, config=described, state_dict=tensors, **options)
+    if "quantization_config" in options:
+        for parameter in model.parameters():  # those that were not quantised have the dtype of the file
+            parameter.data = parameter.data.to(dtype)
     if hasattr(model, "set_experts_implementation"):
         model.set_experts_implementation("eager")  # others have no float64
     if config.task == "multiple-choice":

@@ -34,7 +34,7 @@ def require_plain_weights(checkpoint: Checkpoint, allow_keys: Sequence[str], wid
     for key in _KEYS:
         said = checkpoint.config.get(key)
         if isinstance(said, dict) and said.get("quant_method") in widened:
-            continue
+            return  # tensors of another method are unexpected
         if said and not any(fnmatchcase(key, pattern) for pattern in allow_keys):
             raise UsageError(f"the weights are quantised ({_method(said)})", checkpoint.config_file, _REMEDY)
     try:

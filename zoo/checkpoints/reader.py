@@ -115,9 +115,8 @@ class TensorReader:
         matched = layout.match(self.tensors, expected, self.spec.config)
         files = {name: file for file, name in matched.items()}
         strange = {file: name for file, name in matched.items() if name not in expected}
-        left_out = [
-            pattern for pattern in layout.left_out if any(fnmatchcase(name, pattern) for name in strange.values())
-        ]
+        patterns = layout.left_out(self.spec.config) if callable(layout.left_out) else layout.left_out
+        left_out = [pattern for pattern in patterns if any(fnmatchcase(name, pattern) for name in strange.values())]
         problems = [
             f"unexpected {file}"
             for file, name in strange.items()

@@ -44,6 +44,7 @@ BUILT_IN = {
     "clip": "zoo_plugins.clip",
     "convnext": "zoo_plugins.convnext",
     "deberta": "zoo_plugins.deberta",
+    "deepseek": "zoo_plugins.deepseek",
     "esm": "zoo_plugins.esm",
     "gpt": "zoo_plugins.gpt",
     "granite-hybrid": "zoo_plugins.granite_hybrid",

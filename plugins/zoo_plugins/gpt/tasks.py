@@ -40,6 +40,7 @@ class DecoderConfig(EmbeddingConfig):
         head_dim: int,
         max_seq_len: int,
         sliding_windows: Sequence[int],
+        value_head_dim: int | None = None,
         sinks: bool = False,
     ) -> Graph:
         """Declare the graph of the task: one for prefill and decoding, or one without a past.
@@ -55,6 +56,7 @@ class DecoderConfig(EmbeddingConfig):
                 num_heads=num_heads,
                 num_kv_heads=num_kv_heads,
                 head_dim=head_dim,
+                value_head_dim=value_head_dim,
                 num_memories=int(sinks),
                 windows=tuple(window if 1 < window < max_seq_len else None for window in sliding_windows),
             )

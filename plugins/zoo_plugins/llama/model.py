@@ -102,7 +102,7 @@ class Llama(nn.Module):
         super().__init__()
         self.config = c
         self.token_embedding = nn.Embedding(c.vocab_size, c.hidden_size)
-        self.positions = RotaryPositions(c.turned_size, c.rope_theta, **_scaling(c))
+        self.positions = RotaryPositions(c.turned_size, c.rope_theta, **rotary_options(c))
         if c.local_rope_theta is not None:
             self.local_positions = RotaryPositions(c.turned_size, c.local_rope_theta)
         self.blocks = nn.ModuleList(self.block(c, layer) for layer in range(c.num_layers))
@@ -184,8 +184,8 @@ def scaled(x: Tensor, factor: float) -> Tensor:
     return x if factor == 1 else x * factor
 
 
-def _scaling(c: LlamaConfig) -> dict[str, Any]:
-    """Return the options of :class:`RotaryPositions` for the configured scaling."""
+def rotary_options(c: Any) -> dict[str, Any]:
+    """Return the options of :class:`RotaryPositions` for the configured scaling, which has the fields of Llama's."""
     factor, length = c.rope_factor, c.rope_original_length or c.max_seq_len
     options: dict[str, Any] = {"magnitude": c.rope_attention_factor}
     match c.rope_scaling:
