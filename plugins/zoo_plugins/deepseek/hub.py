@@ -155,7 +155,7 @@ class _DeepseekLayout(Layout):
                 module.register_forward_hook(_plain_rotation, with_kwargs=True)
 
 
-def _plain_rotation(module: Any, args: Any, inputs: Mapping[str, Any], rotation: Any) -> Any:
+def _plain_rotation(module: Any, args: tuple[Any, ...], inputs: Mapping[str, Any], rotation: Any) -> Any:
     if not isinstance(rotation, Tensor):  # of V3, which has cosines and sines
         return rotation
     _, positions = (*args, *inputs.values())

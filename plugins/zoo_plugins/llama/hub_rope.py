@@ -202,8 +202,8 @@ def read_partial_rotation(
     return {**fields, "rotary_dim": int(head_dim * part)}
 
 
-def write_frequencies(c: LlamaConfig) -> dict[str, Any]:
-    """Invert :func:`read_frequencies`."""
+def write_frequencies(c: Any) -> dict[str, Any]:
+    """Invert :func:`read_frequencies`, given a configuration with the fields of Llama's for its kind of scaling."""
     kind = next(theirs for theirs, ours in _ROPE_TYPES.items() if ours == c.rope_scaling)
     keys = dict.fromkeys((*_NEEDED[c.rope_scaling], *_OPTIONAL.get(c.rope_scaling, ())))
     scaling = {key: getattr(c, _ROPE_FIELDS[key]) for key in keys if key not in _MSCALES}
