@@ -314,6 +314,13 @@ FAMILIES = {
     "Swin V2": Family(
         "Swinv2ForImageClassification", {**_WINDOWS, "image_size": 24, "pretrained_window_sizes": [3, 0]}
     ),
+    "SegFormer": Family(
+        "SegformerForSemanticSegmentation",
+        {
+            **_STAGES, "num_encoder_blocks": 3, "num_attention_heads": [2, 3, 4], "patch_sizes": [7, 3, 3],
+            "strides": [16, 4, 2], "sr_ratios": [4, 2, 1], "mlp_ratios": [2, 3, 4], "decoder_hidden_size": 14,
+        },
+    ),
     "CLIP": Family("CLIPModel", {"text_config": _TEXTS, "vision_config": _IMAGES, "projection_dim": 14}),
     "SigLIP": Family("SiglipModel", {"text_config": {**_TEXTS, "projection_size": 30}, "vision_config": _IMAGES}),
     "LLaVA": Family(

@@ -83,6 +83,10 @@ _WINDOWS = {
     "num_channels": 2, "image_size": 32, "patch_size": 2, "embed_dim": 12, "depths": [2, 2], "num_heads": [2, 3],
     "window_size": 4, "hidden_act": "silu",
 }  # fmt: skip
+_PATCHES = {
+    **_STAGES, "num_encoder_blocks": 3, "num_attention_heads": [2, 3, 4], "patch_sizes": [7, 3, 3],
+    "strides": [16, 4, 2], "sr_ratios": [4, 2, 1], "mlp_ratios": [2, 3, 4],
+}  # fmt: skip
 _TEACHER = "ForImageClassificationWithTeacher"
 _UNSEGMENTED = {key: value for key, value in _ENCODER.items() if key != "type_vocab_size"}
 _NEOX = {
@@ -166,6 +170,9 @@ FAMILIES = {
     "convnextv2": Family("ConvNextV2", {**_STAGES, "num_stages": 3}, ("Model", "ForImageClassification"), "images"),
     "swin": Family("Swin", _WINDOWS, ("Model", "ForImageClassification"), "images"),
     "swinv2": Family("Swinv2", _WINDOWS, ("Model", "ForImageClassification"), "images"),
+    "segformer": Family(
+        "Segformer", _PATCHES, ("Model", "ForImageClassification", "ForSemanticSegmentation"), "images"
+    ),
     "deit": Family("DeiT", _IMAGES, ("Model", "ForImageClassification", _TEACHER), "images"),
 }
 

@@ -122,6 +122,8 @@ VARIANTS: dict[str, tuple[str, Sequence[str]]] = {
     "convnext v2": ("convnextv2-test", ["task=image-feature-extraction"]),
     "swin v2": ("swinv2-tiny", ["task=image-feature-extraction", "pretrained_windows=[5, 0]"]),
     "swin, limited windows": ("swin-tiny", ["window_size=5", "image_size=15"]),
+    "segformer, segments": ("segformer-tiny", ["task=semantic-segmentation"]),
+    "segformer, hidden states": ("segformer-tiny", ["task=image-feature-extraction", "patch_sizes=[4, 2]"]),
     "vit, distilled": ("vit-tiny", ["distilled=true"]),
     "vit, hidden states": ("vit-tiny", ["task=image-feature-extraction", "distilled=true"]),
 }

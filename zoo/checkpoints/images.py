@@ -50,6 +50,11 @@ _WHITENING = ("BitImage", "CLIPImage", "CLIPFeature", "SiglipImage")
 """Processors that convert images to RGB by default, and make transparent colours white."""
 _CONVNEXT = {"size": 384, "crop_pct": 224 / 256, "resample": RESAMPLING.index("bicubic")}
 """Defaults of ConvNeXt's processor, which ResNet has too."""
+_SEGFORMER = {
+    "size": 512, "image_mean": (0.485, 0.456, 0.406), "image_std": (0.229, 0.224, 0.225),
+    "resample": RESAMPLING.index("bilinear"),
+}  # fmt: skip
+"""Defaults of SegFormer's processor, which crops nothing whatever it is told."""
 _STRETCHED = 384
 """The side from which that processor stretches images, whose margins it cuts off otherwise."""
 _CLOSE = 1e-5
@@ -202,7 +207,9 @@ def read_preparation(checkpoint: Checkpoint, *, any_size: bool = False) -> dict[
 
 
 def _common_settings(images: Mapping[str, Any], where: Path) -> Mapping[str, Any]:
-    """Return the settings of ConvNeXt's processor as those of CLIP's and ViT's; settings of others are unchanged."""
+    """Return the settings of ConvNeXt's and SegFormer's processors as those of CLIP's and ViT's, others unchanged."""
+    if _kind(images).startswith("Segformer"):
+        return {**_SEGFORMER, **images, "do_center_crop": False}
     if not _kind(images).startswith("ConvNext"):
         return images
     stated = {**_CONVNEXT, **images}

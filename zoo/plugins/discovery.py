@@ -67,6 +67,7 @@ BUILT_IN = {
     "resnet": "zoo_plugins.resnet",
     "rnn": "zoo_plugins.rnn",
     "runtime": "zoo_runtime.plugin",
+    "segformer": "zoo_plugins.segformer",
     "seq2seq": "zoo_plugins.seq2seq",
     "swin": "zoo_plugins.swin",
     "t5": "zoo_plugins.t5",

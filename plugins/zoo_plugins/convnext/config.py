@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from zoo import Activation, Cost, Graph, cost, floats
 from zoo_plugins.resnet.config import StagesConfig
@@ -12,6 +13,8 @@ from zoo_plugins.resnet.config import StagesConfig
 class ConvNeXtConfig(StagesConfig):
     """Configuration of ConvNeXt and ConvNeXt V2. The defaults are ConvNeXt-T."""
 
+    task: Literal["image-classification", "image-feature-extraction"] = "image-classification"
+    """Whether the model outputs class logits, or the map of the last stage."""
     hidden_sizes: tuple[int, ...] = (96, 192, 384, 768)
     """Channels of each stage."""
     num_stage_layers: tuple[int, ...] = (3, 3, 9, 3)

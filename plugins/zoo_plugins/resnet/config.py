@@ -14,11 +14,10 @@ __all__ = ["ResNetConfig", "StagesConfig"]
 class StagesConfig(ClassifierConfig, ImageConfig):
     """Base class of configurations of networks in stages, each with a smaller map of more channels than the previous.
 
-    ``__post_init__`` of a subclass calls :meth:`check_stages`, and ``graphs`` :meth:`image_graphs`.
+    Subclasses declare ``task``; models of all tasks but image-feature-extraction have classes. ``__post_init__`` of a
+    subclass calls :meth:`check_stages`, and ``graphs`` may call :meth:`image_graphs`.
     """
 
-    task: Literal["image-classification", "image-feature-extraction"] = "image-classification"
-    """Whether the model outputs class logits, or the map of the last stage."""
     hidden_sizes: tuple[int, ...] = ()
     """Channels of each stage."""
     num_stage_layers: tuple[int, ...] = ()
@@ -29,7 +28,7 @@ class StagesConfig(ClassifierConfig, ImageConfig):
     def check_stages(self) -> None:
         """Raise ``ValueError`` if the fields contradict each other."""
         self.check_images()
-        self.check_classes(head=self.task == "image-classification")
+        self.check_classes(head=self.task != "image-feature-extraction")
         if len(self.hidden_sizes) != len(self.num_stage_layers):
             counts = f"{len(self.hidden_sizes)} stages, but num_stage_layers {len(self.num_stage_layers)}"
             raise ValueError(f"hidden_sizes has {counts}")
@@ -60,6 +59,8 @@ class StagesConfig(ClassifierConfig, ImageConfig):
 class ResNetConfig(StagesConfig):
     """Configuration of ResNet. The defaults are ResNet-50 with its stride in the 3 x 3 convolutions."""
 
+    task: Literal["image-classification", "image-feature-extraction"] = "image-classification"
+    """Whether the model outputs class logits, or the map of the last stage."""
     hidden_sizes: tuple[int, ...] = (256, 512, 1024, 2048)
     """Channels of each stage."""
     num_stage_layers: tuple[int, ...] = (3, 4, 6, 3)

@@ -13,6 +13,8 @@ from zoo_plugins.resnet.config import StagesConfig
 class SwinConfig(StagesConfig):
     """Configuration of Swin and Swin V2. The defaults are Swin-T."""
 
+    task: Literal["image-classification", "image-feature-extraction"] = "image-classification"
+    """Whether the model outputs class logits, or the positions of the last stage and their mean."""
     hidden_sizes: tuple[int, ...] = (96, 192, 384, 768)
     """Width of each stage."""
     num_stage_layers: tuple[int, ...] = (2, 2, 6, 2)
