@@ -66,6 +66,12 @@ _WINDOWS = {
     "num_channels": 2, "image_size": 23, "patch_size": 2, "embed_dim": 12, "depths": [2, 2], "num_heads": [2, 3],
     "window_size": 4, "mlp_ratio": 2.5, "num_labels": 5, "hidden_act": "silu", "layer_norm_eps": 1e-3,
 }  # fmt: skip
+_DETECTOR = {
+    "num_queries": 7, "d_model": 24, "encoder_layers": 1, "decoder_layers": 2, "encoder_attention_heads": 3,
+    "decoder_attention_heads": 2, "encoder_ffn_dim": 37, "decoder_ffn_dim": 29, "activation_function": "silu",
+    "num_labels": 5, "use_timm_backbone": False,
+    "backbone_config": {**_STAGES, "embedding_size": 6, "out_features": ["stage3"], "model_type": "resnet"},
+}  # fmt: skip
 _SOUND = {
     "vocab_size": 11, "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 37,
     "conv_dim": [8, 12], "conv_kernel": [10, 3], "conv_stride": [5, 2], "num_feat_extract_layers": 2,
@@ -321,6 +327,8 @@ FAMILIES = {
             "strides": [16, 4, 2], "sr_ratios": [4, 2, 1], "mlp_ratios": [2, 3, 4], "decoder_hidden_size": 14,
         },
     ),
+    "DETR": Family("DetrForObjectDetection", _DETECTOR),
+    "Table Transformer": Family("TableTransformerForObjectDetection", {**_DETECTOR, "auxiliary_loss": True}),
     "CLIP": Family("CLIPModel", {"text_config": _TEXTS, "vision_config": _IMAGES, "projection_dim": 14}),
     "SigLIP": Family("SiglipModel", {"text_config": {**_TEXTS, "projection_size": 30}, "vision_config": _IMAGES}),
     "LLaVA": Family(

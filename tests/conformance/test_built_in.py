@@ -53,6 +53,18 @@ VARIANTS: dict[str, tuple[str, Sequence[str]]] = {
     ),
     "deepseek, v2": ("deepseek-v2-tiny", ["query_latent_size=none", "dense_layers=0", "attention_bias=true"]),
     "deepseek, classes": ("deepseek-tiny", ["task=text-classification", "mlp_bias=true", "rope_interleaved=false"]),
+    "detr, table transformer": (
+        "detr-tiny",
+        ["norm_first=true", "norm_each_layer=true", "positions=learned", "num_decoder_layers=1"],
+    ),
+    "detr, images of one size": (
+        "detr-tiny",
+        ["image_resize=stretch", "image_size=[20, 29]", "backbone_dilated=true", "num_decoder_heads=2"],
+    ),
+    "detr, learned positions of images of one size": (
+        "detr-tiny",
+        ["image_resize=stretch", "image_size=24", "positions=learned", "backbone_block=basic"],
+    ),
     "esm, dropped tokens": ("esm-tiny", ["task=fill-mask", "dropped_token_id=259"]),
     "esm, learned positions": ("esm-tiny", ["positions=learned", "pad_token_id=1", "embedding_norm=true"]),
     "gpt, mixed biases": (

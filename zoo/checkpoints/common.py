@@ -77,7 +77,8 @@ def write_common(config: Config) -> dict[str, Any]:
         labels = fields.labels or default_names(fields.num_classes)
         hub["id2label"] = {str(number): label for number, label in enumerate(labels)}
         hub["label2id"] = {label: number for number, label in enumerate(labels)}
-    if fields.problem_type is not None:
+    one_of_one = fields.num_classes == 1 and fields.problem_type == "single_label_classification"
+    if fields.problem_type is not None and not one_of_one:  # of a detector, which has the class of no object beside it
         hub["problem_type"] = fields.problem_type
     return hub
 

@@ -55,6 +55,8 @@ _SEGFORMER = {
     "resample": RESAMPLING.index("bilinear"),
 }  # fmt: skip
 """Defaults of SegFormer's processor, which crops nothing whatever it is told."""
+_DETR = {"size": {"shortest_edge": 800, "longest_edge": 1333}, "max_size": 1333}
+"""Defaults of DETR's processor."""
 _STRETCHED = 384
 """The side from which that processor stretches images, whose margins it cuts off otherwise."""
 _CLOSE = 1e-5
@@ -186,6 +188,8 @@ def read_preparation(checkpoint: Checkpoint, *, any_size: bool = False) -> dict[
         values["image_resample"] = name
     if images.get("do_convert_rgb", _kind(images).startswith(_WHITENING)):
         values["image_transparency"] = "white"
+    if any_size and (edges := _edges(images)):
+        return {**values, "image_size": edges, "image_resize": "edges"}
     size, resize = _size(images, where)
     if resize is not None:
         values["image_resize"] = resize
@@ -207,9 +211,11 @@ def read_preparation(checkpoint: Checkpoint, *, any_size: bool = False) -> dict[
 
 
 def _common_settings(images: Mapping[str, Any], where: Path) -> Mapping[str, Any]:
-    """Return the settings of ConvNeXt's and SegFormer's processors as those of CLIP's and ViT's, others unchanged."""
+    """Return the settings of processors with names of their own as those of CLIP's and ViT's; others are unchanged."""
     if _kind(images).startswith("Segformer"):
         return {**_SEGFORMER, **images, "do_center_crop": False}
+    if _kind(images).startswith("Detr"):
+        return _detr_settings(images, where)
     if not _kind(images).startswith("ConvNext"):
         return images
     stated = {**_CONVNEXT, **images}
@@ -224,6 +230,28 @@ def _common_settings(images: Mapping[str, Any], where: Path) -> Mapping[str, Any
     if edge >= _STRETCHED:
         return {**stated, "size": {"height": edge, "width": edge}}
     return {**stated, "size": {"shortest_edge": int(edge / portion)}, "do_center_crop": True, "crop_size": edge}
+
+
+def _detr_settings(images: Mapping[str, Any], where: Path) -> Mapping[str, Any]:
+    """Return the settings of DETR's processor, in old files of which a number is the shortest edge."""
+    stated = {**_DETR, **images}
+    if not stated.get("do_resize", True):
+        raise UsageError(f"do_resize {stated['do_resize']!r} is not supported, only true", where)
+    if stated.get("pad_size") is not None:
+        problem = f"pad_size {stated['pad_size']!r} is not supported"
+        raise UsageError(problem, where, "images are not padded, since each is read at its own size")
+    if type(stated["size"]) is int:
+        stated["size"] = {"shortest_edge": stated["size"], "longest_edge": stated["max_size"]}
+    return stated
+
+
+def _edges(images: Mapping[str, Any]) -> tuple[int, int] | None:
+    """Return the shortest and the longest edge of images that keep their proportions; None for others."""
+    size = images.get("size")
+    if not isinstance(size, dict) or size.keys() != {"shortest_edge", "longest_edge"}:
+        return None
+    shortest, longest = size["shortest_edge"], size["longest_edge"]
+    return (shortest, longest) if type(shortest) is type(longest) is int and min(shortest, longest) > 0 else None
 
 
 def _filter(resample: Any, where: Path) -> str | None:
@@ -268,12 +296,16 @@ def _side(images: Mapping[str, Any], key: str, where: Path) -> int:
 def image_processor(c: ImagePreparation, name: str) -> dict[str, Any]:
     """Describe how images are prepared, as the file preprocessor_config.json of the hub.
 
-    ``name`` is the class of a processor that stretches images, unless they are cropped.
+    ``name`` is the class of a processor that stretches images, unless they are cropped, or with ``edges`` gives both
+    edges a limit.
     """
     sides = c.sides
     whole = [int(side / c.image_crop + 1e-6) for side in sides]
     keeps_ratio, pads = c.image_resize == "shortest_edge", c.image_resize in ("pad", "turn_and_pad")
     crops = keeps_ratio or whole != [*sides]
+    size = {"shortest_edge": min(whole)} if keeps_ratio else _height_and_width(whole)
+    if c.image_resize == "edges":
+        size = dict(zip(("shortest_edge", "longest_edge"), sides, strict=True))
     kind = f"{'CLIP' if keeps_ratio else 'Donut' if pads else 'DeiT' if crops else name}ImageProcessor"
     whitens = c.image_transparency == "white"
     return {
@@ -281,7 +313,7 @@ def image_processor(c: ImagePreparation, name: str) -> dict[str, Any]:
             "image_processor_type": kind,
             **({"do_convert_rgb": whitens} if whitens != kind.startswith(_WHITENING) else {}),
             "do_resize": True,
-            "size": {"shortest_edge": min(whole)} if keeps_ratio else _height_and_width(whole),
+            "size": size,
             **({"do_center_crop": True, "crop_size": _height_and_width(sides)} if crops else {}),
             **({"do_align_long_axis": c.image_resize == "turn_and_pad"} if pads else {}),
             "resample": RESAMPLING.index(c.image_resample),

@@ -28,7 +28,7 @@ from zoo.nn.log_mel import LogMel
 from zoo.nn.longformer import LongformerAttention
 from zoo.nn.loss import label_smoothing_loss
 from zoo.nn.masks import build_mask, positions_of
-from zoo.nn.norms import AnnotatedLayerNorm, OffsetLayerNorm, OffsetRMSNorm, build_norm
+from zoo.nn.norms import AnnotatedLayerNorm, FrozenBatchNorm, OffsetLayerNorm, OffsetRMSNorm, build_norm
 from zoo.nn.performer import PerformerAttention, orthogonal_features
 from zoo.nn.pooling import EmbeddingHead, normalize, pool
 from zoo.nn.positions import (
@@ -81,6 +81,7 @@ __all__ = [
     "EncoderAttention",
     "Experts",
     "FeedForward",
+    "FrozenBatchNorm",
     "GatedDeltaNet",
     "GatedFeedForward",
     "GatedRMSNorm",

@@ -280,9 +280,13 @@ class MultiHeadAttention(nn.Module):
             output = self(x, memory=memory, mask=mask, bias=bias, rotation=rotation)
         return output, weights[0]
 
-    def keys_values(self, memory: Tensor) -> tuple[Tensor, Tensor]:
-        """Project ``memory`` (B, S, E or ``memory_size``) to keys and values, (B, K, S, D) each."""
-        key = self.key(memory)
+    def keys_values(self, memory: Tensor, positions: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Project ``memory`` (B, S, E or ``memory_size``) to keys and values, (B, K, S, D) each.
+
+        ``positions``, of the shape of ``memory`` or broadcast to it, are added to the input of keys alone (Carion et
+        al. 2020, section A.3).
+        """
+        key = self.key(memory if positions is None else memory + positions)
         key = self._split(self.key_norm(key) if self.has_joint_norms else key, self.num_kv_heads)
         if self.has_norms and not self.has_joint_norms:
             key = self.key_norm(key)

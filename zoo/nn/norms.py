@@ -1,4 +1,4 @@
-"""Norms that torch lacks, and norms by name. E hidden size."""
+"""Norms that torch lacks, and norms by name. E hidden size, B batch, C channels."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from zoo.config import Norm
 
-__all__ = ["AnnotatedLayerNorm", "OffsetLayerNorm", "OffsetRMSNorm", "build_norm"]
+__all__ = ["AnnotatedLayerNorm", "FrozenBatchNorm", "OffsetLayerNorm", "OffsetRMSNorm", "build_norm"]
 
 
 def build_norm(hidden_size: int, *, eps: float, kind: Norm = "layer", bias: bool = True) -> nn.Module:
@@ -98,3 +98,31 @@ class OffsetLayerNorm(nn.Module):
         weight = 1.0 + self.weight.to(wide)
         bias = None if self.bias is None else self.bias.to(wide)
         return F.layer_norm(x.to(wide), weight.shape, weight, bias, self.eps).to(x.dtype)
+
+
+class FrozenBatchNorm(nn.Module):
+    """(x - mean) / sqrt(variance + eps) * w + b of each channel, with constants that training does not change.
+
+    Detectors keep the batch norms of a pretrained backbone in this way, because their batches are small (Carion et al.
+    2020, section 4). The four constants are buffers, named as in ``torch.nn.BatchNorm2d``.
+
+    Args:
+        channels: C.
+        eps: added to the variance.
+    """
+
+    def __init__(self, channels: int, *, eps: float = 1e-5) -> None:
+        super().__init__()
+        self.eps = eps
+        self.weight: Tensor
+        self.bias: Tensor
+        self.running_mean: Tensor
+        self.running_var: Tensor
+        self.register_buffer("weight", torch.ones(channels))
+        self.register_buffer("bias", torch.zeros(channels))
+        self.register_buffer("running_mean", torch.zeros(channels))
+        self.register_buffer("running_var", torch.ones(channels))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, C, ...) -> (B, C, ...)."""
+        return F.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps)

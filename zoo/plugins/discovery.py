@@ -45,6 +45,7 @@ BUILT_IN = {
     "convnext": "zoo_plugins.convnext",
     "deberta": "zoo_plugins.deberta",
     "deepseek": "zoo_plugins.deepseek",
+    "detr": "zoo_plugins.detr",
     "esm": "zoo_plugins.esm",
     "gpt": "zoo_plugins.gpt",
     "granite-hybrid": "zoo_plugins.granite_hybrid",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -76,24 +78,37 @@ class ResNetConfig(StagesConfig):
     """Whether the first stage also halves height and width."""
     downsample_in_bottleneck: bool = False
     """Whether the first convolution of a bottleneck halves height and width, as in the paper, and not the second."""
+    dilated: bool = False
+    """Whether the last stage keeps height and width. The 3 x 3 convolutions of its bottlenecks, but for the first, then
+    read every second position."""
 
     def __post_init__(self) -> None:
         self.require_positive("stem_size")
         self.check_stages()
+        if self.dilated and self.block != "bottleneck":
+            raise ValueError(f"dilated is for block 'bottleneck', but block is {self.block!r}")
         if self.block == "bottleneck" and min(self.hidden_sizes) < 4:
             raise ValueError(f"block 'bottleneck' needs hidden_sizes of at least 4, got {list(self.hidden_sizes)}")
 
     def stride(self, stage: int) -> int:
         """Return by how much a stage divides height and width."""
+        if self.dilation(stage) > 1:
+            return 1
         return 2 if stage > 0 or self.downsample_in_first_stage else 1
+
+    def dilation(self, stage: int) -> int:
+        """Return the distance of the positions that the 3 x 3 convolutions of a stage read, but for the first."""
+        return 2 if self.dilated and stage == len(self.hidden_sizes) - 1 else 1
+
+    @property
+    def total_stride(self) -> int:
+        """By how much all stages together divide height and width."""
+        return 4 * math.prod(map(self.stride, range(len(self.hidden_sizes))))
 
     @property
     def map_size(self) -> int:
         """Height and width of the map of the last stage: each halving rounds up."""
-        size = self.image_size
-        for stride in (2, 2, *map(self.stride, range(len(self.hidden_sizes)))):
-            size = -(-size // stride)
-        return size
+        return -(-self.image_size // self.total_stride)
 
     def graphs(self) -> tuple[Graph, ...]:
         """Declare one graph; its output depends on the task."""
@@ -101,23 +116,29 @@ class ResNetConfig(StagesConfig):
 
     def cost(self) -> Cost:
         """Return the parameters, without FLOPs, which :class:`zoo.Cost` has per token."""
-        parameters = _convolution(self.num_channels, self.stem_size, 7)
+        norms = sum(2 * outputs for _, outputs, _ in self.convolutions())
+        return Cost(self.num_weights + norms + self.head_cost().parameters)
+
+    @property
+    def num_weights(self) -> int:
+        """Weights of all convolutions, which have no biases."""
+        return sum(inputs * outputs * kernel**2 for inputs, outputs, kernel in self.convolutions())
+
+    def convolutions(self) -> Iterator[tuple[int, int, int]]:
+        """Yield the input channels, output channels and kernel size of each convolution. A norm follows each."""
+        yield self.num_channels, self.stem_size, 7
         width = self.stem_size
         for stage, (size, layers) in enumerate(zip(self.hidden_sizes, self.num_stage_layers, strict=True)):
             if width != size or self.stride(stage) != 1:
-                parameters += _convolution(width, size, 1)
-            parameters += self._block(width, size) + (layers - 1) * self._block(size, size)
+                yield width, size, 1
+            for layer in range(layers):
+                yield from self._block(size if layer else width, size)
             width = size
-        return Cost(parameters + self.head_cost().parameters)
 
-    def _block(self, inputs: int, outputs: int) -> int:
-        """Return the parameters of a block without its shortcut."""
+    def _block(self, inputs: int, outputs: int) -> Iterator[tuple[int, int, int]]:
+        """Yield the convolutions of a block without its shortcut."""
         if self.block == "basic":
-            return _convolution(inputs, outputs, 3) + _convolution(outputs, outputs, 3)
-        inner = outputs // 4
-        return _convolution(inputs, inner, 1) + _convolution(inner, inner, 3) + _convolution(inner, outputs, 1)
-
-
-def _convolution(inputs: int, outputs: int, kernel: int) -> int:
-    """Return the parameters of a convolution without bias, and of the norm after it."""
-    return inputs * outputs * kernel**2 + 2 * outputs
+            yield from ((inputs, outputs, 3), (outputs, outputs, 3))
+        else:
+            inner = outputs // 4
+            yield from ((inputs, inner, 1), (inner, inner, 3), (inner, outputs, 1))
