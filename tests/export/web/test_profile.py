@@ -20,7 +20,7 @@ from zoo_export.web.subjects import with_files
 Exported = Callable[..., Path]
 Zoo = Callable[..., Result]
 TINY = sorted(name for name in registry().names("*-tiny") if registry().resolve(name).source is None)
-IN_FLOAT64 = ["transformer-tiny", "whisper-test"]
+IN_FLOAT64 = ["detr-tiny", "transformer-tiny", "whisper-test"]
 """Presets with sinusoidal positions or mel filters, which are computed in float64."""
 COMPUTE = {"Attention", "Gelu", "Gemm", "LayerNormalization", "MatMul", "RMSNormalization", "Softmax", "Sum", "Tanh"}
 POSITIONS = {"Clip", "CumSum", "Expand", "LessOrEqual"}
