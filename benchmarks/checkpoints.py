@@ -357,9 +357,15 @@ def main() -> None:
         return
     print("| " + " | ".join(_COLUMNS) + " |")
     print("| --- | --- |" + " ---: |" * 6)
+    refused = 0
     for name in names:
         with tempfile.TemporaryDirectory() as folder:
-            print("| " + " | ".join((name, *measure(FAMILIES[name], Path(folder)))) + " |", flush=True)
+            try:
+                cells = measure(FAMILIES[name], Path(folder))
+            except ZooError as error:
+                cells, refused = [f"`{FAMILIES[name].cls}`", f"refused: {error.what}", *[""] * 5], refused + 1
+            print("| " + " | ".join((name, *cells)) + " |", flush=True)
+    raise SystemExit(refused > 0)
 
 
 def print_tasks() -> None:
