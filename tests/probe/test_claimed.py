@@ -83,3 +83,17 @@ def test_code_computes_in_float64(dtype: torch.dtype) -> None:
     wanted, given = both(code, dtype)
     assert given.dtype == torch.float64
     assert torch.equal(wanted, given)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_dtype_that_is_wide_enough_is_compared_with_the_claimed_one(dtype: torch.dtype) -> None:
+    """As in code that computes in float32 at least, and converts what is narrower."""
+
+    def code(x: Tensor) -> Tensor:
+        wide = torch.promote_types(x.dtype, torch.float32)
+        x = x if x.dtype == wide else x.to(wide)
+        return (x / 3).to(wide) + torch.full((3,), 0.1, dtype=wide)
+
+    assert both(lambda x: x.dtype == torch.promote_types(x.dtype, torch.float32), dtype)[1] == (dtype == torch.float32)
+    wanted, given = both(code, dtype)
+    assert torch.equal(wanted, given)

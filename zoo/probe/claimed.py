@@ -64,7 +64,9 @@ class ClaimedDtype(KeptWide):
             if function is Tensor.type and len(args) == 1 and not kwargs:
                 return torch.empty(0, dtype=self._claim(first)).type()
         given = _dtypes(args, kwargs)
-        if given and (next(self._asked, None) == (function, True) or self._dtype != torch.float32):
+        is_single = self._dtype == torch.float32
+        asks_own = given and (next(self._asked, None) == (function, True) or not is_single)
+        if asks_own and not (is_single and function is torch.promote_types):  # a dtype, compared with claimed ones
             args, kwargs = map(self._widened, args), {name: self._widened(item) for name, item in kwargs.items()}
             args = tuple(args)
         result = super().__torch_function__(function, types, args, kwargs)
