@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 from torch.testing import assert_close
 
 from tests.architectures.originals import random_pictures
+from tests.checkpoints.image_models import check_import, edit, save_image_model
 from tests.rows import each_row
 from zoo.checkpoints import Checkpoint, export_checkpoint, import_checkpoint
 from zoo.checkpoints.configuration import find_layout, read_configuration
@@ -45,26 +46,9 @@ CONVNEXT_PROCESSOR = {"image_processor_type": "ConvNextImageProcessor", "image_m
 
 
 def save(model_class: str, config: dict[str, Any], folder: Path, **preparation: Any) -> Any:
-    """Save a random model, its norms' statistics included, and its image processor for 48 x 48 pixels by default."""
-    cls = getattr(transformers, model_class)
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        model = cls(cls.config_class(**config)).eval().requires_grad_(False)
-        for parameter in model.parameters():
-            parameter.copy_(0.4 * torch.randn(parameter.shape))
-        for name, buffer in model.named_buffers():
-            values = {"running_mean": 0.3 * torch.randn(buffer.shape), "running_var": 0.3 + torch.rand(buffer.shape)}
-            buffer.copy_(values.get(name.rpartition(".")[2], torch.tensor(7)))
-    model.save_pretrained(folder)
-    body = {**CONVNEXT_PROCESSOR, "size": {"shortest_edge": 48}, **preparation}
-    (folder / "preprocessor_config.json").write_text(json.dumps(body))
-    return model
-
-
-def edit(folder: Path, **changes: Any) -> Path:
-    path = folder / "config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
-    return folder
+    """Save a random model and its image processor, for 48 x 48 pixels by default."""
+    settings = {**CONVNEXT_PROCESSOR, "size": {"shortest_edge": 48}, **preparation}
+    return save_image_model(model_class, config, folder, settings, spread=0.4)
 
 
 @pytest.mark.slow_after(3)
@@ -73,20 +57,8 @@ def test_checkpoint_is_imported_and_published(tmp_path: Path, name: str) -> None
     """Outputs and images equal the original's; every tensor survives bit for bit, running statistics included."""
     model_class, config = MODELS[name]
     theirs = save(model_class, config, tmp_path / "hub")
-    imported = import_checkpoint(tmp_path / "hub", tmp_path / "ours", verify=True)
-    assert imported.comparison.exact < 1e-13
     classes = {"images to classes": 4} if "Classification" in model_class else {}
-    assert imported.answers.counts == {"images to pixels": 4, **classes}
-    assert parameter_count(imported.spec) == sum(parameter.numel() for parameter in theirs.parameters())
-    published = export_checkpoint(tmp_path / "ours", tmp_path / "back", verify=True)
-    assert published.model_type == theirs.config.model_type
-    before, after = (load_file(tmp_path / folder / "model.safetensors") for folder in ("hub", "back"))
-    assert before.keys() == after.keys()
-    assert all(torch.equal(tensor, after[key]) and tensor.dtype == after[key].dtype for key, tensor in before.items())
-    again, pixels = type(theirs).from_pretrained(tmp_path / "back").eval(), torch.randn(2, 3, 48, 48)
-    with torch.inference_mode():
-        assert torch.equal(again(pixels)[0], theirs(pixels)[0])
-    assert import_checkpoint(tmp_path / "back", tmp_path / "again", verify=True).spec.config == imported.spec.config
+    check_import(theirs, tmp_path, {"images to pixels": 4, **classes}, exact=1e-13)
 
 
 def test_number_of_batches_survives(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from tests.architectures.originals import random_pictures
+from tests.checkpoints.image_models import check_import, save_image_model
 from tests.rows import each_row
 from zoo.checkpoints import Checkpoint, export_checkpoint, import_checkpoint
 from zoo.checkpoints.configuration import find_layout, read_configuration
@@ -43,20 +44,9 @@ COUNTS = {
 
 
 def save(model_class: str, config: dict[str, Any], folder: Path, **preparation: Any) -> Any:
-    """Save a random model, the statistics of its norm included, and its image processor for 48 x 48 pixels."""
-    cls = getattr(transformers, model_class)
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        model = cls(cls.config_class(**config)).eval().requires_grad_(False)
-        for parameter in model.parameters():
-            parameter.copy_(0.3 * torch.randn(parameter.shape))
-        for name, buffer in model.named_buffers():
-            values = {"running_mean": 0.3 * torch.randn(buffer.shape), "running_var": 0.3 + torch.rand(buffer.shape)}
-            buffer.copy_(values.get(name.rpartition(".")[2], torch.tensor(7)))
-    model.save_pretrained(folder)
-    body = {"image_processor_type": "SegformerImageProcessor", "size": {"height": 48, "width": 48}, **preparation}
-    (folder / "preprocessor_config.json").write_text(json.dumps(body))
-    return model
+    """Save a random model and its image processor, for 48 x 48 pixels by default."""
+    settings = {"image_processor_type": "SegformerImageProcessor", "size": {"height": 48, "width": 48}, **preparation}
+    return save_image_model(model_class, config, folder, settings)
 
 
 @pytest.mark.slow_after(1)
@@ -65,19 +55,7 @@ def test_checkpoint_is_imported_and_published(tmp_path: Path, name: str) -> None
     """Outputs, images and answers equal the original's; every tensor survives bit for bit, statistics included."""
     model_class, config = MODELS[name]
     theirs = save(model_class, config, tmp_path / "hub")
-    imported = import_checkpoint(tmp_path / "hub", tmp_path / "ours", verify=True)
-    assert imported.comparison.exact < 1e-12
-    assert imported.answers.counts == COUNTS[name]
-    assert parameter_count(imported.spec) == sum(parameter.numel() for parameter in theirs.parameters())
-    published = export_checkpoint(tmp_path / "ours", tmp_path / "back", verify=True)
-    assert published.model_type == "segformer"
-    before, after = (load_file(tmp_path / folder / "model.safetensors") for folder in ("hub", "back"))
-    assert before.keys() == after.keys()
-    assert all(torch.equal(tensor, after[key]) and tensor.dtype == after[key].dtype for key, tensor in before.items())
-    again, pixels = type(theirs).from_pretrained(tmp_path / "back").eval(), torch.randn(2, 3, 48, 48)
-    with torch.inference_mode():
-        assert torch.equal(again(pixels)[0], theirs(pixels)[0])
-    assert import_checkpoint(tmp_path / "back", tmp_path / "again", verify=True).spec.config == imported.spec.config
+    check_import(theirs, tmp_path, COUNTS[name])
 
 
 def test_files_may_have_the_names_of_transformers_in_memory(tmp_path: Path) -> None:

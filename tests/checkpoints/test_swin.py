@@ -13,8 +13,9 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from tests.architectures.originals import random_pictures
+from tests.checkpoints.image_models import check_import, edit, save_image_model
 from tests.rows import each_row
-from zoo.checkpoints import Checkpoint, export_checkpoint, import_checkpoint
+from zoo.checkpoints import Checkpoint, import_checkpoint
 from zoo.checkpoints.configuration import find_layout, read_configuration
 from zoo.errors import UsageError
 from zoo.models.count import parameter_count
@@ -40,24 +41,11 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 
 def save(model_class: str, config: dict[str, Any], folder: Path, **preparation: Any) -> Any:
     """Save a random model and its image processor."""
-    cls = getattr(transformers, model_class)
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        model = cls(cls.config_class(**config)).eval().requires_grad_(False)
-        for name, parameter in model.named_parameters():
-            scale = 2.0 if "logit_scale" in name else 0.3
-            parameter.copy_(scale * torch.randn(parameter.shape))
-    model.save_pretrained(folder)
     side = config["image_size"]
-    body = {"image_processor_type": "ViTImageProcessor", "size": {"height": side, "width": side}, "resample": 3}
-    (folder / "preprocessor_config.json").write_text(json.dumps({**body, **preparation}))
-    return model
-
-
-def edit(folder: Path, **changes: Any) -> Path:
-    path = folder / "config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
-    return folder
+    size = {"size": {"height": side, "width": side}, "resample": 3}
+    return save_image_model(
+        model_class, config, folder, {"image_processor_type": "ViTImageProcessor", **size, **preparation}
+    )
 
 
 @pytest.mark.slow_after(3)
@@ -66,21 +54,8 @@ def test_checkpoint_is_imported_and_published(tmp_path: Path, name: str) -> None
     """Outputs and images equal the original's, and every tensor survives bit for bit."""
     model_class, config = MODELS[name]
     theirs = save(model_class, config, tmp_path / "hub")
-    imported = import_checkpoint(tmp_path / "hub", tmp_path / "ours", verify=True)
-    assert imported.comparison.exact < 1e-12
     classes = {"images to classes": 4} if "Classification" in model_class else {}
-    assert imported.answers.counts == {"images to pixels": 4, **classes}
-    assert parameter_count(imported.spec) == sum(parameter.numel() for parameter in theirs.parameters())
-    published = export_checkpoint(tmp_path / "ours", tmp_path / "back", verify=True)
-    assert published.model_type == theirs.config.model_type
-    before, after = (load_file(tmp_path / folder / "model.safetensors") for folder in ("hub", "back"))
-    assert before.keys() == after.keys()
-    assert all(torch.equal(tensor, after[key]) and tensor.dtype == after[key].dtype for key, tensor in before.items())
-    again, side = type(theirs).from_pretrained(tmp_path / "back").eval(), config["image_size"]
-    pixels = torch.randn(2, 3, side, side)
-    with torch.inference_mode():
-        assert torch.equal(again(pixels)[0], theirs(pixels)[0])
-    assert import_checkpoint(tmp_path / "back", tmp_path / "again", verify=True).spec.config == imported.spec.config
+    check_import(theirs, tmp_path, {"images to pixels": 4, **classes}, side=config["image_size"])
 
 
 def test_other_names_and_computed_tensors(tmp_path: Path) -> None:
