@@ -537,14 +537,14 @@ def test_unknown_type_is_refused(tmp_path: Path, zoo: Zoo) -> None:
 
 
 def test_missing_package_is_named(tmp_path: Path, zoo: Zoo, monkeypatch: pytest.MonkeyPatch) -> None:
-    save("DeepseekV3ForCausalLM", tmp_path / "hub")
+    save("MobileBertForMaskedLM", tmp_path / "hub")
     for name in [
         name for name in sys.modules if name.partition(".")[0] == "transformers" or "via_transformers" in name
     ]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "transformers", None)
     install = 'transformers is not installed: pip install "attention-zoo[transformers]"'
-    zoo("import", tmp_path / "hub", "-o", "ours").failed(2, "no importer for model_type 'deepseek_v3'", install)
+    zoo("import", tmp_path / "hub", "-o", "ours").failed(2, "no importer for model_type 'mobilebert'", install)
     zoo("build", "via-transformers-tiny").failed(1, install)
     assert "GPTNeoXForCausalLM" in zoo("show", "via-transformers-tiny").out
 

@@ -16,6 +16,7 @@ _HUB_TASKS = {
     "ctc-speech-recognition": "automatic-speech-recognition",
     "image-embedding": "image-feature-extraction",
     "pretraining": "fill-mask",
+    "semantic-segmentation": "image-segmentation",
     "sentence-embedding": "sentence-similarity",
     "speech-recognition": "automatic-speech-recognition",
     "text2text-generation": "text-generation",
