@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any, TypeVar
 
@@ -19,6 +20,7 @@ __all__ = [
     "random_ids",
     "randomized",
     "rms",
+    "rms_decoder",
     "silu",
     "softmax",
 ]
@@ -75,3 +77,28 @@ def rms(x: np.ndarray, eps: float) -> np.ndarray:
 def softmax(x: np.ndarray) -> np.ndarray:
     powers = np.exp(x - x.max())
     return powers / powers.sum()
+
+
+def rms_decoder(
+    model: Any,
+    tokens: list[int],
+    attend: Callable[[dict[str, np.ndarray], np.ndarray, int], np.ndarray],
+    feed_forward: Callable[[dict[str, np.ndarray], np.ndarray], np.ndarray],
+) -> np.ndarray:
+    """Return the logits (T, V) of a decoder with RMS norms before its sub-layers.
+
+    Args:
+        model: the decoder.
+        tokens: the ids of a text.
+        attend: returns the attention of states (T, E), given the weights of the block and its number.
+        feed_forward: returns the feed-forward network or experts of one token (E), given the weights of the block.
+    """
+    c = model.config
+    weights = {name: value.numpy() for name, value in model.state_dict().items()}
+    x = weights["token_embedding.weight"][tokens]
+    for layer in range(c.num_layers):
+        w = block_weights(weights, layer)
+        x = x + attend(w, rms(x, c.norm_eps) * w["norm_1.weight"], layer)
+        x = x + np.stack([feed_forward(w, token) for token in rms(x, c.norm_eps) * w["norm_2.weight"]])
+    head = weights["token_embedding.weight"] if c.tie_embeddings else weights["head.weight"]
+    return rms(x, c.norm_eps) * weights["norm.weight"] @ head.T

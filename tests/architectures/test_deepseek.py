@@ -10,12 +10,12 @@ import torch
 from torch.testing import assert_close
 
 from tests.architectures.equations import (
-    block_weights,
     check_padding,
     check_parts,
     random_ids,
     randomized,
     rms,
+    rms_decoder,
     silu,
     softmax,
 )
@@ -113,15 +113,12 @@ def feed_forward(w: dict[str, np.ndarray], token: np.ndarray, c: DeepseekConfig)
 
 
 def by_hand(model: Deepseek, tokens: list[int]) -> np.ndarray:
-    c = model.config
-    weights = {name: value.numpy() for name, value in model.state_dict().items()}
-    x = weights["token_embedding.weight"][tokens]
-    for layer in range(c.num_layers):
-        w = block_weights(weights, layer)
-        x = x + attend(w, rms(x, c.norm_eps) * w["norm_1.weight"], model)
-        x = x + np.stack([feed_forward(w, token, c) for token in rms(x, c.norm_eps) * w["norm_2.weight"]])
-    head = weights["token_embedding.weight"] if c.tie_embeddings else weights["head.weight"]
-    return rms(x, c.norm_eps) * weights["norm.weight"] @ head.T
+    return rms_decoder(
+        model,
+        tokens,
+        lambda w, x, _: attend(w, x, model),
+        lambda w, token: feed_forward(w, token, model.config),
+    )
 
 
 @pytest.mark.parametrize("options", VARIANTS, ids=str)

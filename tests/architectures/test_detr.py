@@ -78,7 +78,7 @@ def test_learned_positions_of_a_grid() -> None:
 def test_declared_attentions_have_their_sizes(
     sides: tuple[int, int], stages: int, *, halves: bool, dilated: bool
 ) -> None:
-    """Of images of one size, those of the encoder, of queries, and of queries to the map."""
+    """For images of one size, a graph declares weights of the encoder, of self-attention and of cross-attention."""
     c = DETRConfig(
         image_size=sides, image_resize="stretch", num_channels=1, num_queries=3, hidden_size=8, num_layers=1,
         num_heads=2, num_decoder_heads=4, intermediate_size=8, backbone_stem_size=4,

@@ -11,12 +11,11 @@ import torch
 from torch.testing import assert_close
 
 from tests.architectures.equations import (
-    block_weights,
     check_padding,
     check_parts,
     random_ids,
     randomized,
-    rms,
+    rms_decoder,
     silu,
     softmax,
 )
@@ -110,14 +109,12 @@ def expert(
 
 def by_hand(model: Mixtral, tokens: list[int]) -> np.ndarray:
     c = model.config
-    weights = {name: value.numpy() for name, value in model.state_dict().items()}
-    x = weights["token_embedding.weight"][tokens]
-    for layer in range(c.num_layers):
-        w = block_weights(weights, layer)
-        x = x + attend(w, rms(x, c.norm_eps) * w["norm_1.weight"], c, c.window(layer))
-        x = x + np.stack([feed_forward(w, token, c) for token in rms(x, c.norm_eps) * w["norm_2.weight"]])
-    head = weights["token_embedding.weight"] if c.tie_embeddings else weights["head.weight"]
-    return rms(x, c.norm_eps) * weights["norm.weight"] @ head.T
+    return rms_decoder(
+        model,
+        tokens,
+        lambda w, x, layer: attend(w, x, c, c.window(layer)),
+        lambda w, token: feed_forward(w, token, c),
+    )
 
 
 @pytest.mark.parametrize("options", VARIANTS, ids=str)

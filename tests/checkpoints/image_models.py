@@ -7,14 +7,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import transformers
 from safetensors.torch import load_file
 
+from tests.architectures.originals import random_pictures
 from zoo.checkpoints import export_checkpoint, import_checkpoint
 from zoo.models.count import parameter_count
+from zoo_export.export import export_model
+from zoo_runtime import load_session
 
-__all__ = ["check_import", "edit", "save_image_model"]
+__all__ = ["check_answers", "check_import", "edit", "save_image_model"]
 
 
 def save_image_model(
@@ -76,3 +80,19 @@ def check_import(theirs: Any, folder: Path, counts: Mapping[str, int], *, side: 
     with torch.inference_mode():
         assert torch.equal(again(pixels)[0], theirs(pixels)[0])
     assert import_checkpoint(folder / "back", folder / "again", verify=True).spec.config == imported.spec.config
+
+
+def check_answers(folder: Path) -> None:
+    """Import and export ``folder / "hub"``: classes of pictures are those of transformers' pipeline."""
+    import_checkpoint(folder / "hub", folder / "ours", verify=False)
+    assert export_model(folder / "ours").passed
+    load: Any = transformers.AutoImageProcessor.from_pretrained
+    processor = load(folder / "hub", backend="pil")
+    ask: Any = transformers.pipeline(
+        "image-classification", model=str(folder / "hub"), image_processor=processor, device="cpu"
+    )
+    pictures = random_pictures((500, 333), (97, 411))
+    with load_session(folder / "ours") as session:
+        for picture, answer in zip(pictures, session.run(pictures), strict=True):
+            chances = {row["label"]: pytest.approx(row["score"], abs=1e-4) for row in ask(picture)}
+            assert {row["label"]: row["probability"] for row in answer["classes"]} == chances

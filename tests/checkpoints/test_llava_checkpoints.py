@@ -232,7 +232,7 @@ def test_processor_that_prepares_prompts_in_another_way_is_refused(tmp_path: Pat
 
 
 def test_files_of_the_processor_are_published_as_they_were_or_written(tmp_path: Path) -> None:
-    """Those written for a model that was not imported give transformers' processor the model's own settings."""
+    """For a model that was not imported, written files give transformers' processor the model's own settings."""
     save_llava(tmp_path / "hub")
     import_checkpoint(tmp_path / "hub", tmp_path / "ours", verify=False)
     export_checkpoint(tmp_path / "ours", tmp_path / "back", verify=False)

@@ -12,17 +12,14 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from tests.architectures.originals import random_pictures
-from tests.checkpoints.image_models import check_import, edit, save_image_model
+from tests.checkpoints.image_models import check_answers, check_import, edit, save_image_model
 from tests.rows import each_row
 from zoo.checkpoints import Checkpoint, import_checkpoint
 from zoo.checkpoints.configuration import find_layout, read_configuration
 from zoo.errors import UsageError
 from zoo.models.count import parameter_count
 from zoo.registry import load_reference, registry
-from zoo_export.export import export_model
 from zoo_plugins.swin.config import SwinConfig
-from zoo_runtime import load_session
 
 SIZES: dict[str, Any] = {
     "image_size": 48, "patch_size": 4, "embed_dim": 12, "depths": [2, 1, 2], "num_heads": [2, 3, 4], "window_size": 3,
@@ -119,18 +116,7 @@ def test_size_of_images_is_that_of_the_processor(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["classes", "padding", "v2"])
 def test_answers_of_an_export_equal_those_of_the_pipeline(tmp_path: Path, name: str) -> None:
     save(*MODELS[name], tmp_path / "hub")
-    import_checkpoint(tmp_path / "hub", tmp_path / "ours", verify=False)
-    assert export_model(tmp_path / "ours").passed
-    load: Any = transformers.AutoImageProcessor.from_pretrained
-    processor = load(tmp_path / "hub", backend="pil")
-    ask: Any = transformers.pipeline(
-        "image-classification", model=str(tmp_path / "hub"), image_processor=processor, device="cpu"
-    )
-    pictures = random_pictures((500, 333), (97, 411))
-    with load_session(tmp_path / "ours") as session:
-        for picture, answer in zip(pictures, session.run(pictures), strict=True):
-            chances = {row["label"]: pytest.approx(row["score"], abs=1e-4) for row in ask(picture)}
-            assert {row["label"]: row["probability"] for row in answer["classes"]} == chances
+    check_answers(tmp_path)
 
 
 @each_row(("model_type", "kind"), [("swin", "SwinConfig"), ("swinv2", "Swinv2Config")])

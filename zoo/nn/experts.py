@@ -324,7 +324,7 @@ class Experts(nn.Module):
 
     @property
     def biases(self) -> tuple[Tensor, ...]:
-        """Those of the matrices; empty if there are none."""
+        """Biases of ``gate``, ``up`` and ``down``; empty for experts without biases."""
         return (self.gate_bias, self.up_bias, self.down_bias) if self.has_bias else ()
 
     def forward(self, x: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:

@@ -132,7 +132,7 @@ def _fields(*, experts: int, per_token: int | None, width: int, shared: int, fac
 
 _IGNORED = (
     *ROPE_KEYS, "num_key_value_heads", "head_dim", "qk_head_dim", "quantization_config", "output_router_logits",
-    # Of training and of other implementations; the classes of transformers do not read them.
+    # Keys for training and for other implementations, which the classes of transformers do not read.
     "aux_loss_alpha", "seq_aux", "ep_size",
 )  # fmt: skip
 

@@ -43,7 +43,7 @@ _CHATS: tuple[tuple[dict[str, Any], ...], ...] = (
 )  # fmt: skip
 """Chats with an image; a template may refuse some, such as those with a message of the system."""
 _FILE = "image.png"
-"""What a template sees in the place of an image: none reads what is there."""
+"""The image that a template sees in a message: published templates only check that there is one."""
 _REMEDY = "prompts with an image are not prepared as by the original; nothing was written"
 
 
